@@ -1,0 +1,39 @@
+"""The one error that a person is meant to read: it says what, where and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+
+class MinBertError(ValueError):
+    """A mistake in what the person gave us: a recipe, a file, a path, an argument.
+
+    The command line prints it as one line and ends with exit status 2. It is a `ValueError`, so that
+    code which uses the package as a library needs no special case.
+    """
+
+
+def unknown_name(what: str, found: object, choices: Iterable[str]) -> MinBertError:
+    """The error for a name that is not in a registry, with the nearest right name where there is one."""
+    choices = sorted(choices)
+    near = get_close_matches(str(found), choices, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return MinBertError(f"Unknown {what} {found!r}.{hint} Choose from: {', '.join(choices) or '(none)'}.")
+
+
+@contextmanager
+def explain(doing: str, remedy: str) -> Iterator[None]:
+    """Turns a library's error raised inside the block into a `MinBertError` that adds where and what to do.
+
+    Our own errors pass unchanged: they already say it. Only for code that a person's input can break
+    (loading a checkpoint, building settings), never around a training step.
+    """
+    try:
+        yield
+    except MinBertError:
+        raise
+    except Exception as error:  # a library may raise anything here; the cause stays attached
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise MinBertError(f"{doing} failed: {said.rstrip('.')}. {remedy}") from error
