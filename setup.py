@@ -1,0 +1,61 @@
+"""Packaging of hf_minbert: `pip install .` for use, `pip install -e ".[test]"` for work on it."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+# Read as text: an import would need torch and transformers before pip has installed them.
+VERSION = re.search(r'^__version__ = "([^"]+)"$', (ROOT / "hf_minbert" / "__init__.py").read_text(), re.MULTILINE)[1]
+
+# Two sets are tested: torch 2.11 with transformers 5.17 and huggingface-hub 1.x, and torch 2.13 with transformers 5.24
+# and huggingface-hub 2.x (scripts/constraints.txt). Each transformers narrows huggingface-hub itself.
+REQUIREMENTS = [
+    "torch>=2.11",
+    "transformers>=5.17,<6",
+    "accelerate>=1.12",
+    "datasets>=4.5",
+    "evaluate>=0.4.6",
+    "huggingface-hub>=1.5,<3",
+    "peft>=0.19.1",
+    "numpy>=1.26",
+    "safetensors>=0.8",
+    "typer>=0.20",
+    "pyyaml>=6.0",
+    "scipy>=1.13",
+    "scikit-learn>=1.5",
+]
+TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14"]
+
+setup(
+    name="hf_minbert",
+    version=VERSION,
+    description="A BERT written by hand and fine-tuned on several sentence tasks at once, as a Hugging Face model",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["hf_minbert", "hf_minbert.*"]),
+    package_data={"hf_minbert": ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=REQUIREMENTS,
+    extras_require={"test": TEST, "all": TEST},
+    entry_points={"console_scripts": ["minbert = hf_minbert.cli:main"]},
+    keywords=["bert", "multitask learning", "fine-tuning", "transformers", "sentence similarity", "paraphrase"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Education",
+        "Intended Audience :: Science/Research",
+        "Operating System :: OS Independent",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
