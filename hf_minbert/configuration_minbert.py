@@ -1,0 +1,176 @@
+"""What a MinBERT is made of: the sizes of its encoder, its tasks, and the task that stock tools see.
+
+This file travels to the Hub with a model: it may import published libraries only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+TASK_KEYS = ("name", "kind", "labels", "head")
+TASK_KINDS = ("classes", "binary", "score")
+
+#: Entries of a BERT config that an encoder with absolute positions has no use for.
+BERT_ONLY_KEYS = (
+    "add_cross_attention",
+    "architectures",
+    "auto_map",
+    "gradient_checkpointing",
+    "is_decoder",
+    "position_embedding_type",
+    "use_cache",
+)
+
+
+@strict
+class MinBertConfig(PreTrainedConfig):
+    """BERT's settings under BERT's names, and the tasks.
+
+    `MinBertConfig.from_pretrained` reads the config of any BERT encoder too.
+
+    Args:
+        tasks: one dict per task, as `Task.to_config` gives it (a `Task` itself is accepted and turned into
+            its dict). A list, because config.json sorts keys and the order of the tasks must survive it.
+        active_task: name of the task that tools which know one task see. `num_labels`, `id2label`,
+            `label2id` and `problem_type` are then that task's. With a single task it is always that one.
+        classifier_dropout: dropout in front of every head; `None` takes `hidden_dropout_prob`.
+
+    Raises:
+        ValueError: a task without a name, of an unknown kind or named twice, or an active task that is
+            not among `tasks`.
+    """
+
+    model_type = "minbert"
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float | int = 0.1
+    attention_probs_dropout_prob: float | int = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float | int = 0.02
+    layer_norm_eps: float | int = 1e-12
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    classifier_dropout: float | int | None = None
+    tie_word_embeddings: bool = True
+    tasks: list | None = None
+    active_task: str | None = None
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        self.set_active_task(self.active_task)
+
+    @property
+    def task_names(self) -> list[str]:
+        """Names of the tasks, in their order."""
+        return [task["name"] for task in self.tasks or ()]
+
+    def get_task(self, name: str) -> dict[str, Any]:
+        """The task of this name.
+
+        Raises:
+            ValueError: there is none; the message lists the tasks.
+        """
+        for task in self.tasks or ():
+            if task["name"] == name:
+                return task
+        raise ValueError(f"Unknown task {name!r}. This model has: {', '.join(self.task_names) or 'no tasks'}.")
+
+    def set_active_task(self, name: str | None) -> None:
+        """Make `name` the task that stock tools see, or with `None` clear it, and set the label fields to match.
+
+        Entries of `tasks` that are not yet plain dicts are turned into dicts and checked first. Without any
+        task the label fields stay as they are: they may describe the file that the encoder came from.
+
+        Raises:
+            ValueError: `tasks` or `name` is not valid.
+        """
+        if self.tasks is not None:
+            self.tasks = _plain_tasks(self.tasks)
+        if name is None and len(self.task_names) == 1:
+            name = self.task_names[0]
+        task = None if name is None else self.get_task(name)
+        self.active_task = name
+        if not self.tasks:
+            return
+        if task is None:
+            names, self.problem_type = ["LABEL_0", "LABEL_1"], None  # the library's defaults
+        elif task["kind"] == "score":
+            names, self.problem_type = [task["name"]], "regression"
+        else:
+            names, self.problem_type = task["labels"], "single_label_classification"
+        self.id2label = dict(enumerate(names))
+        self.label2id = {label: index for index, label in self.id2label.items()}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As the library's, but what the caller says of `tasks` and `active_task` counts before labels are derived."""
+        # The library sets keyword arguments after __post_init__ has derived the labels, hence before and after.
+        said = {key: kwargs.pop(key) for key in ("tasks", "active_task") if key in kwargs}
+        if "tasks" in said:
+            said.setdefault("active_task", None)  # the saved one may name a task that is no longer there
+        made = super().from_dict({**config_dict, **said}, **kwargs)
+        config = made[0] if isinstance(made, tuple) else made
+        config.set_active_task(config.active_task)
+        return made
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As the library's; the config of a BERT encoder comes back as one of MinBERT.
+
+        Raises:
+            ValueError: the checkpoint is of another kind, whose weights would load and mean something else.
+        """
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if config_dict.get("model_type") != cls.model_type:
+            config_dict = _from_bert(config_dict, str(pretrained_model_name_or_path))
+        return config_dict, kwargs
+
+
+def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
+    model_type = config.get("model_type", "bert")  # the first BERT checkpoints do not say
+    positions = config.get("position_embedding_type", "absolute")
+    if model_type != "bert":
+        found = f"`model_type` {model_type!r}; expected 'bert' or 'minbert'"
+    elif positions != "absolute":
+        found = f"`position_embedding_type` {positions!r}; expected 'absolute'"
+    elif config.get("is_decoder"):
+        found = "`is_decoder` true; expected an encoder"
+    else:
+        kept = {key: value for key, value in config.items() if key not in BERT_ONLY_KEYS}
+        return {**kept, "model_type": MinBertConfig.model_type}
+    raise ValueError(f"MinBERT cannot load {path}: its config has {found}. Choose a BERT encoder checkpoint.")
+
+
+def _plain_tasks(tasks: list) -> list[dict[str, Any]]:
+    plain = [_plain_task(task) for task in tasks]
+    names = [task["name"] for task in plain]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"`tasks` names {name!r} twice. Give each task a name of its own.")
+    return plain
+
+
+def _plain_task(task: Any) -> dict[str, Any]:
+    given = task if isinstance(task, dict) else task.to_config()
+    for key in TASK_KEYS:
+        if key not in given:
+            raise ValueError(f"`tasks`: an entry lacks {key!r}; it needs {', '.join(TASK_KEYS)}. Found {given!r}.")
+    if given["kind"] not in TASK_KINDS:
+        raise ValueError(
+            f"Task {given['name']!r}: `kind` must be one of {', '.join(TASK_KINDS)}. Found {given['kind']!r}."
+        )
+    # JSON knows lists only: a tuple would come back as another value than it went.
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+
+
+MinBertConfig.register_for_auto_class()

@@ -1,0 +1,453 @@
+"""BERT (Devlin et al. 2019, arXiv:1810.04805) by hand, with one head per task.
+
+Modules carry the parameter names of Hugging Face's BERT, so that every BERT checkpoint loads without a
+mapping. This file travels to the Hub with a model: it may import its two neighbours and published libraries
+only. Letters in shapes: B examples, T tokens, H hidden size, N attention heads, D = H / N, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_minbert import MinBertConfig
+from .heads import TaskHeads
+
+
+class MinBertEmbeddings(nn.Module):
+    """Word, position and segment embeddings, summed and normalised."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        size = config.hidden_size
+        self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+    ) -> Tensor:
+        """ids [B, T] (or inputs_embeds [B, T, H]) -> [B, T, H]"""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either `input_ids` or `inputs_embeds`, and not both.")
+        if inputs_embeds is None:
+            inputs_embeds = self.word_embeddings(input_ids)
+        length, device = inputs_embeds.shape[1], inputs_embeds.device
+        if position_ids is None:
+            limit = self.position_embeddings.num_embeddings
+            if length > limit:  # on a GPU the look-up would fail much later, and without the numbers
+                raise ValueError(
+                    f"The input is {length} tokens long, but this model has positions for {limit}. Truncate the input."
+                )
+            # Made here, not kept as a buffer: a buffer outside the checkpoint is garbage after from_pretrained.
+            position_ids = torch.arange(length, device=device)[None]
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=device)
+        # The order of the sum is that of the reference: floating-point addition is not associative.
+        summed = inputs_embeds + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
+        return self.dropout(self.LayerNorm(summed))
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[Tensor, Tensor]:
+    """Scaled dot-product attention, written out (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
+
+    Args:
+        query, key, value: [B, N, T, D].
+        attention_mask: added to the scores, [B, 1, T, T]: 0 where a token may look, very low elsewhere.
+
+    Returns:
+        the mixed values [B, T, N, D] and the attention probabilities [B, N, T, T].
+    """
+    scores = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    probabilities = F.dropout(scores.softmax(dim=-1), p=dropout, training=module.training)
+    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
+
+
+class MinBertSelfAttention(nn.Module):
+    """Multi-head self-attention in both directions."""
+
+    is_causal = False  # the library's attention functions ask
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        if config.hidden_size % config.num_attention_heads:
+            raise ValueError(
+                f"`hidden_size` must be a multiple of `num_attention_heads`. "
+                f"Found {config.hidden_size} and {config.num_attention_heads}."
+            )
+        self.config = config
+        self.head_size = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_size**-0.5
+        self.attention_dropout = config.attention_probs_dropout_prob
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, T, H] -> [B, T, H], and the probabilities where the attention function gives them"""
+        shape = hidden_states.shape[:-1]
+        query, key, value = (
+            project(hidden_states).view(*shape, -1, self.head_size).transpose(1, 2)  # [B, N, T, D]
+            for project in (self.query, self.key, self.value)
+        )
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        # The fused functions apply the rate they are given whatever the module's mode.
+        dropout = self.attention_dropout if self.training else 0.0
+        mixed, probabilities = attend(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        return mixed.reshape(*shape, -1), probabilities
+
+
+class MinBertAddNorm(nn.Module):
+    """A linear layer, dropout, the residual connection and layer normalisation."""
+
+    def __init__(self, config: MinBertConfig, input_size: int):
+        super().__init__()
+        self.dense = nn.Linear(input_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, output: Tensor, residual: Tensor) -> Tensor:
+        """[B, T, input_size] and [B, T, H] -> [B, T, H]"""
+        return self.LayerNorm(self.dropout(self.dense(output)) + residual)
+
+
+class MinBertAttention(nn.Module):
+    """Self-attention followed by its add-and-norm. It exists for the checkpoint's names."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.self = MinBertSelfAttention(config)
+        self.output = MinBertAddNorm(config, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
+        mixed, _ = self.self(hidden_states, attention_mask, **kwargs)
+        return self.output(mixed, hidden_states)
+
+
+class MinBertIntermediate(nn.Module):
+    """The widening half of the feed-forward block."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.activation(self.dense(hidden_states))
+
+
+class MinBertLayer(GradientCheckpointingLayer):
+    """One layer of the encoder: attention, then feed-forward, each with its add-and-norm."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.attention = MinBertAttention(config)
+        self.intermediate = MinBertIntermediate(config)
+        self.output = MinBertAddNorm(config, config.intermediate_size)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
+        attended = self.attention(hidden_states, attention_mask, **kwargs)
+        return self.output(self.intermediate(attended), attended)
+
+
+class MinBertEncoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.layer = nn.ModuleList(MinBertLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
+        for layer in self.layer:
+            # By position: activation checkpointing and the recording of hidden states look there.
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        return hidden_states
+
+
+class MinBertPooler(nn.Module):
+    """One vector per example, from its first token."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, T, H] -> [B, H]"""
+        return torch.tanh(self.dense(hidden_states[:, 0]))
+
+
+class MinBertPreTrainedModel(PreTrainedModel):
+    """What all MinBERT models share: names, what the library may do with them, and how they are saved."""
+
+    config_class = MinBertConfig
+    base_model_prefix = "bert"
+    supports_gradient_checkpointing = True
+    # Our losses are plain means. Without this the stock Trainer takes them for losses already scaled to
+    # the accumulated batch, because `forward` has **kwargs, and its gradients come out too large.
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _no_split_modules = ["MinBertEmbeddings", "MinBertLayer"]
+    _can_record_outputs = {"hidden_states": MinBertLayer, "attentions": MinBertSelfAttention}
+
+    def save_pretrained(self, save_directory, is_main_process=True, save_original_format=False, **kwargs):
+        """As the library's, with two differences.
+
+        Weights keep our names (`save_original_format=False`), so that an old BERT file does not give its
+        LayerNorm.gamma and beta to the new one. And `auto_map` names every class, so that all Auto classes
+        load the folder without this package, whichever class saved it.
+        """
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(
+            save_directory, is_main_process=is_main_process, save_original_format=save_original_format, **kwargs
+        )
+
+
+class MinBertModel(MinBertPreTrainedModel):
+    """The encoder, with the pooler unless `add_pooling_layer` is false."""
+
+    # What other BERT models keep beside the encoder, and a buffer that old files carry.
+    _keys_to_ignore_on_load_unexpected = [r"^cls\.", r"embeddings\.position_ids$"]
+
+    def __init__(self, config: MinBertConfig, add_pooling_layer: bool = True):
+        super().__init__(config)
+        self.embeddings = MinBertEmbeddings(config)
+        self.encoder = MinBertEncoder(config)
+        self.pooler = MinBertPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embeddings.word_embeddings = value
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """Encode a batch.
+
+        Args:
+            input_ids: [B, T]; or `inputs_embeds` [B, T, H] in its place.
+            attention_mask: [B, T], 1 for a token and 0 for padding; a mask made ready, [B, 1, T, T], is used as it is.
+            token_type_ids: [B, T], the segment of each token; zeros unless given.
+            position_ids: [B, T] or [1, T]; 0 to T - 1 unless given.
+
+        Raises:
+            ValueError: the input is longer than the model has positions, or not exactly one kind of input is given.
+        """
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.
+            seen = attention_mask.bool()
+            attention_mask = seen | ~seen.any(dim=-1, keepdim=True)
+        mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
+        hidden_states = self.encoder(embedded, mask, **kwargs)
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+
+class MinBertTransform(nn.Module):
+    """The layer between the encoder and the prediction of words."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.LayerNorm(self.activation(self.dense(hidden_states)))
+
+
+class MinBertWordPredictor(nn.Module):
+    """[B, T, H] -> [B, T, V]. The decoder is the word embedding, transposed; its bias is its own."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.transform = MinBertTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # BERT files store it here, tied to the decoder's
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.decoder(self.transform(hidden_states))
+
+
+class MinBertWordHead(nn.Module):
+    """It exists for the checkpoint's names."""
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__()
+        self.predictions = MinBertWordPredictor(config)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.predictions(hidden_states)
+
+
+class MinBertForMaskedLM(MinBertPreTrainedModel):
+    """The encoder with BERT's masked-word head, for pre-training further."""
+
+    _keys_to_ignore_on_load_unexpected = [r"pooler\."]
+    _tied_weights_keys = {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__(config)
+        self.bert = MinBertModel(config, add_pooling_layer=False)
+        self.cls = MinBertWordHead(config)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, MinBertWordPredictor):
+            init.zeros_(module.bias)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.cls.predictions.decoder
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.cls.predictions.decoder = value
+        self.cls.predictions.bias = value.bias  # else a resized vocabulary keeps the old bias
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        """Inputs as for `MinBertModel`; `labels` [B, T] are word ids, -100 where nothing is to be predicted.
+
+        Returns:
+            `logits` [B, T, V] and, with labels, `loss`: the mean cross-entropy over the predicted words.
+        """
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.cls(outputs.last_hidden_state)
+        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class MinBertForMultiTask(MinBertPreTrainedModel):
+    """One encoder and one head per task of `config.tasks`.
+
+    Raises:
+        ValueError: the config has no tasks, or one that `TaskHeads` refuses.
+    """
+
+    def __init__(self, config: MinBertConfig):
+        super().__init__(config)
+        config.set_active_task(config.active_task)  # the config may have been edited since it was made
+        if not config.tasks:
+            raise ValueError("`tasks` is empty: MinBertForMultiTask needs at least one. Pass `tasks=[...]`.")
+        self.bert = MinBertModel(config)
+        self.heads = TaskHeads(config)
+        self.post_init()
+
+    def set_active_task(self, name: str | None) -> None:
+        """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.
+
+        Raises:
+            ValueError: there is no such task.
+        """
+        self.config.set_active_task(name)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        task: str | None = None,
+        **kwargs,
+    ) -> SequenceClassifierOutput:
+        """Inputs as for `MinBertModel`, and the task whose head answers.
+
+        Args:
+            labels: [B]; class ids for classes and binary, scores for a score.
+            task: its name. Without one the active task answers, in the form that stock tools expect: a binary
+                head's one logit z then comes as the two logits (0, z), whose softmax is the sigmoid of z.
+
+        Returns:
+            `logits` [B, C] and, with labels, `loss`, which is the same in both forms.
+
+        Raises:
+            ValueError: there is no such task, or neither a task nor an active task.
+        """
+        name = self.config.active_task if task is None else task
+        if name is None:
+            raise ValueError(
+                f"Which task? Pass `task=` with one of: {', '.join(self.config.task_names)}; "
+                "or choose one for all calls with `model.set_active_task(...)`."
+            )
+        kind = self.config.get_task(name)["kind"]
+        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        logits = self.heads(outputs.pooler_output, name)
+        loss = None if labels is None else self.heads.loss(logits, labels, name)
+        if task is None and kind == "binary":
+            logits = F.pad(logits, (1, 0))  # [B, 1] -> [B, 2]
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+AUTO_MAP = {
+    "AutoConfig": "configuration_minbert.MinBertConfig",
+    "AutoModel": "modeling_minbert.MinBertModel",
+    "AutoModelForMaskedLM": "modeling_minbert.MinBertForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_minbert.MinBertForMultiTask",
+}
+# A registered class makes the library copy this file and its neighbours into every saved folder.
+MinBertModel.register_for_auto_class("AutoModel")
+MinBertForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
+MinBertForMultiTask.register_for_auto_class("AutoModelForSequenceClassification")
