@@ -1,0 +1,74 @@
+"""Encoded rows to batches of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import MinBertError
+from ..tasks import Task
+from .labels import label_value
+
+
+class PaddedCollator:
+    """Pads a task's rows to the longest of the batch.
+
+    Args:
+        task: gives the labels their type, which is never guessed from their values: int64 for classes and
+            binary, float32 for a score.
+        pad_token_id: the tokenizer's.
+        pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
+            longest inputs would be padded past it.
+    """
+
+    def __init__(self, task: Task, pad_token_id: int, pad_to_multiple_of: int | None = None):
+        self.task = task
+        self.pad_token_id = pad_token_id
+        self.pad_to_multiple_of = pad_to_multiple_of or 1
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch of B rows, T tokens long.
+
+        Returns:
+            `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T]; and `labels` [B]
+            where the rows have them.
+        """
+        lengths = np.array([len(row["input_ids"]) for row in rows])
+        width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        is_token = np.arange(width) < lengths[:, None]  # [B, T]
+        batch = {
+            "task": self.task.name,
+            "input_ids": _fill(rows, "input_ids", is_token, self.pad_token_id),
+            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
+            "token_type_ids": _fill(rows, "token_type_ids", is_token, 0),
+        }
+        if "labels" in rows[0]:
+            labels = [label_value(self.task, row["labels"], "A batch") for row in rows]
+            dtype = torch.float32 if self.task.kind == "score" else torch.int64
+            batch["labels"] = torch.tensor(labels, dtype=dtype)
+        return batch
+
+
+class RoundCollator:
+    """Makes one training step's input: a round `{task: [rows]}` becomes `{task: batch}`.
+
+    A round is the item of its dataset, so the `DataLoader` must have `batch_size=1`.
+    """
+
+    def __init__(self, collators: Mapping[str, PaddedCollator]):
+        self.collators = dict(collators)
+
+    def __call__(self, rounds: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, dict[str, Any]]:
+        if len(rounds) != 1:
+            raise MinBertError(f"A step takes one round: `batch_size` of the loader must be 1. Found {len(rounds)}.")
+        return {name: self.collators[name](rows) for name, rows in rounds[0].items()}
+
+
+def _fill(rows: Sequence[Mapping[str, Any]], column: str, is_token: np.ndarray, padding: int) -> torch.Tensor:
+    filled = np.full(is_token.shape, padding, dtype=np.int64)
+    filled[is_token] = np.fromiter(chain.from_iterable(row[column] for row in rows), np.int64, is_token.sum())
+    return torch.from_numpy(filled)

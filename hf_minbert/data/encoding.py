@@ -1,0 +1,202 @@
+"""Text to token ids: the rows that a collator makes batches of."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MinBertError
+from ..tasks import Task
+from .labels import label_value
+
+if TYPE_CHECKING:
+    import datasets
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+MIN_LENGTH = 8  # [CLS] a [SEP] b [SEP] and a few words more
+BATCH = 1000
+
+
+def check_max_length(max_length: int | None, model_positions: int) -> int:
+    """The length to cut inputs to, in tokens.
+
+    Args:
+        max_length: `None` for all that the model takes.
+        model_positions: how many position embeddings the model has.
+
+    Raises:
+        MinBertError: more than the model has (an index assert on a GPU otherwise), or too short to hold words.
+    """
+    if max_length is None:
+        return model_positions
+    if not MIN_LENGTH <= max_length <= model_positions:
+        raise MinBertError(
+            f"`max_length` must be from {MIN_LENGTH} to {model_positions}, the model's number of position embeddings. "
+            f"Found {max_length}. Lower it, or leave it out to use {model_positions}."
+        )
+    return max_length
+
+
+def encode(
+    dataset: datasets.Dataset | torch.utils.data.Dataset | Sequence[Mapping[str, Any]],
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase | None,
+    max_length: int,
+) -> datasets.Dataset | list[dict[str, Any]]:
+    """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
+
+    A pair becomes one input with segment ids 0 and 1; what is too long is cut from the longer side, token by token,
+    and how many inputs were cut is logged. The label is read from `labels`, `label` or the task's own column.
+    Rows that hold `input_ids` already are checked and passed on.
+
+    Args:
+        dataset: a `datasets.Dataset`, or any map-style dataset whose rows are dicts.
+        tokenizer: may be `None` if the rows hold `input_ids`.
+        max_length: in tokens, `[CLS]` and `[SEP]` included; see `check_max_length`.
+
+    Returns:
+        A `datasets.Dataset` in memory if one was given, else a list of dicts. Lists are unpadded.
+
+    Raises:
+        MinBertError: no rows, a column is missing, a text is not text, or a label is not one of the task's.
+    """
+    size = _size(dataset, task)
+    if not _is_hf_dataset(dataset):
+        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)))
+        encoded = [row for batch in _batches(dataset, size, task, encoder) for row in batch]
+    else:
+        encoder = _Encoder(task, tokenizer, max_length, dataset.column_names)
+        encoded = dataset.with_format(None).map(
+            encoder,
+            batched=True,
+            batch_size=BATCH,
+            with_indices=True,
+            remove_columns=dataset.column_names,
+            features=encoder.features(),
+            keep_in_memory=True,
+            load_from_cache_file=False,
+            desc=f"Tokenizing {task.name}",
+        )
+    if encoder.cut:
+        logger.warning(
+            "%s: %s of %s inputs were cut to %d tokens.", task.name, f"{encoder.cut:,}", f"{size:,}", max_length
+        )
+    return encoded
+
+
+class _Encoder:
+    """Encodes batches of columns, and counts the inputs that were cut."""
+
+    def __init__(self, task: Task, tokenizer: Any, max_length: int, columns: list[str]):
+        self.task, self.tokenizer, self.max_length, self.cut = task, tokenizer, max_length, 0
+        self.label_column = next((name for name in ("labels", "label", task.label_column) if name in columns), None)
+        self.is_encoded = "input_ids" in columns
+        self.has_segments = "token_type_ids" in columns
+        if self.is_encoded:
+            self.columns = ["input_ids", "token_type_ids"] if self.has_segments else ["input_ids"]
+        else:
+            self.columns = list(task.text_columns)
+            missing = [name for name in self.columns if name not in columns]
+            if missing:
+                raise MinBertError(
+                    f"Task {task.name!r}: the dataset has no column {' and no '.join(map(repr, missing))}. "
+                    f"Columns found: {', '.join(columns)}. Rename its columns, or give rows with `input_ids`."
+                )
+            if tokenizer is None:
+                raise MinBertError(f"Task {task.name!r}: the rows are text and there is no tokenizer. Give one.")
+        if self.label_column:
+            self.columns.append(self.label_column)
+
+    def __call__(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
+        encoded = self._check_encoded(batch, numbers) if self.is_encoded else self._tokenize(batch, numbers)
+        if self.label_column:
+            pairs = zip(batch[self.label_column], numbers, strict=True)
+            encoded["labels"] = [label_value(self.task, value, f"Row {number}") for value, number in pairs]
+        return encoded
+
+    def features(self) -> datasets.Features:
+        import datasets
+
+        features = {"input_ids": [datasets.Value("int32")], "token_type_ids": [datasets.Value("int8")]}
+        if self.label_column:
+            features["labels"] = datasets.Value("float32" if self.task.kind == "score" else "int64")
+        return datasets.Features(features)
+
+    def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
+        texts = [batch[name] for name in self.task.text_columns]
+        for name, column in zip(self.task.text_columns, texts, strict=True):
+            for number, text in zip(numbers, column, strict=True):
+                if not isinstance(text, str):
+                    raise MinBertError(
+                        f"Task {self.task.name!r}, row {number}: {name!r} must be text. Found {text!r}."
+                    )
+        wanted = {"return_attention_mask": False, "return_token_type_ids": True, "verbose": False}
+        encoded = self.tokenizer(*texts, truncation=True, max_length=self.max_length, **wanted)
+        # Only an input of full length can have been cut, so only those are tokenized again to see.
+        full = [place for place, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
+        if full:
+            whole = self.tokenizer(*([column[place] for place in full] for column in texts), **wanted)
+            self.cut += sum(len(ids) > self.max_length for ids in whole["input_ids"])
+        return {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+
+    def _check_encoded(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
+        all_ids = batch["input_ids"]
+        segments = batch["token_type_ids"] if self.has_segments else [[0] * len(ids) for ids in all_ids]
+        for number, ids, kinds in zip(numbers, all_ids, segments, strict=True):
+            if not 0 < len(ids) <= self.max_length or len(ids) != len(kinds):
+                raise MinBertError(
+                    f"Task {self.task.name!r}, row {number}: `input_ids` must hold 1 to {self.max_length} ids, and "
+                    f"`token_type_ids` as many. Found {len(ids)} and {len(kinds)}."
+                )
+        return {"input_ids": all_ids, "token_type_ids": segments}
+
+
+def _is_hf_dataset(dataset: object) -> bool:
+    library = sys.modules.get("datasets")  # an instance exists only where the library has been imported
+    return library is not None and isinstance(dataset, library.Dataset)
+
+
+def _size(dataset: Any, task: Task) -> int:
+    if isinstance(dataset, Mapping):
+        raise MinBertError(
+            f"Task {task.name!r}: expected one dataset. Found a dict with the keys {', '.join(map(str, dataset))}. "
+            "Give one of its values, such as its train split."
+        )
+    try:
+        size = len(dataset)
+    except TypeError:
+        raise MinBertError(
+            f"Task {task.name!r}: a {type(dataset).__name__} has no length. Give a map-style dataset, "
+            "with `len(dataset)` and `dataset[i]`."
+        ) from None
+    if not size:
+        raise MinBertError(f"Task {task.name!r}: the dataset is empty. Give at least one row.")
+    return size
+
+
+def _row(dataset: Any, number: int, task: Task) -> Mapping[str, Any]:
+    row = dataset[number]
+    if not isinstance(row, Mapping):
+        found = type(row).__name__
+        raise MinBertError(f"Task {task.name!r}, row {number}: a row must be a dict of columns. Found a {found}.")
+    return row
+
+
+def _batches(dataset: Any, size: int, task: Task, encoder: _Encoder) -> Iterator[list[dict[str, Any]]]:
+    numbers = iter(range(size))
+    while batch := list(islice(numbers, BATCH)):
+        columns: dict[str, list] = {name: [] for name in encoder.columns}
+        for number in batch:
+            row = _row(dataset, number, task)
+            for name, values in columns.items():
+                if name not in row:
+                    raise MinBertError(f"Task {task.name!r}, row {number}: no {name!r}, which row 0 has.")
+                values.append(row[name])
+        encoded = encoder(columns, batch)
+        yield [dict(zip(encoded, values, strict=True)) for values in zip(*encoded.values(), strict=True)]

@@ -1,0 +1,115 @@
+"""How good predictions are: per task, and over all tasks. Every number is finite."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from ..errors import MinBertError
+from ..tasks import KIND_METRICS, Task
+from .decoding import as_matrix, decode
+
+logger = logging.getLogger(__name__)
+
+#: The course's 2024 leaderboard: the mean of these, with the correlation r entered as (r + 1) / 2.
+LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
+
+
+def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The metrics of `KIND_METRICS` for one task.
+
+    `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
+    predicted); `f1` of a binary task's second label; `pearson` and `spearman` of the scores as predicted.
+    A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
+    that says why; logits that are not finite make every metric 0.0, with `nonfinite_predictions`. Either is warned of.
+
+    Args:
+        logits: the head's own, [N, C] for classes, [N, 1] for binary and score.
+        labels: class ids or scores, [N].
+
+    Raises:
+        MinBertError: the shapes do not fit, or N is 0.
+    """
+    logits, labels = as_matrix(task, logits), np.asarray(labels)
+    if labels.shape != logits.shape[:1] or not labels.size:
+        raise MinBertError(
+            f"Task {task.name!r}: {len(logits)} predictions need as many labels, and at least one. "
+            f"Found labels of the shape {list(labels.shape)}."
+        )
+    if not np.isfinite(logits).all():
+        broken = int((~np.isfinite(logits)).any(axis=1).sum())
+        logger.warning(
+            "%s: %d of %d predictions are not finite, so its metrics are reported as 0. The model has diverged: "
+            "lower the learning rate.", task.name, broken, len(logits),
+        )  # fmt: skip
+        return dict.fromkeys(KIND_METRICS[task.kind], 0.0) | {"nonfinite_predictions": 1.0}
+    values = decode(task, logits).values
+    if task.kind == "score":
+        return _correlations(task, values, labels.astype(np.float64))
+    return _class_metrics(task, values, labels)
+
+
+def metric_names(tasks: Iterable[Task]) -> list[str]:
+    """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
+    tasks = list(tasks)
+    names = [f"{task.name}_{metric}" for task in tasks for metric in (*KIND_METRICS[task.kind], "loss")]
+    return [*names, "overall", *(["leaderboard"] if _has_leaderboard(tasks) else [])]
+
+
+def overall(tasks: Iterable[Task], scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The numbers over all evaluated tasks.
+
+    Args:
+        scores: `{task: {metric: value}}`, without prefixes.
+
+    Returns:
+        `overall`, the plain mean of each task's own `metric` (a correlation enters as r); and `leaderboard` where
+        sst, para and sts are all there (see `LEADERBOARD`).
+    """
+    tasks = list(tasks)
+    result = {"overall": float(np.mean([scores[task.name][task.metric] for task in tasks]))}
+    if _has_leaderboard(tasks):
+        sst, para, sts = (scores[name][metric] for name, metric in LEADERBOARD.items())
+        result["leaderboard"] = float((sst + para + (sts + 1) / 2) / 3)
+    return result
+
+
+def _has_leaderboard(tasks: list[Task]) -> bool:
+    metrics = {task.name: KIND_METRICS[task.kind] for task in tasks}
+    return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())
+
+
+def _class_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    from sklearn.metrics import f1_score
+
+    accuracy = {"accuracy": float((values == labels).mean())}
+    if task.kind == "binary":
+        return accuracy | {"f1": float(f1_score(labels, values, pos_label=1, zero_division=0))}
+    # without `labels` scikit-learn averages over the classes that it happens to see
+    macro = f1_score(labels, values, labels=range(len(task.labels)), average="macro", zero_division=0)
+    return accuracy | {"macro_f1": float(macro)}
+
+
+def _correlations(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    from scipy.stats import pearsonr, spearmanr
+
+    found = {"predictions": values, "labels": labels}
+    constant = [name for name, numbers in found.items() if _is_constant(numbers)]
+    if constant:
+        logger.warning(
+            "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",
+            task.name, len(values), " and ".join(constant),
+        )  # fmt: skip
+        return {"pearson": 0.0, "spearman": 0.0} | {f"constant_{name}": 1.0 for name in constant}
+    return {
+        "pearson": float(pearsonr(values, labels).statistic),
+        "spearman": float(spearmanr(values, labels).statistic),
+    }
+
+
+def _is_constant(numbers: np.ndarray) -> bool:
+    # Below this spread scipy warns that Pearson's r is rounding noise.
+    mean = numbers.mean()
+    return bool(np.ptp(numbers) == 0 or np.linalg.norm(numbers - mean) < 1e-13 * abs(mean))

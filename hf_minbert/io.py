@@ -1,0 +1,56 @@
+"""Writing a file whole or not at all, readable by whom the umask allows."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .errors import MinBertError
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    """Writes `text` as UTF-8. A reader sees the old file or the new one, never a part; folders are made as needed.
+
+    Raises:
+        MinBertError: the path is a folder or a device, or cannot be written.
+    """
+    path = Path(path).resolve()  # a link stays a link: the file that it points to is replaced
+    if path.exists() and not path.is_file():
+        raise MinBertError(f"Cannot write {path}: it is not a file. Give the path of a file.")
+    # Not tempfile.mkstemp: its files are readable by their owner only, and stay so after the move.
+    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("x", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise MinBertError(f"Cannot write {path}: {error.strerror}. Give a path that can be written.") from error
+
+
+def write_json(path: str | Path, obj: Any) -> None:
+    """Writes strict JSON, whole. NaN and the infinities, which JSON does not have, become null."""
+    write_atomically(path, json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
