@@ -20,14 +20,14 @@ REQUIREMENTS = [
     "evaluate>=0.4.6",
     "huggingface-hub>=1.5,<3",
     "peft>=0.19.1",
-    "numpy>=1.26",
+    "numpy>=2.0",
     "safetensors>=0.8",
     "typer>=0.20",
     "pyyaml>=6.0",
     "scipy>=1.13",
     "scikit-learn>=1.5",
 ]
-TEST = ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14"]
 
 setup(
     name="hf_minbert",

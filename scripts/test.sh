@@ -48,7 +48,7 @@ build_environment() {
 }
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
-    fail "needs Python 3.11 or newer, which the versions in scripts/constraints.txt ask for, and '$python' is not." \
+    fail "needs Python 3.11 or newer, which the versions in scripts/constraints.txt ask for; '$python' is none." \
         "Set PYTHON to one, for example PYTHON=python3.12 bash scripts/test.sh."
 
 if [[ -e $stamp && $(<"$stamp") == "$(fingerprint)" ]]; then
