@@ -35,15 +35,13 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
     logits = as_matrix(task, logits)
     if task.kind == "score":
         return Decoded(logits[:, 0], None)
-    if task.kind == "binary":
-        z = logits[:, 0]
-        # log(1 + exp(x)) without overflow: sigmoid(z) = exp(-log(1 + exp(-z)))
-        probabilities = np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
-        return Decoded((z >= 0).astype(np.int64), probabilities)
-    with np.errstate(invalid="ignore"):  # inf - inf
+    with np.errstate(invalid="ignore"):  # inf - inf, and nan
+        if task.kind == "binary":
+            z = logits[:, 0]
+            # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
+            return Decoded((z >= 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
-    return Decoded(logits.argmax(axis=1), probabilities)
+        return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))
 
 
 def clip(task: Task, values: np.ndarray) -> np.ndarray:
