@@ -1,0 +1,5 @@
+"""`python -m hf_minbert` is `minbert`."""
+
+from .cli import main
+
+main()

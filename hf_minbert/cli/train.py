@@ -1,0 +1,35 @@
+"""`minbert train`"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..recipe import RunSettings, read_recipe
+
+EPILOG = (
+    f"Keys of a recipe: {', '.join(f.name for f in fields(RunSettings))}; train_tasks, eval_tasks, task_batch_sizes, "
+    "task_weights, mixing, aggregator, regularizer, early_stopping_patience, early_stopping_threshold; and the fields "
+    "of transformers' TrainingArguments under their own names."
+)
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A .yaml file of `key: value` lines.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, such as learning_rate=1e-4."),
+    ] = None,
+) -> None:
+    """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
+    values = read_recipe(recipe, overrides or ())
+    from ..run import train as carry_out
+    from .table import print_metrics
+
+    metrics = carry_out(values)
+    if metrics:
+        print_metrics({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")})
+        typer.echo(f"Model, predictions and metrics are in {values['output_dir'].text}.")

@@ -1,0 +1,163 @@
+"""A saved model over sentences: load it once, ask any of its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .data.collators import PaddedCollator
+from .data.encoding import check_max_length, encode
+from .errors import MinBertError, explain, unknown_name
+from .evaluation.decoding import Decoded, clip, decode
+from .evaluation.metrics import overall, task_metrics
+from .modeling_minbert import MinBertForMultiTask
+from .tasks import Task
+
+Progress = Callable[[int, int], None]
+
+
+class Predictor:
+    """A model and its tokenizer, ready to answer.
+
+    Example:
+        >>> predictor = Predictor.from_pretrained("runs/baseline")
+        >>> predictor("sst", ["A warm, funny film."])
+        [{'prediction': 4, 'label': 'very positive', 'probabilities': {...}}]
+        >>> predictor("sts", ["A man is eating."], ["Someone eats."])
+        [{'prediction': 3.9}]
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int = 32):
+        if batch_size < 1:
+            raise MinBertError(f"`batch_size` must be at least 1. Found {batch_size}.")
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
+        self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
+        self.max_length = check_max_length(None, model.config.max_position_embeddings)
+
+    @classmethod
+    def from_pretrained(
+        cls, model_name_or_path: str | Path, *, batch_size: int = 32, device: str | torch.device | None = None
+    ) -> Predictor:
+        """Loads a model saved by this package, onto the GPU where there is one unless `device` says otherwise.
+
+        Raises:
+            MinBertError: there is no model, or it has no tasks (a plain BERT).
+        """
+        name = str(model_name_or_path)
+        with explain(f"Loading the model {name!r}", "Give the folder of a finished run, or a model's Hub id."):
+            model = MinBertForMultiTask.from_pretrained(name, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(model.to(device), tokenizer, batch_size)
+
+    def task(self, name: str) -> Task:
+        """The model's task of this name. Raises `MinBertError` with the right names."""
+        if name not in self.tasks:
+            raise unknown_name("task", name, self.tasks)
+        return self.tasks[name]
+
+    def __call__(
+        self, task: str, texts: Sequence[str], text_pairs: Sequence[str] | None = None, *, clip_scores: bool = False
+    ) -> list[dict[str, Any]]:
+        """Answers one task.
+
+        Args:
+            task: a task of the model.
+            texts: the sentences.
+            text_pairs: their second sentences, for a task of pairs.
+            clip_scores: force scores into the task's range.
+
+        Returns:
+            a dict per sentence: `prediction` (class id or score) and, where there are classes, the `label` and
+            the `probabilities` by label.
+        """
+        spec = self.task(task)
+        columns = [texts] if text_pairs is None else [texts, text_pairs]
+        if any(isinstance(column, str) for column in columns):
+            raise MinBertError("`texts` and `text_pairs` must be lists of sentences. For one sentence write [sentence].")
+        if len(columns) != len(spec.text_columns):
+            need = "needs" if spec.is_pair else "takes no"
+            raise MinBertError(f"Task {task!r} {need} `text_pairs`.")
+        if len({len(column) for column in columns}) > 1:
+            raise MinBertError(f"`texts` and `text_pairs` must be equally long. Found {len(texts)} and {len(text_pairs)}.")
+        rows = [dict(zip(spec.text_columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
+        decoded = self.decode(task, rows) if rows else None
+        return self._answers(spec, decoded, clip_scores) if decoded else []
+
+    def decode(self, task: str, rows: Any, progress: Progress | None = None) -> Decoded:
+        """Class ids or scores for rows with the task's text columns, in their order."""
+        return decode(self.task(task), self.logits(task, rows, progress))
+
+    @torch.inference_mode()
+    def logits(self, task: str, rows: Any, progress: Progress | None = None) -> np.ndarray:
+        """The head's outputs `[rows, outputs]` in the order of `rows`, a dataset or a list of dicts.
+
+        `progress` is called with the rows done and the rows in all, after each batch.
+        """
+        spec = self.task(task)
+        encoded = encode(list(rows), spec, self.tokenizer, self.max_length)  # a list has no bar of its own
+        encoded = [{k: v for k, v in row.items() if k != "labels"} for row in encoded]
+        # Equal lengths side by side: no batch is padded to a stray long row.
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]), reverse=True)
+        collate = PaddedCollator(spec, self.tokenizer.pad_token_id)
+        result = np.empty((len(encoded), spec.num_outputs), dtype=np.float32)
+        for start in range(0, len(order), self.batch_size):
+            indices = order[start : start + self.batch_size]
+            batch = collate([encoded[i] for i in indices])
+            batch = {k: v.to(self.model.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+            result[indices] = self.model(**batch).logits.float().cpu().numpy()
+            if progress is not None:
+                progress(start + len(indices), len(order))
+        return result
+
+    @staticmethod
+    def _answers(task: Task, decoded: Decoded, clip_scores: bool) -> list[dict[str, Any]]:
+        if task.kind == "score":
+            values = clip(task, decoded.values) if clip_scores else decoded.values
+            return [{"prediction": float(value)} for value in values]
+        return [
+            {
+                "prediction": int(value),
+                "label": task.labels[int(value)],
+                "probabilities": dict(zip(task.labels, map(float, row), strict=True)),
+            }
+            for value, row in zip(decoded.values, decoded.probabilities, strict=True)
+        ]
+
+
+def score(
+    predictor: Predictor, datasets: Mapping[str, Any], progress: bool = False
+) -> tuple[dict[str, float], dict[str, Decoded]]:
+    """Scores a model on labelled rows of its tasks.
+
+    Returns:
+        `<task>_<metric>` of each task, `overall` and, with sst, para and sts, `leaderboard`; and each
+        task's predictions.
+    """
+    metrics, scores, decoded = {}, {}, {}
+    for name, rows in datasets.items():
+        task = predictor.task(name)
+        with progress_bar(name, len(rows), progress) as advance:
+            logits = predictor.logits(name, rows, advance)
+        decoded[name] = decode(task, logits)
+        scores[name] = task_metrics(task, logits, np.asarray(rows["label"]))
+        metrics.update({f"{name}_{metric}": value for metric, value in scores[name].items()})
+    metrics.update(overall([predictor.task(name) for name in datasets], scores))
+    return metrics, decoded
+
+
+@contextmanager
+def progress_bar(name: str, total: int, shown: bool = True) -> Iterator[Progress]:
+    """A bar on stderr for a `progress` argument."""
+    with tqdm(total=total, desc=name, unit="row", disable=not shown, leave=False) as bar:
+        yield lambda done, _: bar.update(done - bar.n)

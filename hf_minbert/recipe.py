@@ -1,0 +1,287 @@
+"""A recipe: flat `key: value` lines of YAML, overridden by `key=value` words, turned into typed settings.
+
+Importing this file costs no torch, so that a misspelt line is answered at once. The keys are those of
+`RunSettings` below and the fields of `MultiTaskTrainingArguments`, each under its own name.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import MinBertError, unknown_name
+
+
+@dataclass
+class RunSettings:
+    """What a run needs beside its training arguments: the model, the tasks and their data.
+
+    Args:
+        model_name_or_path: a BERT checkpoint or a model saved by this package: a folder or a Hub id.
+        output_dir: the run's folder.
+        data_dir: the folder with the course's files.
+        tasks: the tasks the model has, in this order. Each gets a head.
+        max_length: longest input in tokens; longer ones are cut. The model's own limit unless given.
+        hidden_dropout_prob: overrides the checkpoint's dropout on hidden states and before the heads.
+        attention_probs_dropout_prob: overrides the checkpoint's dropout on attention weights.
+        attn_implementation: `sdpa` or `eager`, or another of transformers' attention functions.
+        model_revision: branch, tag or commit of a Hub checkpoint.
+        strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
+        overwrite: train into a folder that holds a run already, which deletes that run.
+    """
+
+    model_name_or_path: str
+    output_dir: str
+    data_dir: str
+    tasks: list[str] = field(default_factory=lambda: ["sst", "para", "sts"])
+    max_length: int | None = None
+    hidden_dropout_prob: float | None = None
+    attention_probs_dropout_prob: float | None = None
+    attn_implementation: str = "sdpa"
+    model_revision: str | None = None
+    strict_data: bool = False
+    overwrite: bool = False
+
+    def __post_init__(self):
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise MinBertError(f"`{name}` must be at least 0 and less than 1. Found {value}.")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value as read, and the characters it was read from (`None` for lists and mappings)."""
+
+    value: Any
+    text: str | None
+
+
+# ---- Reading YAML ----------------------------------------------------------------------------------------
+
+
+class _Yaml12Loader(yaml.SafeLoader):
+    """PyYAML with the scalars of YAML 1.2: `3e-5` is a number, `no` a word, `012` twelve, `1:30` a word."""
+
+    yaml_implicit_resolvers: dict = {}
+
+    def construct_yaml_int(self, node):
+        text = self.construct_scalar(node).lower()
+        return int(text, 0) if text.startswith(("0x", "0o")) else int(text)
+
+    def construct_yaml_float(self, node):
+        return float(self.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+    def construct_mapping(self, node, deep=False):
+        pairs = [(self.construct_object(key, deep=True), key) for key, _ in node.value]
+        for position, (key, key_node) in enumerate(pairs):
+            if any(key == earlier for earlier, _ in pairs[:position]):
+                raise yaml.constructor.ConstructorError(
+                    problem=f"the key {key!r} stands twice; delete one", problem_mark=key_node.start_mark
+                )
+        return super().construct_mapping(node, deep=deep)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+     list("-+.0123456789")),
+):  # fmt: skip
+    _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_yaml_int)
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:float", _Yaml12Loader.construct_yaml_float)
+
+
+def _read_yaml(text: str, where: str) -> Any:
+    """`text` as a `Value`, or as a dict of them where it is a mapping. Errors name `where` and the line."""
+    loader = _Yaml12Loader(text)
+    try:
+        node = loader.get_single_node()
+        if isinstance(node, yaml.MappingNode):
+            loader.construct_mapping(node, deep=True)  # refuses a key that stands twice, at any depth
+            return {loader.construct_object(key): _value(loader, value) for key, value in node.value}
+        return Value(None, "") if node is None else _value(loader, node)
+    except (yaml.YAMLError, ValueError) as error:
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        said = (error.problem if isinstance(error, yaml.MarkedYAMLError) else None) or " ".join(str(error).split())
+        line = f", line {mark.line + 1}" if mark and where.startswith("Recipe") else ""
+        raise MinBertError(f"{where}{line}: not readable as YAML: {said}.") from error
+    finally:
+        loader.dispose()
+
+
+def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Value:
+    text = node.value if isinstance(node, yaml.ScalarNode) else None
+    return Value(loader.construct_object(node, deep=True), text)
+
+
+def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Value]:
+    """Reads a recipe file and the `key=value` words that override it.
+
+    Raises:
+        MinBertError: the file is missing or not YAML, a key stands twice, or a word has no `=`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MinBertError(f"Recipe {path}: there is no such file. Give the path of a .yaml file.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise MinBertError(f"Recipe {path}: cannot be read as UTF-8 text: {error}.") from error
+    values = _read_yaml(text, f"Recipe {path}")
+    if not isinstance(values, dict):
+        raise MinBertError(f"Recipe {path}: expected lines of `key: value`. Found {values.value!r}.")
+    given: set[str] = set()
+    for word in overrides:
+        key, equals, written = word.partition("=")
+        if not equals or not key:
+            raise MinBertError(f"{word!r} is not `key=value`. Write for example learning_rate=1e-4.")
+        if key in given:
+            raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
+        given.add(key)
+        parsed = _read_yaml(written, f"`{word}`")
+        if isinstance(parsed, dict):
+            parsed = Value({name: inner.value for name, inner in parsed.items()}, None)
+        values[key] = Value(parsed.value, written if parsed.text is not None else None)
+    return values
+
+
+# ---- From values to settings -----------------------------------------------------------------------------
+
+
+def settings_types() -> dict[str, Any]:
+    """Our own keys and their types."""
+    return typing.get_type_hints(RunSettings)
+
+
+def split_recipe(values: Mapping[str, Value], training_types: Mapping[str, Any]) -> tuple[RunSettings, dict[str, Any]]:
+    """Typed settings out of a recipe's values.
+
+    Args:
+        values: what `read_recipe` gave.
+        training_types: name to type hint of every training argument.
+
+    Returns:
+        the run's settings, and the training arguments that the recipe names.
+
+    Raises:
+        MinBertError: a key is unknown or missing, or its value does not fit its type.
+    """
+    types_ = {**training_types, **settings_types()}
+    for key in values:
+        if key not in types_:
+            raise _unknown_key(key, types_)
+    required = [f.name for f in fields(RunSettings) if f.default is f.default_factory]  # both are MISSING
+    for name in required:
+        if name not in values or values[name].value in (None, ""):
+            raise MinBertError(f"`{name}` is missing. Add a line `{name}: ...` to the recipe, or {name}=... after it.")
+    typed = {key: cast(key, value, types_[key]) for key, value in values.items()}
+    ours = {f.name for f in fields(RunSettings)}
+    settings = RunSettings(**{key: value for key, value in typed.items() if key in ours})
+    training = {key: value for key, value in typed.items() if key not in ours}
+    return settings, {"output_dir": settings.output_dir, **training}
+
+
+def _unknown_key(key: object, known: Iterable[str]) -> MinBertError:
+    error = unknown_name("key", key, known)
+    near = re.search(r"Did you mean .*?\?", str(error))
+    return MinBertError(
+        f"Unknown key {key!r}. {near[0] if near else ''}".rstrip()
+        + " Keys are those listed by `minbert train --help` and the fields of TrainingArguments."
+    )
+
+
+def cast(key: str, value: Value, hint: Any) -> Any:
+    """`value` as the type `hint` asks for. Raises `MinBertError` where it does not fit."""
+    options = _options(hint)
+    for option in options:
+        fits, result = _fit(value, option)
+        if fits:
+            return result
+    expected = " or ".join(dict.fromkeys(_words(option) for option in options))
+    found = value.text if value.text is not None else repr(value.value)
+    raise MinBertError(f"`{key}` must be {expected}. Found {found}.")
+
+
+def _options(hint: Any) -> list[Any]:
+    """The members of a union, the narrow before the wide: text takes everything, so it comes last."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    members = list(typing.get_args(hint)) if union else [hint]
+    if any(isinstance(member, type) and issubclass(member, enum.Enum) for member in members):
+        members = [member for member in members if member is not str]  # TrainingArguments writes `SomeEnum | str`, and means the enum's values
+    return sorted(members, key=lambda member: (member is str, member is float))
+
+
+def _fit(value: Value, option: Any) -> tuple[bool, Any]:
+    raw, origin = value.value, typing.get_origin(option)
+    if option is Any:
+        return True, raw
+    if option is type(None):
+        return raw is None, None
+    if option is bool:
+        return isinstance(raw, bool), raw
+    if option is int:
+        whole = isinstance(raw, int) or (isinstance(raw, float) and raw.is_integer())
+        return (True, int(raw)) if whole and not isinstance(raw, bool) else (False, None)
+    if option is float:
+        return (True, float(raw)) if isinstance(raw, int | float) and not isinstance(raw, bool) else (False, None)
+    if option is str:  # `run_name: 2024` means the characters, not the number
+        return (True, value.text) if value.text is not None and raw is not None else (isinstance(raw, str), raw)
+    if isinstance(option, type) and issubclass(option, enum.Enum):
+        found = raw in [member.value for member in option]
+        return (True, option(raw)) if found else (False, None)
+    if origin is typing.Literal:
+        return raw in typing.get_args(option), raw
+    if origin is list:
+        items = [raw] if isinstance(raw, str) else raw  # one word stands for a list of one
+        return _fit_all(items, typing.get_args(option)[0]) if isinstance(items, list) else (False, None)
+    if option is dict or origin is dict:
+        if not isinstance(raw, dict):
+            return False, None
+        inner = typing.get_args(option)[1] if origin is dict else Any
+        fits, items = _fit_all(list(raw.values()), inner)
+        return fits, dict(zip(map(str, raw), items, strict=True)) if fits else None
+    return isinstance(option, type) and isinstance(raw, option), raw
+
+
+def _fit_all(items: list[Any], hint: Any) -> tuple[bool, list[Any] | None]:
+    try:
+        return True, [cast("item", Value(item, None), hint) for item in items]
+    except MinBertError:
+        return False, None
+
+
+def _words(option: Any) -> str:
+    origin, args = typing.get_origin(option), typing.get_args(option)
+    if isinstance(option, type) and issubclass(option, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in option)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin is list:
+        return f"a list of {_words(args[0])} like [a, b]"
+    if origin is dict:
+        return f"a mapping to {_words(args[1])} like {{sts: ...}}"
+    plain = {
+        bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping",
+        type(None): "null", Any: "anything",
+    }  # fmt: skip
+    return plain.get(option, str(option))
+
+
+def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str, Any]) -> None:
+    """Writes a recipe that `read_recipe` and `split_recipe` turn into the same settings again."""
+    from .io import write_atomically
+
+    lines = {**vars(settings), **training}
+    lines = {key: value.value if isinstance(value, enum.Enum) else value for key, value in lines.items()}
+    write_atomically(path, yaml.safe_dump(lines, sort_keys=False, allow_unicode=True))

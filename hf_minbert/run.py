@@ -1,0 +1,324 @@
+"""A recipe carried out: data, model, trainer, and the run's folder.
+
+The folder ends with the model, its tokenizer and `recipe.yaml`, `environment.json` (versions and seed), `log.jsonl`
+(every logged value), `predictions/<task>-dev.csv` and, last of all, `metrics.json`: where it stands, the run finished.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import re
+import shutil
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+
+from .data.encoding import check_max_length
+from .data.files import load_split
+from .errors import MinBertError, explain
+from .io import write_atomically, write_json
+from .modeling_minbert import MinBertConfig, MinBertForMultiTask
+from .evaluation.submission import write_predictions
+from .prediction import Predictor, score
+from .recipe import RunSettings, Value, read_recipe, split_recipe, write_recipe
+from .tasks import Task, get_tasks
+from .training.args import MultiTaskTrainingArguments
+from .training.checkpoints import checkpoints, newest_complete_checkpoint
+from .training.trainer import MultiTaskTrainer
+
+logger = logging.getLogger(__name__)
+
+RUN_FILES = ("metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors", "predictions")
+#: Keys that decide which rows a step sees: a run that resumes with another value would be neither run.
+FIXED_ON_RESUME = (
+    "tasks", "train_tasks", "data_dir", "max_length", "mixing", "task_batch_sizes", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "seed", "data_seed", "aggregator", "regularizer", "task_weights",
+)  # fmt: skip
+
+
+def train(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Carries out a recipe as `read_recipe` read it.
+
+    Returns:
+        what `metrics.json` holds; on other processes than the first, an empty dict.
+
+    Raises:
+        MinBertError: anything wrong before the first step. Later errors pass as they are.
+    """
+    settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+    with explain("Reading the training arguments", "Mend the recipe."):
+        args = MultiTaskTrainingArguments(**given)
+    tasks = get_tasks(settings.tasks)
+    folder = Path(args.output_dir)
+    checkpoint = _resume_point(folder, args, settings, given) if args.should_save else None
+    data = load_data(settings, args, tasks)
+    tokenizer, model = load_model(settings, tasks)
+    first_step = _FirstStep()
+    with explain("Setting up the trainer", "Mend the recipe."):
+        trainer = MultiTaskTrainer(
+            model,
+            args,
+            train_dataset=data["train"],
+            eval_dataset=data["dev"],
+            processing_class=tokenizer,
+            max_length=settings.max_length,
+            callbacks=[first_step, _LogFile(folder / "log.jsonl")],
+        )
+    if args.should_save:
+        _prepare_folder(folder, settings, given, args, resuming=checkpoint is not None)
+    try:
+        with _told_on_interrupt(folder, args):
+            outcome = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or None)
+            trainer.save_model()
+    except Exception as error:
+        if first_step.taken or isinstance(error, MinBertError):
+            raise
+        with explain("Starting to train", "Mend the recipe."):
+            raise
+    metrics = _finish(folder, trainer, outcome.metrics, data["dev"]) if args.should_save else {}
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()  # without it, some runs of several processes end by a signal
+    return metrics
+
+
+# ---- What goes in ------------------------------------------------------------------------------------------------
+
+
+def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
+    """`{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored."""
+    by_name = {task.name: task for task in tasks}
+    for option in ("train_tasks", "eval_tasks"):
+        for name in getattr(args, option) or ():
+            if name not in by_name:
+                raise MinBertError(f"`{option}` names {name!r}, which is not in `tasks`: {', '.join(by_name)}.")
+    wanted = {"train": args.train_tasks or by_name, "dev": args.eval_tasks or by_name}
+    return {
+        split: {
+            name: load_split(by_name[name], settings.data_dir, split, strict=settings.strict_data) for name in names
+        }
+        for split, names in wanted.items()
+    }
+
+
+def load_model(
+    settings: RunSettings, tasks: list[Task]
+) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask]:
+    """The checkpoint's encoder with a head for each task, in float32, and its tokenizer.
+
+    Raises:
+        MinBertError: there is no such checkpoint, or it lacks weights of the encoder.
+    """
+    name, revision = settings.model_name_or_path, settings.model_revision
+    remedy = "Check `model_name_or_path`: a folder with a BERT checkpoint, or its id on the Hub."
+    if not Path(name).exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise MinBertError(f"`model_name_or_path`: there is no folder {name}. {remedy}")
+    dropouts = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
+    with explain(f"Loading the checkpoint {name!r}", remedy), _quiet_library():
+        config = MinBertConfig.from_pretrained(
+            name,
+            revision=revision,
+            tasks=[task.to_config() for task in tasks],
+            **{key: value for key, value in dropouts.items() if value is not None},
+        )
+        check_max_length(settings.max_length, config.max_position_embeddings)
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+        # A checkpoint in half precision would otherwise be trained in half precision.
+        model, report = MinBertForMultiTask.from_pretrained(
+            name,
+            config=config,
+            revision=revision,
+            dtype=torch.float32,
+            attn_implementation=settings.attn_implementation,
+            output_loading_info=True,
+        )
+    _check_loaded(name, report["missing_keys"])
+    if len(tokenizer) > config.vocab_size:
+        raise MinBertError(
+            f"The tokenizer of {name!r} has {len(tokenizer):,} tokens and its model {config.vocab_size:,}. "
+            f"They do not belong together. {remedy}"
+        )
+    return tokenizer, model
+
+
+def _check_loaded(name: str, missing: list[str]) -> None:
+    encoder = sorted(key for key in missing if not key.startswith("heads."))
+    pooler = [key for key in encoder if ".pooler." in key]
+    if encoder != pooler:
+        raise MinBertError(
+            f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: it would "
+            f"be trained from random numbers. Check that it is a BERT checkpoint of the size its config says."
+        )
+    if pooler:
+        logger.warning("%s has no pooler; it starts from random numbers.", name)
+    heads = sorted({key.split(".")[1] for key in missing if key.startswith("heads.")})
+    if heads:
+        logger.info("New heads, from random numbers: %s.", ", ".join(heads))
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Hides the library's report on missing weights: `_check_loaded` judges them."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+# ---- The run's folder --------------------------------------------------------------------------------------------
+
+
+def holds_run(folder: Path) -> bool:
+    return bool(checkpoints(folder)) or any((folder / name).exists() for name in RUN_FILES)
+
+
+def _resume_point(
+    folder: Path, args: MultiTaskTrainingArguments, settings: RunSettings, given: dict[str, Any]
+) -> Path | None:
+    """The checkpoint to resume from, or `None` for a run that starts anew. Refuses what would lose a run."""
+    if folder.exists() and not folder.is_dir():
+        raise MinBertError(f"`output_dir` {folder} is a file. Give the path of a folder.")
+    if args.resume_from_checkpoint:
+        if settings.overwrite:
+            raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
+        if args.resume_from_checkpoint is True:
+            checkpoint = newest_complete_checkpoint(folder, args.world_size)
+        else:
+            checkpoint = Path(args.resume_from_checkpoint)
+            checkpoint = checkpoint if checkpoint.is_dir() else None
+        if checkpoint is None:
+            raise MinBertError(
+                f"There is no complete checkpoint to resume from: `resume_from_checkpoint: {args.resume_from_checkpoint}` "
+                f"in {folder}. Leave it out to start anew."
+            )
+        _check_same_run(folder, settings, given, args.world_size)
+        return checkpoint
+    if holds_run(folder) and not settings.overwrite:
+        raise MinBertError(
+            f"`output_dir` {folder} holds a run already. Go on with it by resume_from_checkpoint=true, delete it by "
+            f"overwrite=true, or give another output_dir."
+        )
+    return None
+
+
+def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], world_size: int) -> None:
+    recipe, environment = folder / "recipe.yaml", folder / "environment.json"
+    if not (recipe.is_file() and environment.is_file()):
+        return  # a checkpoint from elsewhere
+    old_settings, old_given = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
+    old, new = {**vars(old_settings), **old_given}, {**vars(settings), **given}
+    old["number of processes"] = json.loads(environment.read_text(encoding="utf-8"))["processes"]
+    new["number of processes"] = world_size
+    for key in (*FIXED_ON_RESUME, "number of processes"):
+        if old.get(key) != new.get(key):
+            raise MinBertError(
+                f"The run in {folder} was started with {key} = {old.get(key)} and cannot be resumed with "
+                f"{new.get(key)}: steps would see other rows. Keep the old value, or start anew."
+            )
+
+
+def _prepare_folder(
+    folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments, *, resuming: bool
+) -> None:
+    if resuming:
+        (folder / "metrics.json").unlink(missing_ok=True)  # it says that the run finished
+    else:
+        for path in [*checkpoints(folder), *(folder / name for name in RUN_FILES)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    kept = {key: value for key, value in given.items() if key != "resume_from_checkpoint"}
+    settings = RunSettings(**{**vars(settings), "overwrite": False})  # the recipe of a run never deletes a run
+    write_recipe(folder / "recipe.yaml", settings, kept)
+    write_json(folder / "environment.json", _environment(args))
+
+
+def _environment(args: MultiTaskTrainingArguments) -> dict[str, Any]:
+    packages = ("hf_minbert", "torch", "transformers", "accelerate", "datasets", "tokenizers", "peft", "numpy")
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    device = torch.cuda.get_device_name(args.device) if args.device.type == "cuda" else platform.processor() or "cpu"
+    return {
+        "seed": args.seed,
+        "processes": args.world_size,
+        "device": device,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _finish(folder: Path, trainer: MultiTaskTrainer, training: dict[str, Any], dev: dict[str, Any]) -> dict[str, Any]:
+    """Scores the saved model, as anybody who loads it will, and writes what the run came to."""
+    predictor = Predictor.from_pretrained(folder, batch_size=trainer.args.per_device_eval_batch_size)
+    scores, decoded = score(predictor, dev, progress=not trainer.args.disable_tqdm)
+    for name, rows in dev.items():
+        write_predictions(folder / "predictions" / f"{name}-dev.csv", predictor.task(name), rows["id"], decoded[name])
+    state = trainer.state
+    metrics = {
+        **{f"eval_{name}": value for name, value in scores.items()},
+        **training,
+        "global_step": state.global_step,
+        "best_step": state.best_global_step if state.best_metric is not None else None,
+        "best_metric": state.best_metric,
+        "metric_for_best_model": trainer.args.metric_for_best_model,
+        "seed": trainer.args.seed,
+    }
+    write_json(folder / "metrics.json", metrics)
+    return metrics
+
+
+# ---- Watching the run --------------------------------------------------------------------------------------------
+
+
+class _FirstStep(TrainerCallback):
+    """Remembers whether training began: until then, what goes wrong is a matter of the recipe."""
+
+    taken = False
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.taken = True
+
+
+class _LogFile(TrainerCallback):
+    """Every logged entry as a line of JSON. A resumed run keeps the lines up to its checkpoint."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            write_atomically(self.path, "".join(f"{json.dumps(entry)}\n" for entry in state.log_history))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if state.is_world_process_zero and state.log_history:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps(state.log_history[-1])}\n")
+
+
+@contextmanager
+def _told_on_interrupt(folder: Path, args: MultiTaskTrainingArguments) -> Iterator[None]:
+    """On Ctrl-C, adds to the exception what was saved and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        checkpoint = newest_complete_checkpoint(folder, args.world_size)
+        saved = (
+            f"The newest complete checkpoint is {checkpoint}. Go on with the same command and resume_from_checkpoint=true."
+            if checkpoint
+            else "No checkpoint was saved yet."
+        )
+        raise KeyboardInterrupt(saved) from None

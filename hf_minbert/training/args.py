@@ -1,0 +1,134 @@
+"""The training arguments: the stock ones, plus how tasks share a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from ..data.rounds import MIXING
+from ..errors import MinBertError, unknown_name
+from .aggregators import AGGREGATORS
+from .regularizers import REGULARIZERS
+
+#: Stock arguments that a step of several tasks cannot honour: the only value allowed, and why.
+#: They are refused, never ignored.
+REFUSED: dict[str, tuple[Any, str]] = {
+    "label_smoothing_factor": (0.0, "a head owns its loss"),
+    "train_sampling_strategy": ("random", "`mixing` decides which rows make a step"),
+    "dataloader_drop_last": (False, "every batch is full: a task that runs out starts again"),
+    "dataloader_persistent_workers": (False, "workers that outlive an epoch would repeat its order"),
+    "include_num_input_tokens_seen": ("no", "tokens are not counted over several tasks"),
+    "auto_find_batch_size": (False, "it restarts training with sizes that the rounds do not follow"),
+    "batch_eval_metrics": (False, "a correlation needs all rows at once"),
+    "eval_do_concat_batches": (True, "a metric needs all rows in one array"),
+    "include_for_metrics": ([], "a task's metric sees outputs and labels only"),
+    "prediction_loss_only": (False, "`eval_overall` needs predictions"),
+    "remove_unused_columns": (False, "columns are chosen by task"),
+    "label_names": (None, "labels are named by the task"),
+    "use_liger_kernel": (False, "its kernels are for models of the library"),
+    "fsdp": (None, "the step runs on the unwrapped model, whose parameters FSDP would have sharded"),
+    "deepspeed": (None, "the step averages gradients itself, and DeepSpeed takes them away"),
+    "parallelism_config": (None, "the step averages over whole copies of the model"),
+    "do_train": (False, "`minbert train` trains"),
+    "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
+}
+
+
+@dataclass
+class MultiTaskTrainingArguments(TrainingArguments):
+    """`TrainingArguments` for rounds: a step is one mini-batch of every task in training.
+
+    Defaults that differ from the stock ones: `metric_for_best_model` is `eval_overall` where a best model is
+    asked for, callback states are restored on resume, and columns are not removed.
+
+    Args:
+        train_tasks: tasks that are trained. All of the model's unless given; the other heads stay as they are.
+        eval_tasks: tasks that are scored. All of the model's unless given.
+        task_batch_sizes: rows a round takes from a task, per device, where it differs from
+            `per_device_train_batch_size`.
+        task_weights: factor on a task's loss, 1 unless given.
+        mixing: which examples make a round; a name from `hf_minbert.data.rounds.MIXING`.
+        aggregator: how the tasks' gradients become one; a name from `hf_minbert.training.aggregators.AGGREGATORS`.
+        regularizer: a term added to each task's loss; `none`, or a name from
+            `hf_minbert.training.regularizers.REGULARIZERS`.
+        early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model`.
+        early_stopping_threshold: how much better counts as better.
+
+    Raises:
+        MinBertError: a value is out of range, or a stock argument is set that several tasks cannot honour.
+    """
+
+    train_tasks: list[str] | None = None
+    eval_tasks: list[str] | None = None
+    task_batch_sizes: dict[str, int] | None = None
+    task_weights: dict[str, float] | None = None
+    mixing: str = "cycle"
+    aggregator: str = "sum"
+    regularizer: str = "none"
+    early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
+    restore_callback_states_from_checkpoint: bool = True
+    remove_unused_columns: bool = False
+    resume_from_checkpoint: bool | str | None = None
+    report_to: None | str | list[str] = "none"
+
+    def __post_init__(self):
+        if self.report_to is None:  # the stock class would make of it a list that holds None
+            self.report_to = "none"
+        wants_best = self.load_best_model_at_end or self.early_stopping_patience is not None
+        if wants_best and self.metric_for_best_model is None:
+            self.metric_for_best_model = "eval_overall"
+        super().__post_init__()
+        self._refuse_unsupported()
+        self._check_values()
+        if self.n_gpu > 1:
+            # One process would wrap the model in DataParallel, which the step would not use.
+            self._n_gpu = 1
+
+    def _refuse_unsupported(self) -> None:
+        known = {f.name for f in fields(self)}
+        for name, (allowed, reason) in REFUSED.items():
+            if name not in known:  # a field that only newer versions of transformers have
+                continue
+            value = getattr(self, name)
+            if value != allowed and value not in ("", [], {}, None):
+                raise MinBertError(f"`{name}: {value}` is not supported: {reason}. Leave it out.")
+        accelerator = self.accelerator_config
+        for name, allowed in (("dispatch_batches", (None, False)), ("split_batches", (False,)), ("even_batches", (True,))):
+            if getattr(accelerator, name) not in allowed:
+                raise MinBertError(
+                    f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: rounds are dealt "
+                    f"to processes whole. Leave it out."
+                )
+        if "lomo" in str(self.optim.value):
+            raise MinBertError(f"`optim: {self.optim.value}` is not supported: it steps within the backward pass of one task.")
+        if self.fp16 and not torch.cuda.is_available():
+            raise MinBertError("`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither.")
+
+    def _check_values(self) -> None:
+        for name, registry in (("mixing", MIXING), ("aggregator", AGGREGATORS)):
+            if getattr(self, name) not in registry:
+                raise unknown_name(name, getattr(self, name), registry)
+        if self.regularizer not in ("none", *REGULARIZERS):
+            raise unknown_name("regularizer", self.regularizer, ("none", *REGULARIZERS))
+        for name, lowest in (
+            ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
+            ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
+            ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not value >= lowest:
+                raise MinBertError(f"`{name}` must be at least {lowest}. Found {value}.")
+        if self.max_steps <= 0 and not self.num_train_epochs > 0:
+            raise MinBertError(f"`num_train_epochs` must be more than 0. Found {self.num_train_epochs}.")
+        for task, size in (self.task_batch_sizes or {}).items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
+        for task, weight in (self.task_weights or {}).items():
+            if not 0 <= weight < float("inf"):
+                raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")

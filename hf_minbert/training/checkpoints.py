@@ -1,0 +1,71 @@
+"""Which checkpoint to resume from: the newest that was written to its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import zipfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+
+
+def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:
+    """The `checkpoint-*` folder with the highest step that is whole; logs each newer one that it skips.
+
+    A checkpoint is written in place, file after file, so a run that was killed while it saved leaves one
+    that cannot be loaded.
+    """
+    for checkpoint in checkpoints(folder):
+        problem = incomplete(checkpoint, world_size)
+        if problem is None:
+            return checkpoint
+        logger.warning("Skipped %s: %s.", checkpoint, problem)
+    return None
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The checkpoint folders of a run, the highest step first."""
+    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
+
+
+def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
+    """What a checkpoint lacks to resume from it, or `None` if it lacks nothing."""
+    weights = [checkpoint / name for name in WEIGHTS if (checkpoint / name).exists()]
+    if not weights:
+        return "it has no weights"
+    randoms = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
+    for path in [*weights, *checkpoint.glob("model-*.safetensors")]:
+        if path.suffix == ".safetensors" and not _whole_safetensors(path):
+            return f"{path.name} ends too early"
+    for name in ("optimizer.pt", "scheduler.pt", *randoms):
+        if not (checkpoint / name).exists():
+            return f"{name} is missing"
+        if not zipfile.is_zipfile(checkpoint / name):  # torch.save writes a zip, whose directory comes last
+            return f"{name} ends too early"
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "trainer_state.json is missing or cut"
+    return None
+
+
+def _whole_safetensors(path: Path) -> bool:
+    """Whether the file is as long as its header says: 8 bytes of header length, header, tensors."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        if len(length) < 8:
+            return False
+        header_size = int.from_bytes(length, "little")
+        if header_size > path.stat().st_size:
+            return False
+        try:
+            header = json.loads(file.read(header_size))
+        except ValueError:
+            return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return path.stat().st_size == 8 + header_size + max(ends, default=0)

@@ -1,0 +1,125 @@
+"""Scoring: each task by its own metrics, then one number over all of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, speed_metrics
+
+from ..data.encoding import encode
+from ..errors import MinBertError, unknown_name
+from ..evaluation.metrics import metric_names, overall, task_metrics
+
+
+class TaskEvaluation:
+    """The half of `MultiTaskTrainer` that evaluates. Metrics are called `eval_<task>_<metric>`."""
+
+    def known_metrics(self) -> list[str]:
+        """Every metric that `evaluate` reports on the evaluated tasks, with the prefix `eval_`."""
+        return [f"eval_{name}" for name in metric_names([self.tasks[name] for name in self.eval_tasks])]
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Scores the tasks one after the other, then over all of them.
+
+        Args:
+            eval_dataset: `{task: rows}` to score instead of the trainer's own.
+            ignore_keys: outputs of the model that are not gathered.
+            metric_key_prefix: first word of every metric's name.
+
+        Returns:
+            `<prefix>_<task>_<metric>` and `<prefix>_<task>_loss` of each task, `<prefix>_overall` (the mean of the
+            tasks' main metrics) and, with sst, para and sts, `<prefix>_leaderboard`.
+        """
+        rows = self.eval_dataset if eval_dataset is None else self._encode(eval_dataset, None, "eval_dataset")
+        if not rows:
+            raise MinBertError("There is nothing to evaluate: pass `eval_dataset={task: rows}`.")
+        start, metrics, scores = time.time(), {}, {}
+        for name, dataset in rows.items():
+            output = self._run(name, dataset, f"{metric_key_prefix}_{name}", ignore_keys)
+            if output.label_ids is None:
+                raise MinBertError(f"The rows of {name!r} have no labels, so they cannot be scored. Use `predict`.")
+            scores[name] = task_metrics(self.tasks[name], output.predictions, output.label_ids)
+            metrics.update(output.metrics)
+            metrics.update({f"{metric_key_prefix}_{name}_{metric}": value for metric, value in scores[name].items()})
+        summary = overall([self.tasks[name] for name in rows], scores)
+        metrics.update({f"{metric_key_prefix}_{name}": value for name, value in summary.items()})
+        metrics.update(speed_metrics(metric_key_prefix, start, num_samples=sum(map(len, rows.values()))))
+        self.log(metrics)
+        # One event for all tasks: early stopping counts an evaluation once, and sees every metric.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        *,
+        task: str | None = None,
+    ) -> PredictionOutput:
+        """The head's outputs for the rows of one task, labelled or not.
+
+        Args:
+            test_dataset: the rows.
+            ignore_keys: outputs of the model that are not gathered.
+            metric_key_prefix: first word of every metric's name.
+            task: whose head answers. May be left out where the model has one task or an active one.
+
+        Returns:
+            `predictions` `[rows, classes]`, or `[rows, 1]` for a binary task or a score; `label_ids` or `None`;
+            and the task's metrics where there are labels.
+        """
+        task = self._one_task(task)
+        rows = encode(test_dataset, self.tasks[task], self.processing_class, self.max_length)
+        output = self._run(task, rows, f"{metric_key_prefix}_{task}", ignore_keys)
+        if output.label_ids is not None:
+            scores = task_metrics(self.tasks[task], output.predictions, output.label_ids)
+            output.metrics.update({f"{metric_key_prefix}_{task}_{name}": value for name, value in scores.items()})
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _one_task(self, task: str | None) -> str:
+        task = task if task is not None else self.model.config.active_task
+        if task is None:
+            raise MinBertError(
+                f"The model has several tasks: {', '.join(self.tasks)}. Say which one the rows belong to, "
+                f"with {{task: rows}} or `task=`."
+            )
+        if task not in self.tasks:
+            raise unknown_name("task", task, self.tasks)
+        return task
+
+    def get_eval_dataloader(self, eval_dataset: str | None = None) -> DataLoader:
+        """The loader of one task's evaluation rows; `eval_dataset` is the task's name."""
+        task = self._one_task(eval_dataset)
+        if task not in (self.eval_dataset or {}):
+            raise MinBertError(f"There are no evaluation rows of {task!r}. Pass `eval_dataset={{{task!r}: rows}}`.")
+        return self._task_dataloader(task, self.eval_dataset[task])
+
+    def _task_dataloader(self, task: str, rows: Any) -> DataLoader:
+        return self.accelerator.prepare(
+            DataLoader(
+                rows,
+                batch_size=self.args.eval_batch_size,
+                collate_fn=self.collators[task],
+                num_workers=self.args.dataloader_num_workers,
+                pin_memory=self.pin_memory,
+                prefetch_factor=self.args.dataloader_prefetch_factor,
+            )
+        )
+
+    def _run(self, task: str, rows: Any, prefix: str, ignore_keys: list[str] | None) -> EvalLoopOutput:
+        output = self.evaluation_loop(
+            self._task_dataloader(task, rows),
+            description=f"Evaluation of {task}",
+            prediction_loss_only=False,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
+        # Closes the progress bar: the next task's has another length.
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
+        return output._replace(predictions=np.asarray(output.predictions, dtype=np.float32))

@@ -1,0 +1,261 @@
+"""The trainer: a step is one round, one mini-batch of every task in training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+
+from ..data.collators import PaddedCollator, RoundCollator
+from ..data.encoding import check_max_length, encode
+from ..data.rounds import MIXING
+from ..errors import MinBertError, unknown_name
+from ..tasks import Task
+from .aggregators import AGGREGATORS
+from .args import MultiTaskTrainingArguments
+from .checkpoints import newest_complete_checkpoint
+from .evaluation import TaskEvaluation
+from .gradients import collector
+from .regularizers import REGULARIZERS
+
+logger = logging.getLogger(__name__)
+
+
+class MultiTaskTrainer(TaskEvaluation, Trainer):
+    """A `Trainer` for one model with several tasks.
+
+    Args:
+        model: a model with `config.tasks` and `forward(task=..., labels=..., ...)`, such as
+            `MinBertForMultiTask`, plain or wrapped by `peft.get_peft_model`.
+        args: its `train_tasks`, `eval_tasks`, `task_batch_sizes` and `task_weights` name the model's tasks.
+        train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
+            with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
+            accepted where the model has one task or an active one.
+        eval_dataset: likewise.
+        processing_class: the tokenizer; saved with every checkpoint.
+        max_length: longest input in tokens; the model's own limit unless given.
+        callbacks: added to the stock ones.
+        optimizers: optimizer and schedule to use instead of those that `args` name.
+
+    Raises:
+        MinBertError: a task, a metric or a length does not fit the model, or a task has no rows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: MultiTaskTrainingArguments,
+        *,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        max_length: int | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
+    ):
+        self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
+        self.model = model  # the checks below need it before the stock constructor sets it
+        self.processing_class = processing_class
+        self.max_length = check_max_length(max_length, model.config.max_position_embeddings)
+        self.train_tasks = self._chosen("train_tasks", args.train_tasks)
+        self.eval_tasks = self._chosen("eval_tasks", args.eval_tasks)
+        for option in ("task_batch_sizes", "task_weights"):
+            self._chosen(option, getattr(args, option) or list(self.tasks))
+        pad = processing_class.pad_token_id if processing_class is not None else model.config.pad_token_id
+        self.collators = {name: PaddedCollator(task, pad) for name, task in self.tasks.items()}
+        if train_dataset is not None:
+            train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
+        if eval_dataset is not None:
+            eval_dataset = self._encode(eval_dataset, self.eval_tasks, "eval_dataset")
+        self._check_evaluation(args, eval_dataset)
+        if args.n_gpu > 1:
+            logger.warning("%d GPUs are visible and one is used. To use all: accelerate launch.", args.n_gpu)
+            args._n_gpu = 1  # DataParallel would wrap the model, and the step would not use it
+        if args.early_stopping_patience is not None:
+            stopping = EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)
+            callbacks = [*(callbacks or []), stopping]
+        super().__init__(
+            model,
+            args,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise MinBertError("DeepSpeed and FSDP are not supported: the step averages whole gradients itself.")
+        # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
+        self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
+        self.regularizer = None if args.regularizer == "none" else REGULARIZERS[args.regularizer]()
+        self._gradients = None
+        self._task_losses: dict[str, list[torch.Tensor]] = {}
+
+    # ---- What is trained and scored --------------------------------------------------------------------------
+
+    def _chosen(self, option: str, names: Any) -> list[str]:
+        chosen = list(self.tasks) if names is None else [names] if isinstance(names, str) else list(names)
+        for name in chosen:
+            if name not in self.tasks:
+                raise MinBertError(f"`{option}`: {unknown_name('task', name, self.tasks)}")
+        if not chosen:
+            raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(self.tasks)}.")
+        return list(dict.fromkeys(chosen))
+
+    def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
+        """`{task: encoded rows}` of the wanted tasks, or of all that were given."""
+        if not isinstance(datasets, Mapping):
+            datasets = {self._one_task(None): datasets}
+        for name in datasets:
+            if name not in self.tasks:
+                raise MinBertError(f"`{argument}`: {unknown_name('task', name, self.tasks)}")
+        missing = [name for name in wanted or [] if name not in datasets]
+        if missing:
+            option = argument.replace("dataset", "tasks")
+            raise MinBertError(
+                f"`{argument}` has no rows of {', '.join(missing)}. Add them, or set `{option}` to the tasks it has: "
+                f"{', '.join(datasets) or '(none)'}."
+            )
+        names = wanted if wanted is not None else list(datasets)
+        encoded = {
+            name: encode(datasets[name], self.tasks[name], self.processing_class, self.max_length) for name in names
+        }
+        for name, rows in encoded.items():
+            if "labels" not in rows[0]:
+                raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Labels stand in a column `label`.")
+        return encoded
+
+    def _check_evaluation(self, args: MultiTaskTrainingArguments, eval_dataset: Any) -> None:
+        if args.eval_strategy != "no" and not eval_dataset:
+            raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
+        metric = args.metric_for_best_model
+        if metric is not None:
+            name = metric if metric.startswith("eval_") else f"eval_{metric}"
+            if name not in self.known_metrics():
+                raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, self.known_metrics())}")
+
+    # ---- Data ------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Rounds in the order of `args.mixing`, dealt whole to the processes."""
+        if self.train_dataset is None:
+            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
+        args = self.args
+        rounds = MIXING[args.mixing](
+            self.train_dataset,
+            self.batch_sizes,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            num_processes=args.world_size,
+        )
+        return self.accelerator.prepare(
+            DataLoader(
+                rounds,
+                batch_size=1,
+                collate_fn=RoundCollator({name: self.collators[name] for name in self.train_dataset}),
+                num_workers=args.dataloader_num_workers,
+                pin_memory=self.pin_memory,
+                prefetch_factor=args.dataloader_prefetch_factor,
+            )
+        )
+
+    @property
+    def pin_memory(self) -> bool:
+        return self.args.dataloader_pin_memory and self.args.device.type == "cuda"  # elsewhere torch only warns
+
+    @property
+    def batch_sizes(self) -> dict[str, int]:
+        """Rows that a round takes from each task in training, per device."""
+        own = self.args.task_batch_sizes or {}
+        return {name: own.get(name, self.args.per_device_train_batch_size) for name in self.train_tasks}
+
+    def num_examples(self, dataloader: DataLoader) -> int:
+        """Rows an epoch of this loader shows; the stock count would be of rounds."""
+        if isinstance(dataloader.collate_fn, RoundCollator):
+            return len(dataloader.dataset) * sum(self.batch_sizes.values())
+        return super().num_examples(dataloader)
+
+    def get_total_train_batch_size(self, args: MultiTaskTrainingArguments) -> int:
+        """Rows of all tasks that one optimizer step sees, over all processes."""
+        return sum(self.batch_sizes.values()) * args.gradient_accumulation_steps * args.world_size
+
+    def floating_point_ops(self, inputs: dict[str, dict[str, Any]]) -> int:
+        return sum(super(MultiTaskTrainer, self).floating_point_ops(batch) for batch in inputs.values())
+
+    # ---- The step --------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """Trains. `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = newest_complete_checkpoint(self.args.output_dir, self.args.world_size)
+            if resume_from_checkpoint is None:
+                raise MinBertError(f"There is no complete checkpoint in {self.args.output_dir} to resume from.")
+            logger.info("Resuming from %s.", resume_from_checkpoint)
+        self._gradients = collector(self.model.parameters(), AGGREGATORS[self.args.aggregator])
+        self._task_losses.clear()
+        return super().train(resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, dict[str, Any]], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
+
+        Args:
+            model: the wrapped model. The step calls the module inside: DDP refuses several forward passes
+                before one backward pass, and its hooks would average each task's gradient at once.
+            inputs: one batch per task.
+            num_items_in_batch: not used, a task's loss is a mean over its batch.
+
+        Returns:
+            the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
+        """
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
+            self.optimizer.train()
+        inner = self.accelerator.unwrap_model(model)
+        weights = self.args.task_weights or {}
+        total = torch.zeros((), device=self.args.device)
+        for task, batch in self._prepare_inputs(inputs).items():
+            with self.compute_loss_context_manager():
+                loss = self.task_loss(inner, batch)
+            self._record(task, loss)
+            loss = loss * weights.get(task, 1.0) / self.current_gradient_accumulation_steps
+            total += loss.detach()
+            self._gradients.add(task, self._scaled(loss))
+        if self.accelerator.sync_gradients:
+            # The same generator on every process, whatever was drawn elsewhere.
+            self._gradients.combine(torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step))
+        return total
+
+    def task_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+        """The loss of one task's batch, with the regularizer's term if there is one."""
+        outputs = model(**batch)
+        if self.regularizer is None:
+            return outputs["loss"]
+        return outputs["loss"] + self.regularizer(model, batch, outputs)
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
+        return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
+
+    # ---- The log ---------------------------------------------------------------------------------------------
+
+    def _record(self, task: str, loss: torch.Tensor) -> None:
+        """Adds to the task's running loss on the device: reading it now would make the GPU wait."""
+        sums = self._task_losses.setdefault(task, [torch.zeros_like(loss.detach()), torch.zeros_like(loss.detach())])
+        sums[0] += loss.detach()
+        sums[1] += 1
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds each task's mean loss since the last log, before its weight, as `loss_<task>`."""
+        if "loss" in logs and self._task_losses:
+            sums = torch.stack([torch.stack(pair) for pair in self._task_losses.values()])  # [tasks, 2]
+            sums = self.accelerator.reduce(sums, "sum").tolist()
+            logs.update({f"loss_{task}": total / count for task, (total, count) in zip(self._task_losses, sums, strict=True)})
+            self._task_losses.clear()
+        super().log(logs, start_time)
