@@ -15,7 +15,7 @@ from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 
 SHARED = Path(__file__).parents[2] / "shared"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = "the a is not good bad film man dog plays runs how what why do i you and it very fine".split()
+WORDS = ["the", "a", "is", "not", "good", "bad", "film", "man", "dog", "plays", "how", "why", "you", "it", "very"]
 PIECES = [*string.ascii_lowercase, *("##" + letter for letter in string.ascii_lowercase), *string.digits, *".,?!'"]
 VOCABULARY = SPECIAL + WORDS + [piece for piece in PIECES if piece not in WORDS]
 

@@ -1,0 +1,158 @@
+"""The config: tasks and the active task, however they are given, and every field through a file."""
+
+import pytest
+from transformers import AutoConfig, PreTrainedConfig
+
+from hf_minbert import TASKS, MinBertConfig, Task, get_tasks
+
+THREE = ["sst", "para", "sts"]
+SHOWN = {  # what a tool that knows one task sees
+    "sst": (5, "very negative", "single_label_classification"),
+    "para": (2, "not duplicate", "single_label_classification"),
+    "sts": (1, "sts", "regression"),
+    None: (2, "LABEL_0", None),
+}
+
+
+def shown(config):
+    assert config.label2id == {label: index for index, label in config.id2label.items()}
+    return config.num_labels, config.id2label[0], config.problem_type
+
+
+def test_it_needs_no_arguments_and_prints():
+    config = MinBertConfig()
+    assert "minbert" in repr(config)
+    assert (config.tasks, config.task_names, config.active_task) == (None, [], None)
+
+
+def test_every_field_survives_the_file(tmp_path):
+    changed = {
+        "vocab_size": 91,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "hidden_act": "relu",
+        "hidden_dropout_prob": 0,
+        "attention_probs_dropout_prob": 0.25,
+        "max_position_embeddings": 16,
+        "type_vocab_size": 3,
+        "initializer_range": 0.5,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": None,
+        "bos_token_id": 7,
+        "eos_token_id": 8,
+        "classifier_dropout": 0.0,
+        "tie_word_embeddings": False,
+        "tasks": get_tasks(["sts", "sst"]),
+        "active_task": "sst",
+    }
+    assert set(changed) == set(MinBertConfig.__annotations__), "a field is missing in this test"
+    config = MinBertConfig(**changed)
+    config.save_pretrained(tmp_path)
+    loaded = MinBertConfig.from_pretrained(tmp_path)
+    for name in changed:
+        assert getattr(loaded, name) == getattr(config, name) != getattr(MinBertConfig(), name), name
+    assert [Task.from_config(task) for task in loaded.tasks] == [
+        Task(**{**vars(TASKS[name]), "files": {}}) for name in ("sts", "sst")
+    ]
+
+
+@pytest.mark.parametrize("order", [THREE, THREE[::-1]])
+def test_the_order_of_tasks_survives_the_file(tmp_path, order):
+    MinBertConfig(tasks=get_tasks(order)).save_pretrained(tmp_path)
+    assert MinBertConfig.from_pretrained(tmp_path).task_names == order
+
+
+def test_tasks_may_be_given_as_dicts():
+    tasks = get_tasks(THREE)
+    assert MinBertConfig(tasks=[task.to_config() for task in tasks]).tasks == MinBertConfig(tasks=tasks).tasks
+
+
+@pytest.mark.parametrize("load", [MinBertConfig.from_pretrained, AutoConfig.from_pretrained])
+@pytest.mark.parametrize("saved", [None, *THREE])
+@pytest.mark.parametrize("wanted", [None, *THREE])
+def test_the_active_task_asked_for_at_loading_wins(tmp_path, load, saved, wanted):
+    MinBertConfig(tasks=get_tasks(THREE), active_task=saved).save_pretrained(tmp_path)
+    assert shown(load(tmp_path)) == SHOWN[saved]
+    config = load(tmp_path, active_task=wanted, num_labels=7)  # seven labels is what no task has
+    assert config.active_task == wanted
+    assert shown(config) == SHOWN[wanted]
+    config.save_pretrained(tmp_path)
+    assert shown(load(tmp_path)) == SHOWN[wanted]
+
+
+def test_a_single_task_is_active():
+    config = MinBertConfig(tasks=get_tasks(["sts"]))
+    assert config.active_task == "sts"
+    config.set_active_task(None)
+    assert shown(config) == SHOWN["sts"]
+
+
+def test_tasks_given_at_loading_leave_a_saved_active_task_behind(tmp_path):
+    MinBertConfig(tasks=get_tasks(["sst"])).save_pretrained(tmp_path)
+    config = MinBertConfig.from_pretrained(tmp_path, tasks=get_tasks(["para", "sts"]))
+    assert config.task_names == ["para", "sts"]
+    assert shown(config) == SHOWN[None]
+
+
+def test_an_encoder_without_tasks_keeps_its_labels():
+    assert MinBertConfig(id2label={0: "yes", 1: "no", 2: "maybe"}).num_labels == 3
+
+
+def test_unused_arguments_come_back(tmp_path):
+    MinBertConfig(tasks=get_tasks(THREE)).save_pretrained(tmp_path)
+    config, unused = MinBertConfig.from_pretrained(tmp_path, active_task="sts", other=1, return_unused_kwargs=True)
+    assert (config.active_task, unused) == ("sts", {"other": 1})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tasks": THREE[:1] * 2}, "'sst' twice"),
+        ({"tasks": THREE, "active_task": "stss"}, "'stss'.*sst, para, sts"),
+        ({"active_task": "sst"}, "'sst'.*no tasks"),
+        ({"tasks": [{"name": "x"}]}, "lacks 'kind'"),
+        (
+            {"tasks": [{"name": "x", "kind": "class", "labels": [], "head": "linear"}]},
+            "'x'.*classes, binary, score.*'class'",
+        ),
+    ],
+)
+def test_faults_are_named(fields, says):
+    if "tasks" in fields:
+        fields = {
+            **fields,
+            "tasks": [TASKS.get(task, task) if isinstance(task, str) else task for task in fields["tasks"]],
+        }
+    with pytest.raises(ValueError, match=says):
+        MinBertConfig(**fields)
+
+
+def write(folder, **config):
+    class Other(PreTrainedConfig):
+        model_type = config.pop("model_type")
+
+    Other(**config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "roberta"}, "'roberta'"),
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "'relative_key'"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder"),
+    ],
+)
+def test_checkpoints_that_would_load_and_mean_something_else_are_refused(tmp_path, config, says):
+    write(tmp_path, **config)
+    with pytest.raises(ValueError, match=says):
+        MinBertConfig.from_pretrained(tmp_path)
+
+
+def test_the_config_of_a_bert_becomes_ours_without_a_warning(tmp_path, caplog):
+    write(tmp_path, model_type="bert", hidden_size=48, position_embedding_type="absolute", use_cache=True)
+    config = MinBertConfig.from_pretrained(tmp_path)
+    assert (config.model_type, config.hidden_size) == ("minbert", 48)
+    assert "use_cache" not in config.to_dict()
+    assert not caplog.records
