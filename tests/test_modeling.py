@@ -11,7 +11,7 @@ BOTH = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 LENGTHS = (12, 7, 3)
 
 
-def batch(vocabulary=91, lengths=LENGTHS):
+def batch(vocabulary=80, lengths=LENGTHS):
     """Random words, padded to the longest, in two segments."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(5, vocabulary, (len(lengths), max(lengths)), generator=generator)

@@ -1,0 +1,353 @@
+"""Files: every kind of BERT checkpoint in, our own classes out and in again, and a folder that needs no package."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    BertModel,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import hf_minbert
+from hf_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks
+
+IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 11, 3, 0, 0]])
+MASK = (IDS > 0).long()
+TASKS = ["sst", "para", "sts"]
+NEW_HEADS = {f"heads.{task}.linear.{part}" for task in TASKS for part in ("weight", "bias")}
+
+
+@pytest.fixture(scope="module")
+def stock_config(tiny_config):
+    ours = tiny_config().to_dict()
+    return BertConfig(**{key: value for key, value in ours.items() if key in BertConfig.__annotations__})
+
+
+@pytest.fixture(scope="module")
+def pretraining(stock_config):
+    """A stock BERT with both heads of its pre-training; the biases and norms are not at their start values."""
+    torch.manual_seed(3)
+    model = BertForPreTraining(stock_config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def rewrite(folder: Path, change, binary=False):
+    """Give the weights in `folder` other names, and optionally the older file format."""
+    file = folder / "model.safetensors"
+    weights = {change(key): value for key, value in load_file(file).items()}
+    if binary:
+        file.unlink()
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, file, metadata={"format": "pt"})
+
+
+def old_names(key: str) -> str:
+    return key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
+def load_multitask(folder, **kwargs):
+    model, report = MinBertForMultiTask.from_pretrained(
+        folder, tasks=get_tasks(TASKS), output_loading_info=True, **kwargs
+    )
+    assert set(report["missing_keys"]) == NEW_HEADS
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    return model
+
+
+def assert_same_encoder(model, reference):
+    """Bit by bit, and in what it computes."""
+    theirs, ours = reference.state_dict(), model.state_dict()
+    assert set(theirs) == set(ours)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    with torch.no_grad():
+        a, b = (each(IDS, attention_mask=MASK) for each in (model, reference))
+    torch.testing.assert_close(a.last_hidden_state, b.last_hidden_state, rtol=0, atol=1e-5)
+    torch.testing.assert_close(a.pooler_output, b.pooler_output, rtol=0, atol=1e-5)
+
+
+# -- BERT checkpoints in -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])
+@pytest.mark.parametrize("names", [lambda key: key, old_names], ids=["new names", "gamma and beta"])
+@pytest.mark.parametrize("kind", ["bare", "prefixed, with heads"])
+def test_any_bert_checkpoint_loads(tmp_path, pretraining, kind, names, binary):
+    (pretraining.bert if kind == "bare" else pretraining).save_pretrained(tmp_path)
+    rewrite(tmp_path, names, binary)
+    assert_same_encoder(load_multitask(tmp_path).bert, pretraining.bert)
+    model, report = MinBertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    assert_same_encoder(model, pretraining.bert)
+
+
+def test_positions_stored_by_old_releases_are_no_surprise(tmp_path, pretraining):
+    pretraining.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["bert.embeddings.position_ids"] = torch.arange(64)[None]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_same_encoder(load_multitask(tmp_path).bert, pretraining.bert)
+
+
+def test_a_config_that_does_not_name_its_type_is_a_bert(tmp_path, pretraining):
+    pretraining.bert.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_same_encoder(load_multitask(tmp_path).bert, pretraining.bert)
+
+
+def test_old_names_are_not_written_back(tmp_path, pretraining):
+    pretraining.save_pretrained(tmp_path)
+    rewrite(tmp_path, old_names)
+    load_multitask(tmp_path).save_pretrained(tmp_path / "ours")
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    assert not [key for key in written if "gamma" in key or "beta" in key]
+    _, report = MinBertForMultiTask.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+
+
+def test_a_foreign_head_is_reported(tmp_path, stock_config):
+    BertForSequenceClassification(stock_config).save_pretrained(tmp_path)
+    _, report = MinBertForMultiTask.from_pretrained(tmp_path, tasks=get_tasks(TASKS), output_loading_info=True)
+    assert set(report["unexpected_keys"]) == {"classifier.weight", "classifier.bias"}
+
+
+def test_the_word_head_of_a_pretraining_checkpoint_is_used(tmp_path, pretraining):
+    pretraining.save_pretrained(tmp_path)
+    model, report = MinBertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    with torch.no_grad():
+        ours, theirs = (each(IDS, attention_mask=MASK) for each in (model, pretraining))
+    torch.testing.assert_close(ours.logits, theirs.prediction_logits, rtol=0, atol=5e-5)
+
+
+def test_a_word_head_that_is_missing_starts_at_zero_bias(tmp_path, pretraining):
+    pretraining.bert.save_pretrained(tmp_path)
+    bias = MinBertForMaskedLM.from_pretrained(tmp_path).cls.predictions.bias
+    assert torch.equal(bias, torch.zeros_like(bias))
+
+
+def test_a_real_checkpoint_loads(minilm):
+    assert_same_encoder(load_multitask(minilm).bert, BertModel.from_pretrained(minilm))
+
+
+# -- our own files -----------------------------------------------------------------------------------------------
+
+
+def make(kind, tiny_config, tiny_model):
+    if kind is MinBertForMultiTask:
+        return tiny_model().eval(), {"task": "sst"}
+    return kind(tiny_config()).eval(), {}
+
+
+@pytest.mark.parametrize("kind", [MinBertModel, MinBertForMaskedLM, MinBertForMultiTask])
+def test_round_trip(tmp_path, tiny_config, tiny_model, kind):
+    model, task = make(kind, tiny_config, tiny_model)
+    model.save_pretrained(tmp_path)
+    loaded, report = kind.from_pretrained(tmp_path, output_loading_info=True, device_map="cpu")
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    with torch.no_grad():
+        before, after = (each(IDS, attention_mask=MASK, **task)[0] for each in (model, loaded))
+    assert torch.equal(before, after)
+    half = kind.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_the_encoder_of_a_multitask_model_loads_alone(tmp_path, tiny_model):
+    model = tiny_model().eval()
+    model.save_pretrained(tmp_path)
+    encoder, report = MinBertModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and set(report["unexpected_keys"]) == NEW_HEADS
+    assert_same_encoder(encoder, model.bert)
+
+
+def test_a_task_can_be_added_to_a_saved_model(tmp_path, tiny_model):
+    model = tiny_model(tasks=["sst"])
+    model.save_pretrained(tmp_path)
+    more, report = MinBertForMultiTask.from_pretrained(
+        tmp_path, tasks=get_tasks(["sts", "sst"]), output_loading_info=True
+    )
+    assert set(report["missing_keys"]) == {"heads.sts.linear.weight", "heads.sts.linear.bias"}
+    assert torch.equal(more.heads.sst.linear.weight, model.heads.sst.linear.weight)
+
+
+def assert_tied(model):
+    decoder, words = model.get_output_embeddings(), model.get_input_embeddings()
+    assert decoder.weight.data_ptr() == words.weight.data_ptr()
+    assert decoder.bias.data_ptr() == model.cls.predictions.bias.data_ptr()
+
+
+@pytest.mark.parametrize("through_trainer", [False, True])
+def test_the_tied_decoder_is_stored_once_and_tied_again(tmp_path, tiny_config, through_trainer):
+    model = MinBertForMaskedLM(tiny_config())
+    assert_tied(model)
+    if through_trainer:
+        Trainer(model, TrainingArguments(tmp_path, use_cpu=True, report_to="none")).save_model()
+    else:
+        model.save_pretrained(tmp_path)
+    stored = set(load_file(tmp_path / "model.safetensors"))
+    assert {key for key in stored if "decoder" in key} == set()
+    assert {"bert.embeddings.word_embeddings.weight", "cls.predictions.bias"} <= stored
+    assert_tied(MinBertForMaskedLM.from_pretrained(tmp_path))
+
+
+def test_a_larger_vocabulary_reaches_decoder_and_bias(tmp_path, tiny_config):
+    model = MinBertForMaskedLM(tiny_config()).eval()
+    old = model.config.vocab_size
+    before = model(IDS).logits
+    model.resize_token_embeddings(old + 3)
+    assert model.cls.predictions.bias.shape == (old + 3,)
+    ids = torch.tensor([[2, old, old + 2, 3]])
+    assert model(ids).logits.shape == (1, 4, old + 3)
+    torch.testing.assert_close(model(IDS).logits[..., :old], before)
+    assert_tied(model)
+    model.save_pretrained(tmp_path)
+    loaded = MinBertForMaskedLM.from_pretrained(tmp_path)
+    assert loaded.config.vocab_size == old + 3
+    assert_tied(loaded)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_a_larger_vocabulary_in_a_multitask_model(tiny_model):
+    model = tiny_model()
+    model.resize_token_embeddings(model.config.vocab_size + 3)
+    assert model(torch.tensor([[2, model.config.vocab_size - 1, 3]]), task="sst").logits.shape == (1, 5)
+
+
+# -- Auto classes, pipelines, remote code ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [MinBertModel, MinBertForMaskedLM, MinBertForMultiTask])
+def test_every_folder_names_every_class_and_carries_the_code(tmp_path, tiny_config, tiny_model, kind):
+    make(kind, tiny_config, tiny_model)[0].save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert set(auto_map) == {"AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"}
+    for reference in auto_map.values():
+        file, name = reference.split(".")
+        assert f"class {name}(" in (tmp_path / f"{file}.py").read_text()
+    assert (tmp_path / "heads.py").is_file()
+
+
+def test_auto_classes_know_ours(tmp_path, tiny_model):
+    tiny_model().save_pretrained(tmp_path)
+    assert type(AutoModel.from_pretrained(tmp_path)) is MinBertModel
+    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path)) is MinBertForMaskedLM
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, active_task="sts")
+    assert type(model) is MinBertForMultiTask
+    assert (model.config.active_task, model.config.problem_type) == ("sts", "regression")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_stock_pipeline_answers_for_the_active_task(tmp_path, tiny_model, tiny_tokenizer, task):
+    model = tiny_model().eval()
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    answer = pipeline("text-classification", model=str(tmp_path), model_kwargs={"active_task": task}, top_k=None)
+    texts = {"text": "the film is good"} if task == "sst" else {"text": "the film", "text_pair": "a dog"}
+    found = {each["label"]: each["score"] for each in answer(texts)}
+    with torch.no_grad():
+        logits = model(**tiny_tokenizer(*texts.values(), return_tensors="pt"), task=task).logits[0]
+    if task == "sst":
+        expected = dict(zip(get_tasks(["sst"])[0].labels, logits.softmax(-1).tolist(), strict=True))
+    elif task == "para":
+        expected = {"duplicate": logits.sigmoid().item(), "not duplicate": 1 - logits.sigmoid().item()}
+    else:
+        expected = {"sts": logits.item()}
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def fresh(script: str, folder: Path, **environment) -> str:
+    """The output of a new process that runs `script` in `folder`."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": "", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+WITHOUT_PACKAGE = """
+import sys
+sys.modules["hf_minbert"] = None  # importing it is an error from here on
+import json, torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+def load(folder, auto=AutoModelForSequenceClassification, **kwargs):
+    return auto.from_pretrained(folder, trust_remote_code=True, **kwargs)
+
+ids, mask = (torch.tensor(value) for value in json.load(open("inputs.json")))
+model = load("saved", active_task="para")
+assert model.config.id2label[1] == "duplicate", model.config
+model.save_pretrained("again")
+again = load("again")
+again.set_active_task("sst")
+again.save_pretrained("third")
+third = load("third")
+assert third.config.num_labels == 5 and third.config.active_task == "sst"
+kinds = [type(load("third", auto)).__name__ for auto in (AutoModel, AutoModelForMaskedLM)]
+assert kinds == ["MinBertModel", "MinBertForMaskedLM"], kinds
+print(json.dumps([each(ids, attention_mask=mask, task="sts").logits.tolist() for each in (model, again, third)]))
+"""
+
+
+def test_a_saved_folder_needs_no_package(tmp_path, tiny_model):
+    model = tiny_model().eval()
+    model.save_pretrained(tmp_path / "saved")
+    (tmp_path / "inputs.json").write_text(json.dumps([IDS.tolist(), MASK.tolist()]))
+    answers = json.loads(fresh(WITHOUT_PACKAGE, tmp_path).splitlines()[-1])
+    with torch.no_grad():
+        expected = model(IDS, attention_mask=MASK, task="sts").logits
+    for answer in answers:
+        torch.testing.assert_close(torch.tensor(answer), expected)
+    for folder in ("again", "third"):
+        for file in ("configuration_minbert.py", "modeling_minbert.py", "heads.py"):
+            assert (tmp_path / folder / file).read_text() == (tmp_path / "saved" / file).read_text()
+
+
+IMPORT_ALONE = """
+import sys
+import hf_minbert
+heavy = {"datasets", "evaluate", "peft", "sklearn", "scipy", "transformers.trainer", "transformers.training_args",
+         "transformers.modeling_utils", "hf_minbert.modeling_minbert"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+import transformers
+for auto in ("AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
+    print(type(getattr(transformers, auto).from_pretrained("saved")).__module__)
+"""
+
+
+def test_importing_the_package_is_enough_and_cheap(tmp_path, tiny_model):
+    tiny_model().save_pretrained(tmp_path / "saved")
+    root = str(Path(hf_minbert.__file__).parents[1])
+    printed = fresh(IMPORT_ALONE, tmp_path, PYTHONPATH=root).split()
+    assert printed == ["hf_minbert.configuration_minbert"] + ["hf_minbert.modeling_minbert"] * 3
+
+
+def test_public_names():
+    assert set(hf_minbert.__all__) <= set(dir(hf_minbert))
+    for name in hf_minbert.__all__:
+        assert getattr(hf_minbert, name)
+    with pytest.raises(AttributeError, match="no attribute 'MinBert'"):
+        _ = hf_minbert.MinBert
