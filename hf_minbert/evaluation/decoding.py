@@ -26,7 +26,7 @@ class Decoded:
 def decode(task: Task, logits: np.ndarray) -> Decoded:
     """Reads the head's own logits: [N, C] for classes, [N, 1] for binary and score.
 
-    A class is the largest logit's; a binary task says its second label from probability 1/2 on; a score stays as
+    A class is the largest logit's; a binary task says its second label above probability 1/2; a score stays as
     predicted (see `clip`). Computed in float64. A logit that is not finite gives NaN probabilities.
 
     Raises:
@@ -39,7 +39,7 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
         if task.kind == "binary":
             z = logits[:, 0]
             # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
-            return Decoded((z >= 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
+            return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
         return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))
 
