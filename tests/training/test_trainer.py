@@ -1,0 +1,264 @@
+"""The step: against a training loop written out by hand, and what each argument does to it."""
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_
+from transformers import set_seed
+
+from hf_minbert.data.collators import RoundCollator
+from hf_minbert.training.regularizers import REGULARIZERS, Regularizer
+
+
+def weights_of(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_close(found, expected, atol=1e-6):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def train_by_hand(trainer, model, *, epochs=1, accumulate=1, task_weights=None, clip=None, regularizer=None):
+    """Plain SGD over the trainer's rounds, with torch alone. Returns each step's weighted loss."""
+    loader = trainer.get_train_dataloader()
+    rounds, collate = loader.dataset, RoundCollator(trainer.collators)
+    optimizer = torch.optim.SGD(model.parameters(), lr=trainer.args.learning_rate)
+    model.train()
+    losses = []
+    for epoch in range(epochs):
+        rounds.set_epoch(epoch)
+        for first in range(0, len(rounds), accumulate):
+            window = [collate([rounds[i]]) for i in range(first, min(first + accumulate, len(rounds)))]
+            total = 0.0
+            for task, batch in ((task, batch) for one in window for task, batch in one.items()):
+                outputs = model(**batch)
+                loss = outputs.loss if regularizer is None else outputs.loss + regularizer(model, batch, outputs)
+                total = total + loss * (task_weights or {}).get(task, 1.0) / len(window)
+            total.backward()
+            if clip:
+                clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total.item())
+    return losses
+
+
+SEVEN = {"sst": 28, "para": 10, "sts": 4}  # seven rounds of four
+THREE = {"sst": 12, "para": 10, "sts": 4}
+LOOPS = {
+    "plain": (SEVEN, {}, {}, 14),
+    # The windows are 4 and 3 rounds, so the second is a mean over 3, and nothing is left over for the next epoch.
+    "incomplete window": (SEVEN, {"gradient_accumulation_steps": 4}, {"accumulate": 4}, 4),
+    "window longer than the epoch": (THREE, {"gradient_accumulation_steps": 8}, {"accumulate": 8}, 2),
+    "weights": (THREE, *({"task_weights": {"sts": 0.25, "para": 0.0}},) * 2, 6),
+    "clipping": (THREE, {"max_grad_norm": 0.5}, {"clip": 0.5}, 6),
+    "all together": (
+        SEVEN,
+        {"gradient_accumulation_steps": 4, "task_weights": {"sst": 3.0}, "max_grad_norm": 0.5},
+        {"accumulate": 4, "task_weights": {"sst": 3.0}, "clip": 0.5},
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOOPS)
+def test_training_equals_a_loop_written_by_hand(make_trainer, tiny_model, aggregator, case):
+    sizes, arguments, by_hand, steps = LOOPS[case]
+    trainer = make_trainer(train=sizes, max_steps=-1, num_train_epochs=2, aggregator=aggregator, **arguments)
+    expected = tiny_model()
+    before = weights_of(expected)
+    losses = train_by_hand(trainer, expected, epochs=2, **by_hand)
+    outcome = trainer.train()
+    assert_close(weights_of(trainer.model), weights_of(expected))
+    assert outcome.global_step == len(losses) == steps
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == pytest.approx(losses, rel=1e-5)
+    moved = max((weights_of(expected)[name] - before[name]).abs().max() for name in before)
+    assert moved > 1e-4  # else the comparison above would say nothing
+
+
+def test_the_schedule_ends_with_the_last_incomplete_window(make_trainer):
+    trainer = make_trainer(
+        train=SEVEN, max_steps=-1, num_train_epochs=1, gradient_accumulation_steps=4, lr_scheduler_type="linear"
+    )
+    trainer.train()
+    assert trainer.state.max_steps == trainer.state.global_step == trainer.lr_scheduler.last_epoch == 2
+    assert set(trainer.lr_scheduler.get_last_lr()) == {0.0}
+    assert [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry] == [1e-3, 5e-4]
+
+
+def test_accumulation_does_not_change_a_step(make_trainer, tiny_model, aggregator):
+    changes, logs = [], []
+    for batch, accumulate in ((8, 1), (4, 2), (2, 4)):
+        trainer = make_trainer(
+            train={"sst": 8, "para": 8, "sts": 8},
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulate,
+            max_steps=1,
+            aggregator=aggregator,
+        )
+        trainer.train()
+        before = weights_of(tiny_model())
+        changes.append({name: value - before[name] for name, value in weights_of(trainer.model).items()})
+        logs.append({key: value for key, value in trainer.state.log_history[0].items() if "loss" in key})
+    assert max(change.abs().max() for change in changes[0].values()) > 1e-3
+    assert logs[0].keys() == {"loss", "loss_sst", "loss_para", "loss_sts"}
+    for change, log in zip(changes[1:], logs[1:], strict=True):
+        assert_close(change, changes[0])
+        assert log == pytest.approx(logs[0], rel=1e-6)
+
+
+# ---- what is trained
+
+
+@pytest.mark.parametrize("trained", [["sst"], ["para", "sts"]])
+def test_heads_that_are_not_trained_stay_as_they_are(make_trainer, tiny_model, aggregator, trained):
+    trainer = make_trainer(
+        train_tasks=trained, optim="adamw_torch", learning_rate=1e-2, weight_decay=0.5, aggregator=aggregator
+    )
+    trainer.train()
+    before, after = weights_of(tiny_model()), weights_of(trainer.model)
+    for name, value in before.items():
+        is_idle = name.startswith("heads.") and name.split(".")[1] not in trained
+        assert torch.equal(after[name], value) == is_idle, name
+
+
+def test_only_the_tasks_in_training_are_in_a_round(make_trainer):
+    trainer = make_trainer(train_tasks=["sts", "sst"], task_batch_sizes={"sts": 2, "para": 1})
+    rounds = list(trainer.get_train_dataloader())
+    assert len(rounds) == 5
+    assert {task: len(batch["labels"]) for task, batch in rounds[0].items()} == {"sts": 2, "sst": 4}
+
+
+def test_an_epoch_of_batches_of_different_sizes(make_trainer):
+    trainer = make_trainer(train={"sst": 9, "para": 6, "sts": 2}, task_batch_sizes={"para": 1, "sts": 3})
+    sizes = [{task: len(batch["labels"]) for task, batch in one.items()} for one in trainer.get_train_dataloader()]
+    assert sizes == [{"sst": 4, "para": 1, "sts": 3}] * 6
+
+
+def test_biases_and_layer_norms_are_never_decayed(make_trainer):
+    trainer = make_trainer(optim="adamw_torch", weight_decay=0.1)
+    groups = trainer.create_optimizer().param_groups
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    found = {name: decay[id(parameter)] for name, parameter in trainer.model.named_parameters()}
+    spared = {name for name, value in found.items() if value == 0}
+    assert spared == {name for name in found if name.endswith(".bias") or "LayerNorm" in name}
+    assert {value for name, value in found.items() if name not in spared} == {0.1}
+
+
+class Squares(Regularizer):
+    """Twice the squared logits, for sst only: the term sees the batch's task and the clean output."""
+
+    def __call__(self, model, batch, outputs):
+        clean = model(**batch)["logits"]
+        torch.testing.assert_close(clean, outputs["logits"])
+        return 2.0 * outputs["logits"].square().mean() * (batch["task"] == "sst")
+
+
+def test_a_regularizer_is_added_to_each_tasks_loss(make_trainer, tiny_model, aggregator, monkeypatch):
+    monkeypatch.setitem(REGULARIZERS, "squares", Squares)
+    weights = {"sst": 0.5}
+    given = {"train": THREE, "max_steps": 3, "aggregator": aggregator, "task_weights": weights}
+    trainer = make_trainer(**given, regularizer="squares")
+    expected = tiny_model()
+    losses = train_by_hand(trainer, expected, regularizer=Squares(), task_weights=weights)
+    trainer.train()
+    assert_close(weights_of(trainer.model), weights_of(expected))
+    log = trainer.state.log_history[0]
+    assert log["loss"] == pytest.approx(losses[0])
+    assert log["loss"] == pytest.approx(log["loss_sst"] / 2 + log["loss_para"] + log["loss_sts"])  # before the weight
+    plain = make_trainer(**given)
+    plain.train()
+    assert log["loss_sst"] > plain.state.log_history[0]["loss_sst"] + 0.1
+    assert log["loss_para"] == pytest.approx(plain.state.log_history[0]["loss_para"])
+
+
+def test_losses_fall(make_trainer):
+    trainer = make_trainer(
+        optim="adamw_torch", learning_rate=1e-2, max_steps=40, max_grad_norm=1.0, train={"sst": 8, "para": 8, "sts": 8}
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    for task in ("sst", "para", "sts"):
+        first, last = ([log[f"loss_{task}"] for log in part] for part in (logs[:5], logs[-5:]))
+        assert sum(last) < 0.5 * sum(first), task
+
+
+# ---- the log
+
+
+def test_per_task_losses_are_means_since_the_last_log(make_trainer, aggregator):
+    weights = {"sts": 0.5}
+    given = {"max_steps": 4, "aggregator": aggregator, "gradient_accumulation_steps": 2, "task_weights": weights}
+    given["train"] = {"sst": 16, "para": 5, "sts": 5}
+    each, paired = make_trainer(**given), make_trainer(**given, logging_steps=2)
+    each.train()
+    paired.train()
+    single = [entry for entry in each.state.log_history if "loss" in entry]
+    double = [entry for entry in paired.state.log_history if "loss" in entry]
+    assert [len(single), len(double)] == [4, 2]
+    for number, log in enumerate(double):
+        for key in ("loss", "loss_sst", "loss_para", "loss_sts"):
+            assert log[key] == pytest.approx((single[2 * number][key] + single[2 * number + 1][key]) / 2)
+    for log in single:
+        assert log["loss"] == pytest.approx(log["loss_sst"] + log["loss_para"] + log["loss_sts"] / 2)
+
+
+def test_a_second_training_does_not_log_what_the_first_left_over(make_trainer):
+    trainer = make_trainer(logging_steps=3, max_steps=5, learning_rate=0.0)
+    trainer.train()  # two steps after the last log
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logs[-1]["loss"] == pytest.approx(sum(logs[-1][f"loss_{task}"] for task in ("sst", "para", "sts")))
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 3}, {"max_steps": -1, "num_train_epochs": 2}])
+def test_speed_counts_rows_and_not_rounds(make_trainer, length):
+    trainer = make_trainer(task_batch_sizes={"para": 3}, gradient_accumulation_steps=5, **length)
+    metrics = trainer.train().metrics
+    rounds = 15 if "num_train_epochs" not in length else 10
+    rows = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    assert rows == pytest.approx(rounds * (4 + 3 + 4), rel=0.01)
+
+
+# ---- the order of the rows
+
+
+def seen_rows(trainer):
+    """The ids of each step's rows, as the model sees them."""
+    seen = []
+    hook = trainer.model.register_forward_pre_hook(
+        lambda model, args, batch: seen.append(batch["input_ids"].tolist()), with_kwargs=True
+    )
+    trainer.train()
+    hook.remove()
+    return seen
+
+
+def test_the_order_follows_the_seed_and_data_seed_alone_if_there_is_one(make_trainer):
+    given = {"train": {"sst": 20}, "train_tasks": ["sst"], "max_steps": 5}
+    first, again, other = (seen_rows(make_trainer(**given, seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    same, different = (seen_rows(make_trainer(**given, seed=2, data_seed=seed)) for seed in (1, 3))
+    assert same == first != different
+
+
+def test_each_epoch_has_its_own_order(make_trainer):
+    seen = seen_rows(make_trainer(train={"sst": 20}, train_tasks=["sst"], max_steps=-1, num_train_epochs=3))
+    epochs = [[tuple(row) for batch in seen[start : start + 5] for row in batch] for start in (0, 5, 10)]
+    unpadded = [[tuple(i for i in row if i) for row in epoch] for epoch in epochs]
+    assert len({tuple(sorted(epoch)) for epoch in unpadded}) == 1  # all rows, each epoch
+    assert len({tuple(epoch) for epoch in unpadded}) == 3
+
+
+def test_global_random_state_does_not_change_the_order(make_trainer):
+    given = {"train": {"sst": 20}, "train_tasks": ["sst"]}
+    orders = []
+    for seed in (0, 1):
+        trainer = make_trainer(**given)
+        set_seed(seed)
+        orders.append([batch["sst"]["input_ids"].tolist() for batch in trainer.get_train_dataloader()])
+    assert orders[0] == orders[1]
