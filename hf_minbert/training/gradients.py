@@ -75,7 +75,8 @@ class GradientRows:
         row = self.rows.setdefault(task, [None] * len(fresh))
         for index, gradient in enumerate(fresh):
             if gradient is not None:
-                row[index] = gradient if row[index] is None else row[index] + gradient
+                # autograd may give one number seen many times over, which nothing can write to
+                row[index] = gradient.contiguous() if row[index] is None else row[index] + gradient
 
     def combine(self, generator: torch.Generator) -> None:
         average_over_processes(g for task in sorted(self.rows) for g in self.rows[task] if g is not None)
@@ -83,7 +84,8 @@ class GradientRows:
         shared = [i for i, tasks in enumerate(reached) if tasks > 1]
         for i, tasks in enumerate(reached):
             if tasks == 1:
-                self.parameters[i].grad = next(row[i] for row in self.rows.values() if row[i] is not None)
+                # A copy: autograd may give two parameters the same tensor, and clipping would scale it twice.
+                self.parameters[i].grad = next(row[i] for row in self.rows.values() if row[i] is not None).clone()
         if shared:
             matrix = torch.stack([self._flat(row, shared) for row in self.rows.values()])  # [tasks, parameters]
             combined = self.aggregator(matrix, generator)
