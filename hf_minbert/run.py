@@ -55,6 +55,8 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     Raises:
         MinBertError: anything wrong before the first step. Later errors pass as they are.
     """
+    # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     with explain("Reading the training arguments", "Mend the recipe."):
         args = MultiTaskTrainingArguments(**given)
@@ -311,14 +313,16 @@ class _LogFile(TrainerCallback):
 
 @contextmanager
 def _told_on_interrupt(folder: Path, args: MultiTaskTrainingArguments) -> Iterator[None]:
-    """On Ctrl-C, adds to the exception what was saved and how to go on."""
+    """On Ctrl-C, says what was saved and how to go on."""
     try:
         yield
     except KeyboardInterrupt:
         checkpoint = newest_complete_checkpoint(folder, args.world_size)
-        saved = (
-            f"The newest complete checkpoint is {checkpoint}. Go on with the same command and resume_from_checkpoint=true."
-            if checkpoint
-            else "No checkpoint was saved yet."
-        )
-        raise KeyboardInterrupt(saved) from None
+        if checkpoint is None:
+            logger.warning("No checkpoint was saved.")
+        else:
+            logger.warning(
+                "The newest complete checkpoint is %s. Go on with the same command and resume_from_checkpoint=true.",
+                checkpoint,
+            )
+        raise

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import typer
-from click.exceptions import Abort, ClickException, NoArgsIsHelpError
 
 from ..errors import MinBertError
 from . import evaluate, predict, train
@@ -22,7 +21,6 @@ app = typer.Typer(
     name="minbert",
     help="One BERT, several sentence tasks: train it from a recipe, score it, predict with it.",
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.command("train", epilog=train.EPILOG)(train.train)
@@ -30,23 +28,29 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 
 
+#: What typer raises for a wrong command line. Taken from a class that typer exports: newer versions carry a copy of
+#: click of their own, whose exceptions are not those of the package click.
+_UsageError = typer.BadParameter.__mro__[1]
+_INTERRUPTED = 130
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits. `MINBERT_TRACEBACK=1` shows where a one-line error came from."""
     _set_up_log()
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        app(args=None if arguments is None else list(arguments), standalone_mode=False)
-    except NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except ClickException as error:
-        _fail(error.format_message(), 2)
+        status = app(args=arguments or ["--help"], prog_name="minbert", standalone_mode=False)
+    except _UsageError as error:
+        said = error.format_message()
+        command = error.ctx.command_path if error.ctx else "minbert"
+        _fail(f"{said}{'' if said.endswith(('.', '?', ')')) else '.'} See {command} --help.")
     except MinBertError as error:
         if os.environ.get("MINBERT_TRACEBACK") == "1":
             raise
-        _fail(str(error), 2)
-    except (KeyboardInterrupt, Abort) as error:
-        _fail(f"Interrupted. {error}".strip(), 130)
-    sys.exit(0)
+        _fail(str(error))
+    if status == _INTERRUPTED and _is_first_process():  # typer catches KeyboardInterrupt and returns this
+        print("minbert: Interrupted.", file=sys.stderr)
+    sys.exit(status or 0)
 
 
 def _is_first_process() -> bool:
@@ -63,7 +67,7 @@ def _set_up_log() -> None:
         log.addHandler(handler)
 
 
-def _fail(message: str, status: int) -> NoReturn:
+def _fail(message: str) -> NoReturn:
     if _is_first_process():
-        print(f"minbert: error: {' '.join(message.split())}" if status == 2 else f"\nminbert: {message}", file=sys.stderr)
-    sys.exit(status)
+        print(f"minbert: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
