@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from transformers import TrainingArguments
 
 from ..data.rounds import MIXING
@@ -20,6 +19,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "train_sampling_strategy": ("random", "`mixing` decides which rows make a step"),
     "dataloader_drop_last": (False, "every batch is full: a task that runs out starts again"),
     "dataloader_persistent_workers": (False, "workers that outlive an epoch would repeat its order"),
+    "dataloader_in_order": (True, "at each step all processes must take rounds that follow each other"),
     "include_num_input_tokens_seen": ("no", "tokens are not counted over several tasks"),
     "auto_find_batch_size": (False, "it restarts training with sizes that the rounds do not follow"),
     "batch_eval_metrics": (False, "a correlation needs all rows at once"),
@@ -29,6 +29,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "remove_unused_columns": (False, "columns are chosen by task"),
     "label_names": (None, "labels are named by the task"),
     "use_liger_kernel": (False, "its kernels are for models of the library"),
+    "torch_empty_cache_steps": (None, "the step of several tasks does not empty the cache"),
+    "ddp_find_unused_parameters": (None, "the step averages gradients itself, without DDP's hooks"),
+    "ddp_bucket_cap_mb": (None, "the step averages gradients itself, in buckets of its own"),
+    "ddp_broadcast_buffers": (None, "the step does not go through DDP's forward"),
+    "ddp_static_graph": (None, "the step averages gradients itself, without DDP's hooks"),
     "fsdp": (None, "the step runs on the unwrapped model, whose parameters FSDP would have sharded"),
     "deepspeed": (None, "the step averages gradients itself, and DeepSpeed takes them away"),
     "parallelism_config": (None, "the step averages over whole copies of the model"),
@@ -78,11 +83,17 @@ class MultiTaskTrainingArguments(TrainingArguments):
     def __post_init__(self):
         if self.report_to is None:  # the stock class would make of it a list that holds None
             self.report_to = "none"
-        wants_best = self.load_best_model_at_end or self.early_stopping_patience is not None
+        wants_best = (
+            self.load_best_model_at_end
+            or self.early_stopping_patience is not None
+            or self.save_strategy == "best"
+            or self.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
+        )
         if wants_best and self.metric_for_best_model is None:
             self.metric_for_best_model = "eval_overall"
+        self._refuse_unsupported()  # before the stock class acts on them, as it does for DeepSpeed
         super().__post_init__()
-        self._refuse_unsupported()
+        self._refuse_settings()
         self._check_values()
         if self.n_gpu > 1:
             # One process would wrap the model in DataParallel, which the step would not use.
@@ -94,8 +105,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
             if name not in known:  # a field that only newer versions of transformers have
                 continue
             value = getattr(self, name)
-            if value != allowed and value not in ("", [], {}, None):
+            asks_for_nothing = not value and allowed is not True
+            if value != allowed and not asks_for_nothing:
                 raise MinBertError(f"`{name}: {value}` is not supported: {reason}. Leave it out.")
+
+    def _refuse_settings(self) -> None:
         accelerator = self.accelerator_config
         for name, allowed in (("dispatch_batches", (None, False)), ("split_batches", (False,)), ("even_batches", (True,))):
             if getattr(accelerator, name) not in allowed:
@@ -105,7 +119,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 )
         if "lomo" in str(self.optim.value):
             raise MinBertError(f"`optim: {self.optim.value}` is not supported: it steps within the backward pass of one task.")
-        if self.fp16 and not torch.cuda.is_available():
+        if self.fp16 and self.device.type != "cuda":
             raise MinBertError("`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither.")
 
     def _check_values(self) -> None:
@@ -117,7 +131,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
         for name, lowest in (
             ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
-            ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0),
+            ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= lowest:
@@ -130,5 +144,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
         for task, weight in (self.task_weights or {}).items():
             if not 0 <= weight < float("inf"):
                 raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
+        if self.do_eval and self.eval_strategy == "no":
+            raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")

@@ -108,6 +108,7 @@ class TaskEvaluation:
                 collate_fn=self.collators[task],
                 num_workers=self.args.dataloader_num_workers,
                 pin_memory=self.pin_memory,
+                multiprocessing_context=self.args.dataloader_multiprocessing_context,
                 prefetch_factor=self.args.dataloader_prefetch_factor,
             )
         )

@@ -160,6 +160,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 collate_fn=RoundCollator({name: self.collators[name] for name in self.train_dataset}),
                 num_workers=args.dataloader_num_workers,
                 pin_memory=self.pin_memory,
+                multiprocessing_context=args.dataloader_multiprocessing_context,
                 prefetch_factor=args.dataloader_prefetch_factor,
             )
         )
