@@ -225,6 +225,22 @@ def test_a_larger_vocabulary_reaches_decoder_and_bias(tmp_path, tiny_config):
     assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
+def test_a_decoder_set_by_hand_brings_its_bias(tiny_config):
+    model = MinBertForMaskedLM(tiny_config())
+    model.set_output_embeddings(torch.nn.Linear(32, 7))
+    assert model.cls.predictions.bias is model.get_output_embeddings().bias
+
+
+def test_a_layer_stays_on_one_device(tiny_model):
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny_model()
+    layer = sum(p.numel() * 4 for p in model.bert.encoder.layer[0].parameters())
+    fixed = sum(p.numel() * 4 for p in model.bert.embeddings.parameters())
+    room = {"cpu": fixed + int(1.5 * layer)}  # the second layer fits in part only
+    placed = accelerate.infer_auto_device_map(model, room, no_split_module_classes=model._no_split_modules)
+    assert not [name for name in placed if "layer" in name and not name[-1].isdigit()]
+
+
 def test_a_larger_vocabulary_in_a_multitask_model(tiny_model):
     model = tiny_model()
     model.resize_token_embeddings(model.config.vocab_size + 3)

@@ -66,7 +66,10 @@ def test_the_order_of_tasks_survives_the_file(tmp_path, order):
 
 def test_tasks_may_be_given_as_dicts():
     tasks = get_tasks(THREE)
-    assert MinBertConfig(tasks=[task.to_config() for task in tasks]).tasks == MinBertConfig(tasks=tasks).tasks
+    expected = MinBertConfig(tasks=tasks).tasks
+    assert MinBertConfig(tasks=[task.to_config() for task in tasks]).tasks == expected
+    tuples = [{**task.to_config(), "labels": task.labels, "text_columns": task.text_columns} for task in tasks]
+    assert MinBertConfig(tasks=tuples).tasks == expected
 
 
 @pytest.mark.parametrize("load", [MinBertConfig.from_pretrained, AutoConfig.from_pretrained])
