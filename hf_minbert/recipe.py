@@ -100,12 +100,14 @@ for _tag, _pattern, _first in (
     _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first)
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_yaml_int)
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:float", _Yaml12Loader.construct_yaml_float)
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_undefined)  # none in YAML 1.2
 
 
 def _read_yaml(text: str, where: str) -> Any:
     """`text` as a `Value`, or as a dict of them where it is a mapping. Errors name `where` and the line."""
-    loader = _Yaml12Loader(text)
+    loader = None
     try:
+        loader = _Yaml12Loader(text)  # refuses control characters
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
             loader.construct_mapping(node, deep=True)  # refuses a key that stands twice, at any depth
@@ -117,7 +119,8 @@ def _read_yaml(text: str, where: str) -> Any:
         line = f", line {mark.line + 1}" if mark and where.startswith("Recipe") else ""
         raise MinBertError(f"{where}{line}: not readable as YAML: {said}.") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Value:
@@ -209,7 +212,7 @@ def cast(key: str, value: Value, hint: Any) -> Any:
         if fits:
             return result
     expected = " or ".join(dict.fromkeys(_words(option) for option in options))
-    found = value.text if value.text is not None else repr(value.value)
+    found = repr(value.value) if value.text is None else value.text or "nothing"
     raise MinBertError(f"`{key}` must be {expected}. Found {found}.")
 
 
