@@ -35,5 +35,7 @@ def explain(doing: str, remedy: str) -> Iterator[None]:
     except MinBertError:
         raise
     except Exception as error:  # a library may raise anything here; the cause stays attached
-        said = " ".join(str(error).split()) or type(error).__name__
+        said = " ".join(str(error).split())
+        if not said or isinstance(error, KeyError):  # whose text is the bare key
+            said = f"{type(error).__name__} {said}".strip()
         raise MinBertError(f"{doing} failed: {said.rstrip('.')}. {remedy}") from error

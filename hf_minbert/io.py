@@ -21,8 +21,7 @@ def write_atomically(path: str | Path, text: str) -> None:
         MinBertError: the path is a folder or a device, or cannot be written.
     """
     path = Path(path).resolve()  # a link stays a link: the file that it points to is replaced
-    if path.exists() and not path.is_file():
-        raise MinBertError(f"Cannot write {path}: it is not a file. Give the path of a file.")
+    _check_is_file(path)
     # Not tempfile.mkstemp: its files are readable by their owner only, and stay so after the move.
     part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
     try:
@@ -37,6 +36,26 @@ def write_atomically(path: str | Path, text: str) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise MinBertError(f"Cannot write {path}: {error.strerror}. Give a path that can be written.") from error
+
+
+def check_writable(path: str | Path) -> None:
+    """Whether `write_atomically` could write there, asked before the work is done. Nothing is made.
+
+    Raises:
+        MinBertError: it could not.
+    """
+    path = Path(path).resolve()
+    _check_is_file(path)
+    nearest = next(folder for folder in path.parents if folder.exists())
+    if not nearest.is_dir():
+        raise MinBertError(f"Cannot write {path}: {nearest} is not a folder. Give a path that can be written.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise MinBertError(f"Cannot write {path}: {nearest} may not be written. Give a path that can be written.")
+
+
+def _check_is_file(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise MinBertError(f"Cannot write {path}: it is not a file. Give the path of a file.")
 
 
 def write_json(path: str | Path, obj: Any) -> None:

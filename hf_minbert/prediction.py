@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .data.collators import PaddedCollator
 from .data.encoding import check_max_length, encode
-from .errors import MinBertError, explain, unknown_name
+from .errors import MinBertError, unknown_name
 from .evaluation.decoding import Decoded, clip, decode
 from .evaluation.metrics import overall, task_metrics
-from .modeling_minbert import MinBertForMultiTask
+from .loading import load_config, load_tokenizer, load_weights, tasks_of
 from .tasks import Task
 
 Progress = Callable[[int, int], None]
@@ -54,9 +54,15 @@ class Predictor:
             MinBertError: there is no model, or it has no tasks (a plain BERT).
         """
         name = str(model_name_or_path)
-        with explain(f"Loading the model {name!r}", "Give the folder of a finished run, or a model's Hub id."):
-            model = MinBertForMultiTask.from_pretrained(name, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(name)
+        config = load_config(name)
+        tasks_of(config, name)
+        tokenizer = load_tokenizer(name, config)
+        model, missing = load_weights(name, config)
+        if missing:
+            raise MinBertError(
+                f"The model {name!r} lacks {len(missing)} of its weights, among them {missing[0]}: it would answer at "
+                f"random. Give the folder of a finished run, or train it with `minbert train`."
+            )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return cls(model.to(device), tokenizer, batch_size)
 
@@ -84,12 +90,13 @@ class Predictor:
         spec = self.task(task)
         columns = [texts] if text_pairs is None else [texts, text_pairs]
         if any(isinstance(column, str) for column in columns):
-            raise MinBertError("`texts` and `text_pairs` must be lists of sentences. For one sentence write [sentence].")
+            raise MinBertError("`texts` and `text_pairs` must be lists of sentences. Write one sentence as [sentence].")
         if len(columns) != len(spec.text_columns):
             need = "needs" if spec.is_pair else "takes no"
             raise MinBertError(f"Task {task!r} {need} `text_pairs`.")
         if len({len(column) for column in columns}) > 1:
-            raise MinBertError(f"`texts` and `text_pairs` must be equally long. Found {len(texts)} and {len(text_pairs)}.")
+            found = f"Found {len(texts)} and {len(text_pairs)}"
+            raise MinBertError(f"`texts` and `text_pairs` must be equally long. {found}.")
         rows = [dict(zip(spec.text_columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
         decoded = self.decode(task, rows) if rows else None
         return self._answers(spec, decoded, clip_scores) if decoded else []

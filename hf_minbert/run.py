@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import platform
-import re
 import shutil
 import typing
 from collections.abc import Iterator, Mapping
@@ -20,20 +19,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, ProgressCallback, TrainerCallback, set_seed
 
 from .data.encoding import check_max_length
 from .data.files import load_split
 from .errors import MinBertError, explain
-from .io import write_atomically, write_json
-from .modeling_minbert import MinBertConfig, MinBertForMultiTask
 from .evaluation.submission import write_predictions
+from .io import check_writable, write_atomically, write_json
+from .loading import load_config, load_tokenizer, load_weights
+from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, read_recipe, split_recipe, write_recipe
 from .tasks import Task, get_tasks
 from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import checkpoints, newest_complete_checkpoint
+from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
 from .training.trainer import MultiTaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -60,12 +59,14 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     with explain("Reading the training arguments", "Mend the recipe."):
         args = MultiTaskTrainingArguments(**given)
+        set_seed(args.seed)  # the trainer's own call comes after the new heads are drawn
     tasks = get_tasks(settings.tasks)
     folder = Path(args.output_dir)
-    checkpoint = _resume_point(folder, args, settings, given) if args.should_save else None
+    if args.should_save:
+        _check_folder(folder, args, settings, given)
     data = load_data(settings, args, tasks)
     tokenizer, model = load_model(settings, tasks)
-    first_step = _FirstStep()
+    run_folder = _RunFolder(folder, settings, given, args)
     with explain("Setting up the trainer", "Mend the recipe."):
         trainer = MultiTaskTrainer(
             model,
@@ -74,20 +75,19 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
             eval_dataset=data["dev"],
             processing_class=tokenizer,
             max_length=settings.max_length,
-            callbacks=[first_step, _LogFile(folder / "log.jsonl")],
+            callbacks=[run_folder],
         )
-    if args.should_save:
-        _prepare_folder(folder, settings, given, args, resuming=checkpoint is not None)
-    try:
-        with _told_on_interrupt(folder, args):
-            outcome = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or None)
-            trainer.save_model()
-    except Exception as error:
-        if first_step.taken or isinstance(error, MinBertError):
-            raise
-        with explain("Starting to train", "Mend the recipe."):
-            raise
-    metrics = _finish(folder, trainer, outcome.metrics, data["dev"]) if args.should_save else {}
+    with _told_on_interrupt(folder, args):
+        try:
+            with _bar_closed(trainer):
+                outcome = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or None)
+        except Exception as error:
+            if run_folder.begun or isinstance(error, MinBertError):
+                raise
+            with explain("Starting to train", "Mend the recipe."):
+                raise
+        trainer.save_model()
+        metrics = _finish(folder, trainer, outcome.metrics, data["dev"]) if args.should_save else {}
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
@@ -113,70 +113,40 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
     }
 
 
-def load_model(
-    settings: RunSettings, tasks: list[Task]
-) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask]:
+def load_model(settings: RunSettings, tasks: list[Task]) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask]:
     """The checkpoint's encoder with a head for each task, in float32, and its tokenizer.
 
     Raises:
         MinBertError: there is no such checkpoint, or it lacks weights of the encoder.
     """
     name, revision = settings.model_name_or_path, settings.model_revision
-    remedy = "Check `model_name_or_path`: a folder with a BERT checkpoint, or its id on the Hub."
-    if not Path(name).exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise MinBertError(f"`model_name_or_path`: there is no folder {name}. {remedy}")
     dropouts = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
-    with explain(f"Loading the checkpoint {name!r}", remedy), _quiet_library():
-        config = MinBertConfig.from_pretrained(
-            name,
-            revision=revision,
-            tasks=[task.to_config() for task in tasks],
-            **{key: value for key, value in dropouts.items() if value is not None},
-        )
-        check_max_length(settings.max_length, config.max_position_embeddings)
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-        # A checkpoint in half precision would otherwise be trained in half precision.
-        model, report = MinBertForMultiTask.from_pretrained(
-            name,
-            config=config,
-            revision=revision,
-            dtype=torch.float32,
-            attn_implementation=settings.attn_implementation,
-            output_loading_info=True,
-        )
-    _check_loaded(name, report["missing_keys"])
-    if len(tokenizer) > config.vocab_size:
-        raise MinBertError(
-            f"The tokenizer of {name!r} has {len(tokenizer):,} tokens and its model {config.vocab_size:,}. "
-            f"They do not belong together. {remedy}"
-        )
+    config = load_config(
+        name,
+        revision,
+        tasks=[task.to_config() for task in tasks],
+        **{key: value for key, value in dropouts.items() if value is not None},
+    )
+    check_max_length(settings.max_length, config.max_position_embeddings)
+    tokenizer = load_tokenizer(name, config, revision)
+    model, missing = load_weights(name, config, revision, settings.attn_implementation)
+    _check_encoder(name, missing)
     return tokenizer, model
 
 
-def _check_loaded(name: str, missing: list[str]) -> None:
-    encoder = sorted(key for key in missing if not key.startswith("heads."))
+def _check_encoder(name: str, missing: list[str]) -> None:
+    encoder = [key for key in missing if not key.startswith("heads.")]
     pooler = [key for key in encoder if ".pooler." in key]
     if encoder != pooler:
         raise MinBertError(
-            f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: it would "
-            f"be trained from random numbers. Check that it is a BERT checkpoint of the size its config says."
+            f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: they "
+            f"would start from random numbers. Check that it is a BERT checkpoint of the size its config says."
         )
     if pooler:
         logger.warning("%s has no pooler; it starts from random numbers.", name)
     heads = sorted({key.split(".")[1] for key in missing if key.startswith("heads.")})
     if heads:
         logger.info("New heads, from random numbers: %s.", ", ".join(heads))
-
-
-@contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Hides the library's report on missing weights: `_check_loaded` judges them."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
 
 
 # ---- The run's folder --------------------------------------------------------------------------------------------
@@ -186,33 +156,35 @@ def holds_run(folder: Path) -> bool:
     return bool(checkpoints(folder)) or any((folder / name).exists() for name in RUN_FILES)
 
 
-def _resume_point(
+def _check_folder(
     folder: Path, args: MultiTaskTrainingArguments, settings: RunSettings, given: dict[str, Any]
-) -> Path | None:
-    """The checkpoint to resume from, or `None` for a run that starts anew. Refuses what would lose a run."""
+) -> None:
+    """Refuses a folder that cannot be written, a run that would be lost, and one that cannot be gone on with."""
     if folder.exists() and not folder.is_dir():
         raise MinBertError(f"`output_dir` {folder} is a file. Give the path of a folder.")
+    check_writable(folder / "metrics.json")
     if args.resume_from_checkpoint:
         if settings.overwrite:
             raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
-        if args.resume_from_checkpoint is True:
-            checkpoint = newest_complete_checkpoint(folder, args.world_size)
-        else:
-            checkpoint = Path(args.resume_from_checkpoint)
-            checkpoint = checkpoint if checkpoint.is_dir() else None
-        if checkpoint is None:
-            raise MinBertError(
-                f"There is no complete checkpoint to resume from: `resume_from_checkpoint: {args.resume_from_checkpoint}` "
-                f"in {folder}. Leave it out to start anew."
-            )
+        _check_checkpoint(folder, args)
         _check_same_run(folder, settings, given, args.world_size)
-        return checkpoint
-    if holds_run(folder) and not settings.overwrite:
+    elif holds_run(folder) and not settings.overwrite:
         raise MinBertError(
             f"`output_dir` {folder} holds a run already. Go on with it by resume_from_checkpoint=true, delete it by "
             f"overwrite=true, or give another output_dir."
         )
-    return None
+
+
+def _check_checkpoint(folder: Path, args: MultiTaskTrainingArguments) -> None:
+    remedy = "Leave `resume_from_checkpoint` out to start anew."
+    if args.resume_from_checkpoint is True:
+        if newest_complete_checkpoint(folder, args.world_size) is None:
+            raise MinBertError(f"There is no complete checkpoint in {folder} to resume from. {remedy}")
+        return
+    checkpoint = Path(args.resume_from_checkpoint)
+    problem = incomplete(checkpoint, args.world_size) if checkpoint.is_dir() else "there is no such folder"
+    if problem is not None:
+        raise MinBertError(f"`resume_from_checkpoint` {checkpoint}: {problem}. {remedy}")
 
 
 def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], world_size: int) -> None:
@@ -231,10 +203,11 @@ def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], 
             )
 
 
-def _prepare_folder(
-    folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments, *, resuming: bool
+def _take_folder(
+    folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments
 ) -> None:
-    if resuming:
+    """Makes the folder this run's: deletes what is left of an older run, unless this one goes on with it."""
+    if args.resume_from_checkpoint:
         (folder / "metrics.json").unlink(missing_ok=True)  # it says that the run finished
     else:
         for path in [*checkpoints(folder), *(folder / name for name in RUN_FILES)]:
@@ -286,29 +259,42 @@ def _finish(folder: Path, trainer: MultiTaskTrainer, training: dict[str, Any], d
 # ---- Watching the run --------------------------------------------------------------------------------------------
 
 
-class _FirstStep(TrainerCallback):
-    """Remembers whether training began: until then, what goes wrong is a matter of the recipe."""
+class _RunFolder(TrainerCallback):
+    """Takes the run's folder at the first step, then writes every logged entry there as a line of JSON.
 
-    taken = False
+    Not earlier: what fails before it is a matter of the recipe, and leaves the folder as it was.
+    """
+
+    def __init__(
+        self, folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments
+    ):
+        self.folder, self.settings, self.given, self.args = folder, settings, given, args
+        self.begun = False
 
     def on_step_begin(self, args, state, control, **kwargs):
-        self.taken = True
-
-
-class _LogFile(TrainerCallback):
-    """Every logged entry as a line of JSON. A resumed run keeps the lines up to its checkpoint."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def on_train_begin(self, args, state, control, **kwargs):
+        if self.begun:
+            return
+        self.begun = True
         if state.is_world_process_zero:
-            write_atomically(self.path, "".join(f"{json.dumps(entry)}\n" for entry in state.log_history))
+            _take_folder(self.folder, self.settings, self.given, self.args)
+            earlier = [f"{json.dumps(entry)}\n" for entry in state.log_history]  # up to the checkpoint, if resumed
+            write_atomically(self.folder / "log.jsonl", "".join(earlier))
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        if state.is_world_process_zero and state.log_history:
-            with self.path.open("a", encoding="utf-8") as file:
+        if self.begun and state.is_world_process_zero and state.log_history:
+            with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(state.log_history[-1])}\n")
+
+
+@contextmanager
+def _bar_closed(trainer: MultiTaskTrainer) -> Iterator[None]:
+    """Ends the line of the progress bar whatever happens: what is printed next would stand behind it."""
+    try:
+        yield
+    finally:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
+                callback.training_bar.close()
 
 
 @contextmanager

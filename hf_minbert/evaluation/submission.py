@@ -51,12 +51,17 @@ def write_course(path: str | Path, task: Task, ids: Sequence[str], decoded: Deco
     Raises:
         MinBertError: the course has no such task, or as `write_predictions`.
     """
-    if task.name not in COURSE_COLUMNS:
-        raise unknown_name("task of the course's format", task.name, COURSE_COLUMNS)
+    check_course(task)
     _check(task, ids, decoded)
     values = decoded.values.tolist() if task.kind == "classes" else map(float, decoded.values)
     lines = [f"id \t {COURSE_COLUMNS[task.name]} ", *(f"{i} , {value} " for i, value in zip(ids, values, strict=True))]
     write_atomically(path, "\n".join(lines) + "\n")
+
+
+def check_course(task: Task) -> None:
+    """Raises `MinBertError` if the course has no such task."""
+    if task.name not in COURSE_COLUMNS:
+        raise unknown_name("task of the course's format", task.name, COURSE_COLUMNS)
 
 
 def _check(task: Task, ids: Sequence[str], decoded: Decoded) -> None:

@@ -1,0 +1,101 @@
+"""A checkpoint in a folder or on the Hub: its config, its tokenizer and its weights, each checked as it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .errors import MinBertError, explain
+from .modeling_minbert import MinBertConfig, MinBertForMultiTask
+from .tasks import Task
+
+REMEDY = "Give the folder of a BERT checkpoint or of a finished run, or an id on the Hub."
+
+
+def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBertConfig:
+    """The checkpoint's config. It costs no weights, so what depends on it can be checked before they are loaded.
+
+    Raises:
+        MinBertError: there is no such checkpoint, or it is not a BERT encoder.
+    """
+    path = Path(name)
+    if not path.exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise MinBertError(f"There is no model {name}: no such folder. {REMEDY}")
+    if path.exists() and not path.is_dir():
+        raise MinBertError(f"The model {name} is not a folder. {REMEDY}")
+    if path.is_dir() and not (path / "config.json").is_file():  # the library would take BERT-base's sizes
+        raise MinBertError(f"The folder {name} holds no model: it has no config.json. {REMEDY}")
+    with explain(f"Reading the config of {name!r}", REMEDY):
+        return MinBertConfig.from_pretrained(name, revision=revision, **changes)
+
+
+def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
+    """The tasks that a saved model has. Raises `MinBertError` if it has none."""
+    if not config.tasks:
+        raise MinBertError(f"The model {name!r} has no tasks: it is a plain encoder. Train it with `minbert train`.")
+    with explain(f"Reading the tasks of {name!r}", REMEDY):
+        return {saved["name"]: Task.from_config(saved) for saved in config.tasks}
+
+
+def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The checkpoint's tokenizer.
+
+    Raises:
+        MinBertError: there is none, or it has more tokens than the model.
+    """
+    with explain(f"Loading the tokenizer of {name!r}", REMEDY):
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    # Without its files the library makes a tokenizer that knows its special tokens only: every word would be [UNK].
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise MinBertError(f"The model {name!r} has no tokenizer: tokenizer.json or vocab.txt is missing. {REMEDY}")
+    if len(tokenizer) > config.vocab_size:
+        raise MinBertError(
+            f"The tokenizer of {name!r} has {len(tokenizer):,} tokens and its model {config.vocab_size:,}. "
+            f"They do not belong together. {REMEDY}"
+        )
+    return tokenizer
+
+
+def load_weights(
+    name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
+) -> tuple[MinBertForMultiTask, list[str]]:
+    """The model in float32 (in half precision it would be trained so), and the weights that the checkpoint lacks.
+
+    Raises:
+        MinBertError: there are no weights, the file is broken, or a weight has another shape than the config says.
+    """
+    with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
+        model, report = MinBertForMultiTask.from_pretrained(
+            name,
+            config=config,
+            revision=revision,
+            dtype=torch.float32,
+            attn_implementation=attn_implementation,
+            ignore_mismatched_sizes=True,  # the library's error does not say which
+            output_loading_info=True,
+        )
+    if report["mismatched_keys"]:
+        key, found, wanted = sorted(report["mismatched_keys"])[0]
+        raise MinBertError(
+            f"The weight {key} of {name!r} has the shape {list(found)} and its config asks for {list(wanted)}. "
+            f"They do not belong together. {REMEDY}"
+        )
+    return model, sorted(report["missing_keys"])
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Hides the library's report on missing weights: who loads them judges them."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
