@@ -118,7 +118,8 @@ class TaskEvaluation:
             self._task_dataloader(task, rows),
             description=f"Evaluation of {task}",
             prediction_loss_only=False,
-            ignore_keys=ignore_keys,
+            # A config may ask for hidden states, which would be kept for all rows and be taken for predictions.
+            ignore_keys=["hidden_states", "attentions"] if ignore_keys is None else ignore_keys,
             metric_key_prefix=prefix,
         )
         # Closes the progress bar: the next task's has another length.
