@@ -169,6 +169,8 @@ def _plain_task(task: Any) -> dict[str, Any]:
         raise ValueError(
             f"Task {given['name']!r}: `kind` must be one of {', '.join(TASK_KINDS)}. Found {given['kind']!r}."
         )
+    if given["kind"] == "score" and len(given.get("range") or ()) != 2:
+        raise ValueError(f"Task {given['name']!r}: a score needs `range` as [lowest, highest]. Found {given!r}.")
     # JSON knows lists only: a tuple would come back as another value than it went.
     return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
 

@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
-from .heads import TaskHeads
+from .heads import OutputLayer, TaskHeads
 
 
 class MinBertEmbeddings(nn.Module):
@@ -390,6 +390,12 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         self.bert = MinBertModel(config)
         self.heads = TaskHeads(config)
         self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        # On the layer and not on its head: the library skips modules without parameters of their own.
+        if isinstance(module, OutputLayer):
+            module.init_weights()
 
     def set_active_task(self, name: str | None) -> None:
         """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.

@@ -74,3 +74,15 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
     task = {**TASKS["sst"].to_config(), "head": "linaer"}
     with pytest.raises(ValueError, match=f"'sst'.*'linaer'.*{sorted(HEADS)[0]}"):
         TaskHeads(tiny_config(tasks=[task]))
+
+
+def test_a_fresh_score_starts_in_the_middle_of_its_range_and_a_saved_one_where_it_was(tiny_model, tmp_path):
+    model = tiny_model(tasks=("sst", "sts"))
+    assert model.heads.sts.linear.bias.item() == 2.5
+    model.bert.save_pretrained(tmp_path / "encoder")
+    loaded = type(model).from_pretrained(tmp_path / "encoder", tasks=model.config.tasks)
+    assert loaded.heads.sts.linear.bias.item() == 2.5
+    assert not loaded.heads.sst.linear.bias.any()
+    model.heads.sts.linear.bias.data.fill_(1.0)
+    model.save_pretrained(tmp_path / "model")
+    assert type(model).from_pretrained(tmp_path / "model").heads.sts.linear.bias.item() == 1.0
