@@ -195,14 +195,17 @@ def test_asking_for_nothing_is_not_refused(nothing):
         ({"mixing": "cycel"}, "Unknown mixing 'cycel'. Did you mean 'cycle'?"),
         ({"aggregator": "pcgard"}, "Unknown aggregator 'pcgard'"),
         ({"regularizer": "smrt"}, "Unknown regularizer 'smrt'"),
-        ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size` must be at least 1"),
-        ({"per_device_eval_batch_size": 0}, "`per_device_eval_batch_size` must be at least 1"),
-        ({"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps` must be at least 1"),
-        ({"learning_rate": float("nan")}, "`learning_rate` must be at least 0"),
-        ({"weight_decay": -0.1}, "`weight_decay` must be at least 0"),
-        ({"data_seed": -1}, "`data_seed` must be at least 0"),
-        ({"num_train_epochs": 0}, "`num_train_epochs` must be more than 0"),
-        ({"early_stopping_patience": 0, "eval_strategy": "epoch"}, "`early_stopping_patience` must be at least 1"),
+        ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size` must be at least 1 ... Found 0."),
+        ({"per_device_eval_batch_size": 0}, "`per_device_eval_batch_size` must be at least 1 ... Found 0."),
+        ({"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps` must be at least 1 ... Found 0."),
+        ({"learning_rate": float("nan")}, "`learning_rate` must be at least 0 ... Found nan."),
+        ({"weight_decay": -0.1}, "`weight_decay` must be at least 0 ... Found -0.1."),
+        ({"data_seed": -1}, "`data_seed` must be at least 0 ... Found -1."),
+        ({"num_train_epochs": 0}, "`num_train_epochs` must be more than 0 ... Found 0."),
+        (
+            {"early_stopping_patience": 0, "eval_strategy": "epoch"},
+            "`early_stopping_patience` must be at least 1 ... Found 0.",
+        ),
         ({"task_batch_sizes": {"sst": 0}}, "`task_batch_sizes` of 'sst' must be a whole number from 1. Found 0."),
         ({"task_batch_sizes": {"sst": 2.5}}, "Found 2.5."),
         ({"task_batch_sizes": {"sst": True}}, "Found True."),
@@ -213,10 +216,7 @@ def test_asking_for_nothing_is_not_refused(nothing):
 def test_a_wrong_value_is_refused_with_its_name_and_what_was_found(given, said):
     with pytest.raises(MinBertError) as refusal:
         arguments(**given)
-    assert said in str(refusal.value)
-    (value,) = [value for name, value in given.items() if name != "eval_strategy"]
-    (value,) = value.values() if isinstance(value, dict) else (value,)
-    assert "Set `eval_strategy`" in said or str(value) in str(refusal.value).replace("true", "True")
+    assert all(part in str(refusal.value) for part in said.split(" ... "))
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_plateau_schedule_follows_the_overall_score(make_trainer, monkeypatch)
 
 def falling(*overall):
     """Three tasks that agree on these scores, step after step."""
-    return dict.fromkeys(DEV, {step: value for step, value in enumerate(overall, start=1)})
+    return dict.fromkeys(DEV, dict(enumerate(overall, start=1)))
 
 
 STOPPING = {"dev": DEV, "max_steps": 8, "eval_strategy": "steps", "eval_steps": 1}
