@@ -61,6 +61,7 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
         args = MultiTaskTrainingArguments(**given)
         set_seed(args.seed)  # the trainer's own call comes after the new heads are drawn
     tasks = get_tasks(settings.tasks)
+    args.check_tasks({task.name: task for task in tasks})
     folder = Path(args.output_dir)
     if args.should_save:
         _check_folder(folder, args, settings, given)
@@ -100,11 +101,9 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
 def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
     """`{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored."""
     by_name = {task.name: task for task in tasks}
-    for option in ("train_tasks", "eval_tasks"):
-        for name in getattr(args, option) or ():
-            if name not in by_name:
-                raise MinBertError(f"`{option}` names {name!r}, which is not in `tasks`: {', '.join(by_name)}.")
-    wanted = {"train": args.train_tasks or by_name, "dev": args.eval_tasks or by_name}
+    wanted = {
+        "train": args.chosen_tasks("train_tasks", by_name), "dev": args.chosen_tasks("eval_tasks", by_name)
+    }  # fmt: skip
     return {
         split: {
             name: load_split(by_name[name], settings.data_dir, split, strict=settings.strict_data) for name in names

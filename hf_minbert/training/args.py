@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -9,6 +11,8 @@ from transformers import TrainingArguments
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, unknown_name
+from ..evaluation.metrics import metric_names
+from ..tasks import Task
 from .aggregators import AGGREGATORS
 from .regularizers import REGULARIZERS
 
@@ -118,7 +122,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
                     f"to processes whole. Leave it out."
                 )
         if "lomo" in str(self.optim.value):
-            raise MinBertError(f"`optim: {self.optim.value}` is not supported: it steps within the backward pass of one task.")
+            reason = "it steps within the backward pass of one task"
+            raise MinBertError(f"`optim: {self.optim.value}` is not supported: {reason}. Use adamw_torch.")
         if self.fp16 and self.device.type != "cuda":
             raise MinBertError("`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither.")
 
@@ -136,8 +141,14 @@ class MultiTaskTrainingArguments(TrainingArguments):
             value = getattr(self, name)
             if value is not None and not value >= lowest:
                 raise MinBertError(f"`{name}` must be at least {lowest}. Found {value}.")
-        if self.max_steps <= 0 and not self.num_train_epochs > 0:
+            if value == math.inf:
+                raise MinBertError(f"`{name}` must be finite. Found {value}.")
+        if self.max_steps == 0:  # the stock loop would take one step
+            raise MinBertError("`max_steps` must be at least 1. Found 0. Leave it out to train by `num_train_epochs`.")
+        if self.max_steps < 0 and not self.num_train_epochs > 0:
             raise MinBertError(f"`num_train_epochs` must be more than 0. Found {self.num_train_epochs}.")
+        if self.max_steps < 0 and self.num_train_epochs == math.inf:
+            raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
         for task, size in (self.task_batch_sizes or {}).items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
@@ -148,3 +159,33 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+    # ---- What depends on the model's tasks -------------------------------------------------------------------
+
+    def chosen_tasks(self, option: str, tasks: Mapping[str, Task]) -> list[str]:
+        """The tasks that `option` names, each once; all of them where it says nothing.
+
+        Raises:
+            MinBertError: it names a task that is not among `tasks`, or none at all.
+        """
+        names = getattr(self, option)
+        names = list(tasks) if names in (None, {}) else [names] if isinstance(names, str) else list(names)
+        for name in names:
+            if name not in tasks:
+                raise MinBertError(f"`{option}`: {unknown_name('task', name, tasks)}")
+        if not names:
+            raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
+        return list(dict.fromkeys(names))
+
+    def check_tasks(self, tasks: Mapping[str, Task]) -> None:
+        """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
+
+        Raises:
+            MinBertError: a task or a metric is unknown.
+        """
+        for option in ("train_tasks", "eval_tasks", "task_batch_sizes", "task_weights"):
+            self.chosen_tasks(option, tasks)
+        if (metric := self.metric_for_best_model) is not None:
+            known = [f"eval_{name}" for name in metric_names(tasks[n] for n in self.chosen_tasks("eval_tasks", tasks))]
+            if metric not in known and f"eval_{metric}" not in known:
+                raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")

@@ -63,17 +63,17 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.model = model  # the checks below need it before the stock constructor sets it
         self.processing_class = processing_class
         self.max_length = check_max_length(max_length, model.config.max_position_embeddings)
-        self.train_tasks = self._chosen("train_tasks", args.train_tasks)
-        self.eval_tasks = self._chosen("eval_tasks", args.eval_tasks)
-        for option in ("task_batch_sizes", "task_weights"):
-            self._chosen(option, getattr(args, option) or list(self.tasks))
+        args.check_tasks(self.tasks)
+        self.train_tasks = args.chosen_tasks("train_tasks", self.tasks)
+        self.eval_tasks = args.chosen_tasks("eval_tasks", self.tasks)
         pad = processing_class.pad_token_id if processing_class is not None else model.config.pad_token_id
         self.collators = {name: PaddedCollator(task, pad) for name, task in self.tasks.items()}
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
         if eval_dataset is not None:
             eval_dataset = self._encode(eval_dataset, self.eval_tasks, "eval_dataset")
-        self._check_evaluation(args, eval_dataset)
+        if args.eval_strategy != "no" and not eval_dataset:
+            raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
         if args.n_gpu > 1:
             logger.warning("%d GPUs are visible and one is used. To use all: accelerate launch.", args.n_gpu)
             args._n_gpu = 1  # DataParallel would wrap the model, and the step would not use it
@@ -97,17 +97,6 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self._gradients = None
         self._task_losses: dict[str, list[torch.Tensor]] = {}
 
-    # ---- What is trained and scored --------------------------------------------------------------------------
-
-    def _chosen(self, option: str, names: Any) -> list[str]:
-        chosen = list(self.tasks) if names is None else [names] if isinstance(names, str) else list(names)
-        for name in chosen:
-            if name not in self.tasks:
-                raise MinBertError(f"`{option}`: {unknown_name('task', name, self.tasks)}")
-        if not chosen:
-            raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(self.tasks)}.")
-        return list(dict.fromkeys(chosen))
-
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
         """`{task: encoded rows}` of the wanted tasks, or of all that were given."""
         if not isinstance(datasets, Mapping):
@@ -130,15 +119,6 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             if "labels" not in rows[0]:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Labels stand in a column `label`.")
         return encoded
-
-    def _check_evaluation(self, args: MultiTaskTrainingArguments, eval_dataset: Any) -> None:
-        if args.eval_strategy != "no" and not eval_dataset:
-            raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
-        metric = args.metric_for_best_model
-        if metric is not None:
-            name = metric if metric.startswith("eval_") else f"eval_{metric}"
-            if name not in self.known_metrics():
-                raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, self.known_metrics())}")
 
     # ---- Data ------------------------------------------------------------------------------------------------
 
