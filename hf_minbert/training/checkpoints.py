@@ -10,7 +10,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
 
 def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:
@@ -35,13 +36,20 @@ def checkpoints(folder: str | Path) -> list[Path]:
 
 def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
     """What a checkpoint lacks to resume from it, or `None` if it lacks nothing."""
-    weights = [checkpoint / name for name in WEIGHTS if (checkpoint / name).exists()]
-    if not weights:
+    names = [name for name in WEIGHTS if (checkpoint / name).exists()]
+    if (checkpoint / INDEX).exists():
+        try:
+            names += sorted(set(json.loads((checkpoint / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+        except ValueError:
+            return f"{INDEX} is cut"
+    if not names:
         return "it has no weights"
+    for name in names:
+        if not (checkpoint / name).exists():
+            return f"{name} is missing"
+        if not _whole_safetensors(checkpoint / name):
+            return f"{name} ends too early"
     randoms = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
-    for path in [*weights, *checkpoint.glob("model-*.safetensors")]:
-        if path.suffix == ".safetensors" and not _whole_safetensors(path):
-            return f"{path.name} ends too early"
     for name in ("optimizer.pt", "scheduler.pt", *randoms):
         if not (checkpoint / name).exists():
             return f"{name} is missing"
