@@ -1,0 +1,213 @@
+"""Resuming: bit for bit what an unbroken run gives, and from the newest checkpoint that is whole."""
+
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+
+from hf_minbert import MinBertError
+from hf_minbert.training.aggregators import AGGREGATORS
+from hf_minbert.training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
+
+#: Five rounds an epoch in windows of two: optimizer steps 1 to 3 are the first epoch, 4 to 6 the second.
+RUN = {
+    "max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 1,
+    "optim": "adamw_torch", "learning_rate": 1e-3, "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dropout_model(tiny_model):
+    return lambda seed=0: tiny_model(seed=seed, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.2)
+
+
+@pytest.fixture(scope="module")
+def whole_run(build_trainer, dropout_model, tmp_path_factory):
+    """An unbroken run, with a checkpoint at each of its six steps. Its folder is not to be changed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trainer = build_trainer(folder, dropout_model(), **RUN)
+    trainer.train()
+    return folder, trainer
+
+
+@pytest.fixture
+def run_folder(whole_run, tmp_path):
+    """A copy that a test may break."""
+    return shutil.copytree(whole_run[0], tmp_path / "run")
+
+
+def assert_same_end(resumed, trainer):
+    assert resumed.state.global_step == trainer.state.global_step
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], value), name
+    for old, new in zip(trainer.optimizer.state.values(), resumed.optimizer.state.values(), strict=True):
+        assert all(torch.equal(old[key], new[key]) for key in old)
+    logs = [[entry for entry in each.state.log_history if "loss" in entry] for each in (trainer, resumed)]
+    assert len(logs[0]) == len(logs[1])
+    for one, two in zip(*logs, strict=True):  # the old part from the checkpoint, the new part computed
+        assert one == two
+
+
+# ---- resuming
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(build_trainer, dropout_model, whole_run, tmp_path, step):
+    """Steps 2, 4 and 5 are within an epoch, 3 is between the two. Dropout shows whether random states come back."""
+    folder, trainer = whole_run
+    resumed = build_trainer(tmp_path / "run", dropout_model(seed=9), **RUN)
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+    assert_same_end(resumed, trainer)
+
+
+def test_worker_processes_do_not_change_a_run_nor_its_resuming(build_trainer, dropout_model, whole_run, tmp_path):
+    folder, trainer = whole_run
+    resumed = build_trainer(tmp_path / "run", dropout_model(seed=9), dataloader_num_workers=2, **RUN)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert_same_end(resumed, trainer)
+
+
+def test_resuming_with_gradient_rows(build_trainer, dropout_model, tmp_path, aggregator):
+    given = {**RUN, "aggregator": aggregator, "num_train_epochs": 1}
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert_same_end(resumed, trainer)
+
+
+def test_an_aggregator_that_draws_does_so_alike_after_a_resume(build_trainer, dropout_model, tmp_path, monkeypatch):
+    class Draw(AGGREGATORS["sum"]):
+        needs_rows = True
+
+        def __call__(self, gradients, generator=None):
+            return torch.rand(len(gradients), generator=generator) @ gradients
+
+    monkeypatch.setitem(AGGREGATORS, "draw", Draw)
+    given = {**RUN, "aggregator": "draw", "num_train_epochs": 1}
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert_same_end(resumed, trainer)
+
+
+def test_resuming_with_true_takes_the_newest(build_trainer, dropout_model, whole_run, run_folder):
+    shutil.rmtree(run_folder / "checkpoint-6")
+    resumed = build_trainer(run_folder, dropout_model(seed=9), **RUN)
+    steps = []
+    resumed.model.register_forward_pre_hook(lambda model, args: steps.append(resumed.state.global_step))
+    resumed.train(resume_from_checkpoint=True)
+    assert set(steps) == {5}
+    assert_same_end(resumed, whole_run[1])
+
+
+def test_resuming_without_a_checkpoint_is_refused(make_trainer):
+    with pytest.raises(MinBertError, match="no complete checkpoint in .*run to resume from"):
+        make_trainer().train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_of_a_wrapped_model_is_whole(build_trainer, tiny_model, tmp_path):
+    peft = pytest.importorskip("peft")
+
+    def wrapped(seed):
+        lora = peft.LoraConfig(r=2, target_modules=["query", "value"], modules_to_save=["heads"], lora_dropout=0.2)
+        return peft.get_peft_model(tiny_model(seed=seed), lora)
+
+    given = {**RUN, "num_train_epochs": 1}
+    trainer = build_trainer(tmp_path / "run", wrapped(0), **given)
+    trainer.train()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-3")
+    resumed = build_trainer(tmp_path / "run", wrapped(0), **given)
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_end(resumed, trainer)
+
+
+# ---- which checkpoints are whole
+
+
+def cut(path, keep):
+    path.write_bytes(path.read_bytes()[:keep])
+
+
+BROKEN = {
+    "no weights": (lambda c: (c / "model.safetensors").unlink(), "it has no weights"),
+    "weights cut at the end": (lambda c: cut(c / "model.safetensors", -1), "model.safetensors ends too early"),
+    "weights cut in the header": (lambda c: cut(c / "model.safetensors", 100), "model.safetensors ends too early"),
+    "weights of no bytes": (lambda c: cut(c / "model.safetensors", 0), "model.safetensors ends too early"),
+    "no optimizer": (lambda c: (c / "optimizer.pt").unlink(), "optimizer.pt is missing"),
+    "optimizer cut": (lambda c: cut(c / "optimizer.pt", -100), "optimizer.pt ends too early"),
+    "no scheduler": (lambda c: (c / "scheduler.pt").unlink(), "scheduler.pt is missing"),
+    "no random state": (lambda c: (c / "rng_state.pth").unlink(), "rng_state.pth is missing"),
+    "random state cut": (lambda c: cut(c / "rng_state.pth", 20), "rng_state.pth ends too early"),
+    "random state of another process": (
+        lambda c: (c / "rng_state.pth").rename(c / "rng_state_0.pth"),
+        "rng_state.pth is missing",
+    ),
+    "no state": (lambda c: (c / "trainer_state.json").unlink(), "trainer_state.json is missing or cut"),
+    "state cut": (lambda c: cut(c / "trainer_state.json", -3), "trainer_state.json is missing or cut"),
+    "nothing at all": (lambda c: [path.unlink() for path in c.iterdir()], "it has no weights"),
+}
+
+
+@pytest.mark.parametrize("way", BROKEN)
+def test_a_broken_checkpoint_is_skipped_with_the_reason(run_folder, caplog, way):
+    damage, reason = BROKEN[way]
+    damage(run_folder / "checkpoint-6")
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        assert newest_complete_checkpoint(run_folder) == run_folder / "checkpoint-5"
+    assert caplog.messages == [f"Skipped {run_folder / 'checkpoint-6'}: {reason}."]
+
+
+def test_every_broken_checkpoint_is_named_and_whole_ones_are_not(run_folder, caplog):
+    (run_folder / "checkpoint-6" / "optimizer.pt").unlink()
+    cut(run_folder / "checkpoint-5" / "model.safetensors", 5)
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        assert newest_complete_checkpoint(run_folder) == run_folder / "checkpoint-4"
+    assert [message.split("/")[-1] for message in caplog.messages] == [
+        "checkpoint-6: optimizer.pt is missing.",
+        "checkpoint-5: model.safetensors ends too early.",
+    ]
+
+
+def test_a_run_resumes_past_its_broken_checkpoints(build_trainer, dropout_model, whole_run, run_folder, caplog):
+    cut(run_folder / "checkpoint-6" / "trainer_state.json", 50)
+    cut(run_folder / "checkpoint-5" / "model.safetensors", -1)
+    resumed = build_trainer(run_folder, dropout_model(seed=9), **RUN)
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        resumed.train(resume_from_checkpoint=True)
+    assert caplog.text.count("Skipped") == 2
+    assert_same_end(resumed, whole_run[1])
+    assert incomplete(run_folder / "checkpoint-6") is None  # written again
+
+
+def test_each_process_needs_its_random_state(run_folder):
+    checkpoint = run_folder / "checkpoint-6"
+    assert incomplete(checkpoint, world_size=2) == "rng_state_0.pth is missing"
+    for rank in (0, 1):
+        shutil.copy(checkpoint / "rng_state.pth", checkpoint / f"rng_state_{rank}.pth")
+    assert incomplete(checkpoint, world_size=2) is None
+    assert incomplete(checkpoint, world_size=3) == "rng_state_2.pth is missing"
+
+
+def test_a_checkpoint_in_several_files_needs_each_whole(run_folder):
+    checkpoint = run_folder / "checkpoint-6"
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    shutil.copy(checkpoint / "model.safetensors", checkpoint / names[0])
+    (checkpoint / "model.safetensors").rename(checkpoint / names[1])
+    index = {"metadata": {}, "weight_map": {"a": names[0], "b": names[1]}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert incomplete(checkpoint) is None
+    cut(checkpoint / names[1], -1)
+    assert incomplete(checkpoint) == f"{names[1]} ends too early"
+    (checkpoint / names[1]).unlink()
+    assert incomplete(checkpoint) == f"{names[1]} is missing"
+    cut(checkpoint / "model.safetensors.index.json", 20)
+    assert incomplete(checkpoint) == "model.safetensors.index.json is cut"
+
+
+def test_checkpoints_are_ordered_by_step_and_other_folders_left_out(tmp_path):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-100", "checkpoint-best", "checkpoint-1-old", "logs"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoints(tmp_path)] == ["checkpoint-100", "checkpoint-10", "checkpoint-9"]
+    assert newest_complete_checkpoint(tmp_path / "nowhere") is None
