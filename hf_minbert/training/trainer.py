@@ -63,6 +63,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.model = model  # the checks below need it before the stock constructor sets it
         self.processing_class = processing_class
         self.max_length = check_max_length(max_length, model.config.max_position_embeddings)
+        for option, rows in (("train_tasks", train_dataset), ("eval_tasks", eval_dataset)):
+            if rows is not None and not isinstance(rows, Mapping) and getattr(args, option) is None:
+                setattr(args, option, [self._one_task(None)])  # rows alone are of the active task, the others idle
         args.check_tasks(self.tasks)
         self.train_tasks = args.chosen_tasks("train_tasks", self.tasks)
         self.eval_tasks = args.chosen_tasks("eval_tasks", self.tasks)
