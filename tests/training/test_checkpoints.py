@@ -13,7 +13,8 @@ from hf_minbert.training.checkpoints import checkpoints, incomplete, newest_comp
 
 #: Five rounds an epoch in windows of two: optimizer steps 1 to 3 are the first epoch, 4 to 6 the second.
 RUN = {
-    "max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 1,
+    "max_steps": -1, "num_train_epochs": 2, "gradient_accumulation_steps": 2,
+    "save_strategy": "steps", "save_steps": 1,
     "optim": "adamw_torch", "learning_rate": 1e-3, "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
 }  # fmt: skip
 
