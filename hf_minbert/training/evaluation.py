@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, speed_metrics
 
@@ -112,6 +114,33 @@ class TaskEvaluation:
                 prefetch_factor=self.args.dataloader_prefetch_factor,
             )
         )
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """As the stock step, but rows that only fill up a process's last batch do not count in the loss.
+
+        Outputs and labels of such rows are dropped when they are gathered; in a loss, one number for the whole
+        batch, they would stay.
+        """
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        size = len(inputs["input_ids"])
+        own = self._rows_that_count(size)
+        if loss is not None and 0 < own < size:
+            counted = {key: value[:own] if torch.is_tensor(value) else value for key, value in inputs.items()}
+            loss = super().prediction_step(model, counted, True, ignore_keys)[0]
+        return loss, logits, labels
+
+    def _rows_that_count(self, batch_size: int) -> int:
+        """How many rows of the current batch are not there already in an earlier one."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return batch_size
+        return min(max(state.remainder - self.accelerator.process_index * batch_size, 0), batch_size)
 
     def _run(self, task: str, rows: Any, prefix: str, ignore_keys: list[str] | None) -> EvalLoopOutput:
         output = self.evaluation_loop(
