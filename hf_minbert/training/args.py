@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from transformers import TrainingArguments
 
 from ..data.rounds import MIXING
@@ -103,6 +104,13 @@ class MultiTaskTrainingArguments(TrainingArguments):
             # One process would wrap the model in DataParallel, which the step would not use.
             self._n_gpu = 1
 
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        device = super().device
+        # One of several CPU processes has the device "cpu:1", to which transformers 5.17 cannot load an optimizer.
+        return torch.device("cpu") if device.type == "cpu" else device
+
     def _refuse_unsupported(self) -> None:
         known = {f.name for f in fields(self)}
         for name, (allowed, reason) in REFUSED.items():
@@ -115,7 +123,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
     def _refuse_settings(self) -> None:
         accelerator = self.accelerator_config
-        for name, allowed in (("dispatch_batches", (None, False)), ("split_batches", (False,)), ("even_batches", (True,))):
+        for name, allowed in (
+            ("dispatch_batches", (None, False)),
+            ("split_batches", (False,)),
+            ("even_batches", (True,)),
+        ):
             if getattr(accelerator, name) not in allowed:
                 raise MinBertError(
                     f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: rounds are dealt "
@@ -125,7 +137,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             reason = "it steps within the backward pass of one task"
             raise MinBertError(f"`optim: {self.optim.value}` is not supported: {reason}. Use adamw_torch.")
         if self.fp16 and self.device.type != "cuda":
-            raise MinBertError("`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither.")
+            raise MinBertError(
+                "`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither."
+            )
 
     def _check_values(self) -> None:
         for name, registry in (("mixing", MIXING), ("aggregator", AGGREGATORS)):
