@@ -1,0 +1,181 @@
+"""Runs the scenarios of test_two_processes.py, in one process or in several, and records what each process saw.
+
+python worker.py INPUT OUTPUT                                              one process
+python -m torch.distributed.run --nproc_per_node 2 worker.py INPUT OUTPUT  two processes
+
+INPUT holds a model with its tokenizer (`model/`) and rows by task (`rows.pt`). Each process writes
+`OUTPUT/<rank>-of-<processes>.pt`: `{scenario: what it recorded}`. A process alone takes batches as large as those of
+two processes together.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import BertTokenizer, TrainerCallback
+
+from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert.training.aggregators import AGGREGATORS, Aggregator
+
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+STEPS = 20
+
+
+class RowSum(Aggregator):
+    """The same gradient as `sum`, by the way of one row per task."""
+
+    def __call__(self, gradients, generator=None):
+        return gradients.sum(dim=0)
+
+
+class RandomUnits(Aggregator):
+    """Rows of length 1 with drawn weights. Not linear, so rows must be averaged over processes before; and drawn,
+    so all processes must draw alike.
+    """
+
+    def __call__(self, gradients, generator=None):
+        weights = torch.rand(len(gradients), generator=generator)
+        return (weights[:, None] * gradients / gradients.norm(dim=1, keepdim=True)).sum(dim=0)
+
+
+AGGREGATORS.update(row_sum=RowSum, random_units=RandomUnits)
+
+
+class Recorder(TrainerCallback):
+    """The gradient that the optimizer gets and a digest of the parameters after it, at every step."""
+
+    def __init__(self):
+        self.gradients, self.unreached, self.digests, self.metrics = [], [], [], []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.unreached.append([name for name, p in model.named_parameters() if p.grad is None])
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        self.gradients.append(flat(grads).clone())
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.digests.append(digest(model))
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.metrics.append(metrics)
+
+
+def flat(tensors) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def digest(model) -> str:
+    return hashlib.sha256(flat(model.parameters()).numpy().tobytes()).hexdigest()
+
+
+class Scenarios:
+    def __init__(self, source: Path, target: Path):
+        self.model = MinBertForMultiTask.from_pretrained(source / "model")
+        self.tokenizer = BertTokenizer.from_pretrained(source / "model")
+        self.rows = torch.load(source / "rows.pt")
+        self.target = target
+        self.recorded: dict[str, dict] = {}
+
+    def trainer(self, name: str, *, rows: int, model=None, **options) -> MultiTaskTrainer:
+        """A trainer on the first `rows` training rows of sst, its longest task, and a record of what it does."""
+        settings = {
+            "output_dir": str(self.target / name),
+            "max_steps": STEPS,
+            "optim": "sgd",
+            "learning_rate": 0.01,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "save_strategy": "no",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "logging_steps": 5,
+        }
+        model = copy.deepcopy(self.model) if model is None else model
+        recorder = Recorder()
+        train = {**self.rows["train"], "sst": self.rows["train"]["sst"][:rows]}
+        trainer = MultiTaskTrainer(
+            model,
+            MultiTaskTrainingArguments(**{**settings, **options}),
+            train_dataset=train,
+            eval_dataset=self.rows["dev"],
+            processing_class=self.tokenizer,
+            callbacks=[recorder],
+        )
+        self.recorded[name] = vars(recorder)
+        return trainer
+
+    def train(self, name: str, resume: bool = False, **options) -> MultiTaskTrainer:
+        trainer = self.trainer(name, **options)
+        before = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.train(resume_from_checkpoint=resume)
+        after = list(trainer.model.parameters())
+        names = [parameter for parameter, _ in trainer.model.named_parameters()]
+        self.recorded[name] |= {
+            "parameters": flat(after),
+            "unmoved": [n for n, a, b in zip(names, before, after, strict=True) if torch.equal(a, b)],
+            "epoch": trainer.state.epoch,
+            "losses": [entry for entry in trainer.state.log_history if "loss_sst" in entry],
+        }
+        return trainer
+
+    def compare(self) -> None:
+        """What one process and two must agree on."""
+        four = 4 * 2 // PROCESSES
+        self.train("plain", rows=48, per_device_train_batch_size=four)
+        # Two processes take 4 rows twice a step, one process all 16 of them at once.
+        twice = {"gradient_accumulation_steps": 2} if PROCESSES == 2 else {}
+        own = four if PROCESSES == 2 else 2 * four
+        self.train("accumulated", rows=48, per_device_train_batch_size=own, **twice)
+        # 37 rows: the fifth round is filled up from the next pass, and the third step of an epoch has one round.
+        uneven = {"sts": four // 2, "para": 3 * four // 4}
+        self.train(
+            "uneven", rows=37, per_device_train_batch_size=four, task_batch_sizes=uneven,
+            task_weights={"sts": 0.5}, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        self.train("row_sum", rows=48, per_device_train_batch_size=four, aggregator="row_sum")
+        self.train("random_units", rows=48, per_device_train_batch_size=own, aggregator="random_units", **twice)
+        self.train("clipped", rows=48, per_device_train_batch_size=four, max_grad_norm=1.0)
+        self.train("two_of_three", rows=48, per_device_train_batch_size=four, train_tasks=["sst", "sts"])
+        self.trainer("evaluation", rows=8, per_device_eval_batch_size=4).evaluate()
+
+    def resume(self) -> None:
+        """A run of 20 steps, and its end again from a checkpoint in the middle of an epoch, with AdamW and dropout."""
+        options = {
+            "rows": 40, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
+            "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "save_strategy": "steps", "save_steps": 7,
+            "eval_strategy": "steps", "eval_steps": 7,
+        }  # fmt: skip
+        whole = self.train("whole", model=self.other_model(seed=1), **options)
+        folder = Path(whole.args.output_dir)
+        if RANK == 0:
+            (folder / "checkpoint-20" / "rng_state_1.pth").unlink()
+            (folder / "checkpoint-14" / "optimizer.pt").unlink()
+        dist.barrier()
+        torch.manual_seed(100 + RANK)  # nothing of the first run may be needed
+        self.train("resumed", resume=True, model=self.other_model(seed=2), **{**options, "output_dir": str(folder)})
+
+    def other_model(self, seed: int) -> MinBertForMultiTask:
+        """With dropout, and other weights for another seed."""
+        config = copy.deepcopy(self.model.config)
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.1
+        torch.manual_seed(seed)
+        return MinBertForMultiTask(config)
+
+
+def main(source: Path, target: Path) -> None:
+    scenarios = Scenarios(source, target)
+    scenarios.compare()
+    if PROCESSES == 2:
+        scenarios.resume()
+    torch.save(scenarios.recorded, target / f"{RANK}-of-{PROCESSES}.pt")
+    if dist.is_initialized():
+        dist.destroy_process_group()  # without it, some runs of several processes end by a signal
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
