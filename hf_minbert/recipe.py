@@ -103,6 +103,15 @@ _Yaml12Loader.add_constructor("tag:yaml.org,2002:float", _Yaml12Loader.construct
 _Yaml12Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_undefined)  # none in YAML 1.2
 
 
+class _Yaml12Dumper(yaml.SafeDumper):
+    """Quotes a text that YAML 1.1 or 1.2 would take for something else, so that both read it as it was."""
+
+    yaml_implicit_resolvers = {
+        first: [*older, *_Yaml12Loader.yaml_implicit_resolvers.get(first, [])]
+        for first, older in yaml.SafeDumper.yaml_implicit_resolvers.items()
+    }
+
+
 def _read_yaml(text: str, where: str) -> Any:
     """`text` as a `Value`, or as a dict of them where it is a mapping. Errors name `where` and the line."""
     loader = None
@@ -155,7 +164,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
         parsed = _read_yaml(written, f"`{word}`")
         if isinstance(parsed, dict):
             parsed = Value({name: inner.value for name, inner in parsed.items()}, None)
-        values[key] = Value(parsed.value, written if parsed.text is not None else None)
+        values[key] = parsed
     return values
 
 
@@ -217,12 +226,14 @@ def cast(key: str, value: Value, hint: Any) -> Any:
 
 
 def _options(hint: Any) -> list[Any]:
-    """The members of a union, the narrow before the wide: text takes everything, so it comes last."""
+    """The members of a union, the narrow before the wide: text takes every scalar, and a list one word too."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = list(typing.get_args(hint)) if union else [hint]
     if any(isinstance(member, type) and issubclass(member, enum.Enum) for member in members):
-        members = [member for member in members if member is not str]  # TrainingArguments writes `SomeEnum | str`, and means the enum's values
-    return sorted(members, key=lambda member: (member is str, member is float))
+        members = [
+            member for member in members if member is not str
+        ]  # TrainingArguments writes `SomeEnum | str`, and means the enum's values
+    return sorted(members, key=lambda member: (typing.get_origin(member) is list, member is str, member is float))
 
 
 def _fit(value: Value, option: Any) -> tuple[bool, Any]:
@@ -287,4 +298,4 @@ def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str,
 
     lines = {**vars(settings), **training}
     lines = {key: value.value if isinstance(value, enum.Enum) else value for key, value in lines.items()}
-    write_atomically(path, yaml.safe_dump(lines, sort_keys=False, allow_unicode=True))
+    write_atomically(path, yaml.dump(lines, Dumper=_Yaml12Dumper, sort_keys=False, allow_unicode=True))
