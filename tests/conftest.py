@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertTokenizer
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
+from hf_minbert.recipe import read_recipe
+from hf_minbert.run import train
 
 SHARED = Path(__file__).parents[2] / "shared"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -71,3 +73,75 @@ def tiny_tokenizer(tmp_path_factory) -> BertTokenizer:
     file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
     file.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     return BertTokenizer(vocab=str(file), model_max_length=64)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tiny_config, tiny_tokenizer, tmp_path_factory) -> Path:
+    """A folder with a plain BERT of the library, random and tiny, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    sizes = {key: value for key, value in tiny_config().to_dict().items() if key in BertConfig().to_dict()}
+    torch.manual_seed(0)
+    BertModel(BertConfig(**{**sizes, "model_type": "bert"})).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def write_course_files() -> Callable[[Path], Path]:
+    """`write_course_files(folder)` fills it with small files in the course's format; see `_course_files`."""
+
+    def write(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, lines in _course_files().items():
+            (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def course_dir(write_course_files, tmp_path_factory) -> Path:
+    """A folder that `write_course_files` filled. Not to be changed."""
+    return write_course_files(tmp_path_factory.mktemp("course"))
+
+
+def _course_files() -> dict[str, list[str]]:
+    """File name to lines. The id says task, split and row; texts and labels repeat with different periods.
+
+    As in the course's files, a nameless column holds the row's number in the original data, and the unlabelled test
+    file of sst has two.
+    """
+    words = ["good", "bad", "not good", "very bad", "a film", "the man plays", "why is it"]
+    sizes = {"sst": {"train": 12, "dev": 7}, "para": {"train": 10, "dev": 6}, "sts": {"train": 8, "dev": 5}}
+    labels = {"sst": "{0}", "para": "{0}.0", "sts": "{0}.5"}
+    files = {}
+    for task, splits in sizes.items():
+        spec = get_tasks([task])[0]
+        pair = len(spec.text_columns) == 2
+        for split, size in {**splits, "test": 3}.items():
+            labelled = split != "test"
+            header = ["", "id", *spec.text_columns, *([spec.label_column] if labelled else [])]
+            lines = []
+            for row in range(size):
+                texts = [words[(row * step) % 7] + f" {row} ." for step in ((2, 3) if pair else (1,))]
+                label = labels[task].format(row % {"sst": 5, "para": 2, "sts": 5}[task])
+                lines.append([str(100 + row), f"{task}-{split}-{row}", *texts, *([label] if labelled else [])])
+            if (task, split) == ("sst", "test"):
+                header, lines = ["0", *header], [[str(row), *line] for row, line in enumerate(lines, 1)]
+            files[spec.files[split]] = ["\t".join(cells) for cells in [header, *lines]]
+    return files
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_bert, course_dir, tmp_path_factory) -> Path:
+    """The folder of a finished run of two epochs on the tiny model and data. Not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "finished"
+    words = {
+        "model_name_or_path": tiny_bert, "data_dir": course_dir, "output_dir": folder, "num_train_epochs": 2,
+        "per_device_train_batch_size": 4, "learning_rate": 1e-3, "hidden_dropout_prob": 0.1, "eval_strategy": "epoch",
+        "save_strategy": "epoch", "logging_steps": 1, "disable_tqdm": "true",
+    }  # fmt: skip
+    recipe = folder.parent / "recipe.yaml"
+    recipe.write_text("".join(f"{key}: {value}\n" for key, value in words.items()), encoding="utf-8")
+    train(read_recipe(recipe))
+    return folder
