@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from transformers import PreTrainedTokenizerBase, ProgressCallback, TrainerCallback, set_seed
 
 from .data.encoding import check_max_length
@@ -60,6 +61,8 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     with explain("Reading the training arguments", "Mend the recipe."):
         args = MultiTaskTrainingArguments(**given)
         set_seed(args.seed)  # the trainer's own call comes after the new heads are drawn
+    if args.process_index > 0:
+        _hide_bars()
     tasks = get_tasks(settings.tasks)
     args.check_tasks({task.name: task for task in tasks})
     folder = Path(args.output_dir)
@@ -131,6 +134,14 @@ def load_model(settings: RunSettings, tasks: list[Task]) -> tuple[PreTrainedToke
     model, missing = load_weights(name, config, revision, settings.attn_implementation)
     _check_encoder(name, missing)
     return tokenizer, model
+
+
+def _hide_bars() -> None:
+    """Hides the bars of loading and tokenizing, which every process would show."""
+    import datasets
+
+    transformers.logging.disable_progress_bar()
+    datasets.disable_progress_bars()
 
 
 def _check_encoder(name: str, missing: list[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -32,6 +33,7 @@ app.command("predict")(predict.predict)
 #: click of their own, whose exceptions are not those of the package click.
 _UsageError = typer.BadParameter.__mro__[1]
 _INTERRUPTED = 130
+WAIT_FOR_FIRST = 10  # seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -68,6 +70,11 @@ def _set_up_log() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    if _is_first_process():
-        print(f"minbert: error: {' '.join(message.split())}", file=sys.stderr)
+    said = f"minbert: error: {' '.join(message.split())}"
+    if not _is_first_process():
+        # A launcher stops all processes as soon as one ends, and the first is to be left the time to say what is
+        # wrong. A process that is still there after the wait has an error of its own.
+        time.sleep(WAIT_FOR_FIRST)
+        said += f" (process {os.environ['RANK']})"
+    print(said, file=sys.stderr)
     sys.exit(2)
