@@ -13,6 +13,7 @@ import shutil
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -202,14 +203,15 @@ def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], 
     if not (recipe.is_file() and environment.is_file()):
         return  # a checkpoint from elsewhere
     old_settings, old_given = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
-    old, new = {**vars(old_settings), **old_given}, {**vars(settings), **given}
+    defaults = {f.name: f.default for f in fields(MultiTaskTrainingArguments)}
+    old, new = {**defaults, **vars(old_settings), **old_given}, {**defaults, **vars(settings), **given}
     old["number of processes"] = json.loads(environment.read_text(encoding="utf-8"))["processes"]
     new["number of processes"] = world_size
     for key in (*FIXED_ON_RESUME, "number of processes"):
-        if old.get(key) != new.get(key):
+        if old[key] != new[key]:
             raise MinBertError(
-                f"The run in {folder} was started with {key} = {old.get(key)} and cannot be resumed with "
-                f"{new.get(key)}: steps would see other rows. Keep the old value, or start anew."
+                f"The run in {folder} was started with {key} = {old[key]} and cannot be resumed with "
+                f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
             )
 
 
