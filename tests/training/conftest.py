@@ -76,6 +76,17 @@ def make_trainer(build_trainer, tmp_path) -> Callable[..., MultiTaskTrainer]:
     return make
 
 
+@pytest.fixture(scope="session")
+def scores() -> Callable[[dict[str, float]], dict[str, float]]:
+    """`scores(metrics)`: without the epoch and what was timed."""
+    timing = ("_runtime", "_per_second", "_preparation_time")
+
+    def make(metrics: dict[str, float]) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(timing)}
+
+    return make
+
+
 class RowSum(Aggregator):
     """Sums the tasks' gradients row by row: what `sum` does, by the way of the aggregators that need rows."""
 

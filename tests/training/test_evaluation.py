@@ -22,11 +22,6 @@ ALL = [
 ]  # fmt: skip
 
 
-def scores(metrics):
-    timing = ("_runtime", "_per_second", "_preparation_time")
-    return {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(timing)}
-
-
 @torch.no_grad()
 def by_hand(model, task, rows, tokenizer):
     """Each row alone, without padding: logits [N, C], labels [N] and the mean loss."""
@@ -43,7 +38,7 @@ def by_hand(model, task, rows, tokenizer):
 # ---- names and values
 
 
-def test_metrics_are_those_of_the_models_own_outputs(make_trainer, tiny_model, tiny_tokenizer, toy_rows):
+def test_metrics_are_those_of_the_models_own_outputs(make_trainer, tiny_model, tiny_tokenizer, toy_rows, scores):
     trainer = make_trainer(dev=DEV, per_device_eval_batch_size=4)
     metrics = trainer.evaluate()
     assert list(scores(metrics)) == ALL
@@ -65,19 +60,19 @@ def test_metrics_are_those_of_the_models_own_outputs(make_trainer, tiny_model, t
     assert metrics["eval_samples_per_second"] * metrics["eval_runtime"] == pytest.approx(sum(DEV.values()), rel=0.02)
 
 
-def test_the_batch_size_does_not_change_the_metrics(make_trainer):
+def test_the_batch_size_does_not_change_the_metrics(make_trainer, scores):
     small, large = (scores(make_trainer(dev=DEV, per_device_eval_batch_size=size).evaluate()) for size in (3, 16))
     assert small == pytest.approx(large, abs=1e-5)
 
 
-def test_only_eval_tasks_are_scored_and_the_leaderboard_needs_its_three(make_trainer):
+def test_only_eval_tasks_are_scored_and_the_leaderboard_needs_its_three(make_trainer, scores):
     trainer = make_trainer(dev=DEV, eval_tasks=["sts"])
     metrics = scores(trainer.evaluate())
     assert list(metrics) == [*STS, "eval_overall"]
     assert metrics["eval_overall"] == metrics["eval_sts_pearson"]
 
 
-def test_other_rows_and_another_prefix(make_trainer, toy_rows):
+def test_other_rows_and_another_prefix(make_trainer, toy_rows, scores):
     trainer = make_trainer(dev=DEV)
     own = scores(trainer.evaluate())
     other = scores(trainer.evaluate({"sts": toy_rows(sts=5)["sts"]}, metric_key_prefix="test"))
@@ -95,13 +90,13 @@ def test_evaluation_leaves_training_as_it_was(make_trainer):
         assert torch.equal(watched.model.state_dict()[name], value), name
 
 
-def test_dropout_is_off_in_evaluation(make_trainer, tiny_model):
+def test_dropout_is_off_in_evaluation(make_trainer, tiny_model, scores):
     trainer = make_trainer(tiny_model(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5), dev=DEV)
     trainer.model.train()
     assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV).evaluate())
 
 
-def test_each_evaluation_is_logged_whole_and_is_one_event(make_trainer):
+def test_each_evaluation_is_logged_whole_and_is_one_event(make_trainer, scores):
     class Listener(TrainerCallback):
         heard = []
 
@@ -126,7 +121,7 @@ def test_a_progress_bar_per_task(make_trainer, capfd):
     assert "4/4" in bars
 
 
-def test_hidden_states_in_the_output_are_no_predictions(make_trainer, tiny_model):
+def test_hidden_states_in_the_output_are_no_predictions(make_trainer, tiny_model, scores):
     trainer = make_trainer(tiny_model(output_hidden_states=True), dev=DEV)
     assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV).evaluate())
 
