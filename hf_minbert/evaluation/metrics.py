@@ -81,32 +81,39 @@ def _has_leaderboard(tasks: list[Task]) -> bool:
     return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())
 
 
-def _class_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    from sklearn.metrics import f1_score
+def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
+    """`precision`, `recall` and `f1` of each class, `[num_classes]`; 0 for one that is neither there nor predicted."""
+    from sklearn.metrics import precision_recall_fscore_support
 
+    # without `labels` scikit-learn scores only the classes that it happens to see
+    scores = precision_recall_fscore_support(labels, values, labels=range(num_classes), zero_division=0)
+    return dict(zip(("precision", "recall", "f1"), scores[:3], strict=True))
+
+
+def correlation(name: str, values: np.ndarray, labels: np.ndarray) -> float:
+    """`pearson` or `spearman` of two `[N]`; 0.0 where it is not defined, because one of them is constant."""
+    from scipy.stats import pearsonr, spearmanr
+
+    if _is_constant(values) or _is_constant(labels):
+        return 0.0
+    return float({"pearson": pearsonr, "spearman": spearmanr}[name](values, labels).statistic)
+
+
+def _class_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    f1 = class_scores(values, labels, len(task.labels))["f1"]
     accuracy = {"accuracy": float((values == labels).mean())}
-    if task.kind == "binary":
-        return accuracy | {"f1": float(f1_score(labels, values, pos_label=1, zero_division=0))}
-    # without `labels` scikit-learn averages over the classes that it happens to see
-    macro = f1_score(labels, values, labels=range(len(task.labels)), average="macro", zero_division=0)
-    return accuracy | {"macro_f1": float(macro)}
+    return accuracy | ({"f1": float(f1[1])} if task.kind == "binary" else {"macro_f1": float(f1.mean())})
 
 
 def _correlations(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    from scipy.stats import pearsonr, spearmanr
-
-    found = {"predictions": values, "labels": labels}
-    constant = [name for name, numbers in found.items() if _is_constant(numbers)]
+    scores = {name: correlation(name, values, labels) for name in KIND_METRICS["score"]}
+    constant = [name for name, x in (("predictions", values), ("labels", labels)) if _is_constant(x)]
     if constant:
         logger.warning(
             "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",
             task.name, len(values), " and ".join(constant),
         )  # fmt: skip
-        return {"pearson": 0.0, "spearman": 0.0} | {f"constant_{name}": 1.0 for name in constant}
-    return {
-        "pearson": float(pearsonr(values, labels).statistic),
-        "spearman": float(spearmanr(values, labels).statistic),
-    }
+    return scores | {f"constant_{name}": 1.0 for name in constant}
 
 
 def _is_constant(numbers: np.ndarray) -> bool:
