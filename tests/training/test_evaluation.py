@@ -90,10 +90,17 @@ def test_evaluation_leaves_training_as_it_was(make_trainer):
         assert torch.equal(watched.model.state_dict()[name], value), name
 
 
-def test_dropout_is_off_in_evaluation(make_trainer, tiny_model, scores):
-    trainer = make_trainer(tiny_model(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5), dev=DEV)
+def test_dropout_is_off_in_evaluation_and_on_again_after_it(make_trainer, tiny_model, scores):
+    trainer = make_trainer(
+        tiny_model(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5),
+        dev=DEV, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=16, max_steps=2,
+    )  # fmt: skip
     trainer.model.train()
     assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV).evaluate())
+    modes = []
+    trainer.model.register_forward_pre_hook(lambda model, args: modes.append(model.training))
+    trainer.train()
+    assert modes == [True, True, True, False, False, False] * 2  # three tasks each
 
 
 def test_each_evaluation_is_logged_whole_and_is_one_event(make_trainer, scores):
