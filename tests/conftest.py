@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
+from hf_minbert.cli import main
 from hf_minbert.recipe import read_recipe
 from hf_minbert.run import train
 
@@ -145,3 +148,28 @@ def finished_run(tiny_bert, course_dir, tmp_path_factory) -> Path:
     recipe.write_text("".join(f"{key}: {value}\n" for key, value in words.items()), encoding="utf-8")
     train(read_recipe(recipe))
     return folder
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: exit status and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def minbert(capfd, monkeypatch) -> Iterator[Callable[..., Ended]]:
+    """`minbert("train", path, ...)` is the command of these words, run in this process."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def run(*words: object) -> Ended:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main([str(word) for word in words])
+        return Ended(exit.value.code, *capfd.readouterr())
+
+    yield run
+    # The handler writes to the stderr of the test that made it, which is closed by now.
+    logging.getLogger("hf_minbert").handlers.clear()

@@ -1,0 +1,420 @@
+"""A whole run on toy data: what its folder holds, and how it is refused, replaced, interrupted and gone on with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_minbert import MinBertError, MultiTaskTrainer, run
+from hf_minbert.recipe import read_recipe
+
+ROOT = Path(__file__).parents[1]
+TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
+MODEL_CODE = {"configuration_minbert.py", "heads.py", "modeling_minbert.py"}
+FILES = {
+    "config.json", "environment.json", "log.jsonl", "metrics.json", "model.safetensors", "predictions", "recipe.yaml",
+    "tokenizer.json", "tokenizer_config.json", "training_args.bin", *MODEL_CODE,
+}  # fmt: skip
+
+
+@pytest.fixture
+def train(tiny_bert, course_dir, tmp_path) -> Callable[..., dict]:
+    """`train("key=value", ...)`: a run of six steps into `tmp_path / "run"`, with a checkpoint every two."""
+    recipe = tmp_path / "recipe.yaml"
+    lines = {
+        "model_name_or_path": tiny_bert, "data_dir": course_dir, "output_dir": tmp_path / "run", "max_steps": 6,
+        "per_device_train_batch_size": 4, "learning_rate": 1e-3, "hidden_dropout_prob": 0.1, "save_steps": 2,
+        "logging_steps": 1, "disable_tqdm": "true",
+    }  # fmt: skip
+    recipe.write_text("".join(f"{key}: {value}\n" for key, value in lines.items()), encoding="utf-8")
+
+    def train(*words: str, recipe: Path = recipe) -> dict:
+        return run.train(read_recipe(recipe, words))
+
+    return train
+
+
+def metrics_of(folder: Path) -> dict:
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads((folder / "metrics.json").read_text(encoding="utf-8"), parse_constant=refuse)
+
+
+def log_of(folder: Path) -> list[dict]:
+    """The logged entries without what depends on the clock."""
+    entries = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [{k: v for k, v in e.items() if "runtime" not in k and "per_second" not in k} for e in entries]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    ours, theirs = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert [key for key in ours if not torch.equal(ours[key], theirs[key])] == []
+
+
+def assert_same_result(one: Path, other: Path) -> None:
+    assert_same_model(one, other)
+    assert contents(one / "predictions") == contents(other / "predictions")
+    same = [{key: value for key, value in metrics_of(folder).items() if key not in TIMES} for folder in (one, other)]
+    assert same[0] == same[1]
+
+
+def crash_at(monkeypatch, step: int, error: BaseException) -> None:
+    """Makes the training step of this number (from 1) raise."""
+    original, calls = MultiTaskTrainer.training_step, []
+
+    def training_step(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == step:
+            raise error
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(MultiTaskTrainer, "training_step", training_step)
+
+
+# ---- What a finished run leaves
+
+
+def test_the_folder_holds_everything(finished_run):
+    found = {path.name for path in finished_run.iterdir()}
+    assert {name for name in found if not name.startswith("checkpoint-")} == FILES
+    assert {name for name in found if name.startswith("checkpoint-")} == {"checkpoint-3", "checkpoint-6"}
+    assert {path.name for path in (finished_run / "predictions").iterdir()} == {
+        "sst-dev.csv", "para-dev.csv", "sts-dev.csv",
+    }  # fmt: skip
+
+
+def test_metrics_json_is_what_evaluate_says(finished_run, course_dir, tmp_path, minbert):
+    words = ["--data-dir", course_dir, "--output", tmp_path / "metrics.json", "--batch-size", 8]
+    assert minbert("evaluate", finished_run, *words).status == 0
+    metrics = metrics_of(finished_run)
+    assert metrics_of(tmp_path) == {key: value for key, value in metrics.items() if key.startswith("eval_")}
+    assert {"eval_sst_accuracy", "eval_para_accuracy", "eval_sts_pearson", "eval_overall"} <= metrics.keys()
+    assert metrics["eval_leaderboard"] == pytest.approx(
+        (metrics["eval_sst_accuracy"] + metrics["eval_para_accuracy"] + (metrics["eval_sts_pearson"] + 1) / 2) / 3
+    )
+
+
+def test_metrics_json_is_what_train_returns_and_says_how_far_it_went(train, tmp_path):
+    returned = train()
+    metrics = metrics_of(tmp_path / "run")
+    assert metrics == returned
+    assert (metrics["global_step"], metrics["seed"], metrics["best_step"]) == (6, 42, None)
+
+
+def test_metrics_json_is_written_last(finished_run, train, tmp_path, monkeypatch):
+    written = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*") if path.is_file()}
+    assert max(written, key=written.get) == finished_run / "metrics.json"
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(run, "write_predictions", fail)
+    with pytest.raises(OSError, match="disk full"):
+        train()
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_dev_predictions_stand_in_the_order_of_the_file_and_give_the_metrics(finished_run, course_dir):
+    files = {"sst": ("ids-sst-dev.csv", "sentiment"), "sts": ("sts-dev.csv", "similarity")}
+    scores = {}
+    for task, (file, label) in files.items():
+        with (course_dir / file).open(encoding="utf-8") as source:
+            rows = list(csv.DictReader(source, delimiter="\t"))
+        with (finished_run / "predictions" / f"{task}-dev.csv").open(encoding="utf-8") as source:
+            predictions = list(csv.DictReader(source))
+        assert [row["id"] for row in predictions] == [row["id"] for row in rows]
+        values = np.array([[float(p["prediction"]), float(r[label])] for p, r in zip(predictions, rows, strict=True)])
+        scores[task] = values.T
+    metrics = metrics_of(finished_run)
+    assert metrics["eval_sst_accuracy"] == pytest.approx(np.equal(*scores["sst"]).mean())
+    assert metrics["eval_sts_pearson"] == pytest.approx(np.corrcoef(*scores["sts"])[0, 1])
+
+
+def test_the_log_holds_every_step_and_evaluation(finished_run):
+    log = log_of(finished_run)
+    assert [entry["step"] for entry in log if "loss_sts" in entry] == [1, 2, 3, 4, 5, 6]
+    assert [entry["step"] for entry in log if "eval_overall" in entry] == [3, 6]
+
+
+def test_versions_and_seed_are_kept(finished_run):
+    environment = json.loads((finished_run / "environment.json").read_text(encoding="utf-8"))
+    assert (environment["seed"], environment["processes"]) == (42, 1)
+    for package in ("torch", "transformers", "datasets"):
+        assert environment["versions"][package] == metadata.version(package)
+
+
+def test_its_recipe_gives_the_same_result_again(finished_run, tmp_path):
+    torch.manual_seed(7)  # what was drawn before must not matter
+    again = tmp_path / "again"
+    run.train(read_recipe(finished_run / "recipe.yaml", [f"output_dir={again}"]))
+    assert_same_result(finished_run, again)
+    assert log_of(finished_run) == log_of(again)
+    ours, theirs = (read_recipe(folder / "recipe.yaml") for folder in (finished_run, again))
+    assert {key for key in ours if ours[key] != theirs[key]} == {"output_dir"}
+
+
+def test_another_seed_gives_another_result(finished_run, tmp_path):
+    run.train(read_recipe(finished_run / "recipe.yaml", [f"output_dir={tmp_path / 'b'}", "seed=43"]))
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (finished_run, tmp_path / "b"))
+    assert all(not torch.equal(ours[key], theirs[key]) for key in ours if key.endswith("linear.weight"))
+
+
+def test_the_best_checkpoint_is_the_model_that_is_kept(train, tmp_path):
+    words = ["eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true", "metric_for_best_model=sts_pearson"]
+    metrics = train(*words, "learning_rate=0.02")
+    folder = tmp_path / "run"
+    scored = {entry["step"]: entry["eval_sts_pearson"] for entry in log_of(folder) if "eval_sts_pearson" in entry}
+    best = max(scored, key=scored.get)
+    assert len(set(scored.values())) == 3
+    assert metrics["best_step"] == best
+    assert metrics["best_metric"] == scored[best]
+    assert metrics["eval_sts_pearson"] == pytest.approx(scored[best], abs=1e-6)
+    assert_same_model(folder, folder / f"checkpoint-{best}")
+
+
+def test_only_the_tasks_asked_for_are_read_trained_and_scored(train, write_course_files, tmp_path):
+    data = write_course_files(tmp_path / "data")
+    for name in ("quora-train.csv", "quora-dev.csv", "sts-train.csv", "ids-sst-dev.csv"):
+        (data / name).unlink()
+    metrics = train(f"data_dir={data}", "train_tasks=[sst]", "eval_tasks=sts")
+    assert {path.name for path in (tmp_path / "run" / "predictions").iterdir()} == {"sts-dev.csv"}
+    assert {key for key in metrics if key.startswith("eval_")} == {
+        "eval_sts_pearson", "eval_sts_spearman", "eval_overall",
+    }  # fmt: skip
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert [task["name"] for task in config["tasks"]] == ["sst", "para", "sts"]
+
+
+def test_a_finished_run_is_a_checkpoint_to_train_on_from(train, finished_run, tmp_path):
+    train(f"model_name_or_path={finished_run}", "max_steps=1", "learning_rate=0")
+    assert_same_model(finished_run, tmp_path / "run")
+
+
+# ---- A folder that holds a run already
+
+
+def test_an_existing_run_is_refused_and_stays_as_it_is(train, tmp_path):
+    train()
+    before = contents(tmp_path / "run")
+    with pytest.raises(MinBertError, match=r"holds a run already.*resume_from_checkpoint=true.*overwrite=true"):
+        train("learning_rate=1e-2")
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("left", ["checkpoint-2", "metrics.json", "model.safetensors", "recipe.yaml", "log.jsonl"])
+def test_any_part_of_a_run_is_a_run(train, tmp_path, left):
+    path = tmp_path / "run" / left
+    path.parent.mkdir()
+    path.mkdir() if left == "checkpoint-2" else path.write_text("x")
+    with pytest.raises(MinBertError, match="holds a run already"):
+        train()
+
+
+def test_other_files_in_the_folder_are_no_run_and_are_kept(train, tmp_path):
+    folder = tmp_path / "run"
+    (folder / "notes").mkdir(parents=True)
+    mine = {"notes/idea.txt": b"mine", "checkpoint-best": b"mine", "train.csv": b"mine"}
+    for name, content in mine.items():
+        (folder / name).write_bytes(content)
+    train()
+    train("overwrite=true")
+    assert mine.items() <= contents(folder).items()
+
+
+def test_overwrite_deletes_all_of_the_older_run(train, tmp_path):
+    train("save_steps=1")
+    torch.manual_seed(7)
+    train("overwrite=true", "tasks=[sst]", "max_steps=2")
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-2"}
+    assert {path.name for path in (folder / "predictions").iterdir()} == {"sst-dev.csv"}
+    assert [entry["step"] for entry in log_of(folder) if "loss" in entry] == [1, 2]
+    assert read_recipe(folder / "recipe.yaml")["overwrite"].value is False
+
+
+def test_a_run_that_cannot_start_leaves_the_older_one_whole(train, tmp_path):
+    train()
+    before = contents(tmp_path / "run")
+    with pytest.raises(MinBertError, match="Starting to train failed: .*'foo'"):
+        train("overwrite=true", "lr_scheduler_kwargs={foo: 1}")
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_that_could_not_start_can_be_tried_again(train, tmp_path):
+    with pytest.raises(MinBertError, match="Starting to train failed"):
+        train("lr_scheduler_kwargs={foo: 1}")
+    train()
+    assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+# ---- Going on with a run
+
+
+@pytest.mark.parametrize("how", ["newest", "path", "broken newest"])
+def test_a_crashed_run_goes_on_to_the_same_result(train, tmp_path, monkeypatch, caplog, how):
+    whole, crashed = tmp_path / "whole", tmp_path / "run"
+    words = ["eval_strategy=steps", "eval_steps=2"]
+    train(*words, f"output_dir={whole}")
+    with monkeypatch.context() as patch:
+        crash_at(patch, 6, RuntimeError("cable pulled"))
+        with pytest.raises(RuntimeError, match="^cable pulled$"):  # a later error stays what it is
+            train(*words)
+    assert not (crashed / "metrics.json").exists()
+    step = 4
+    if how == "broken newest":
+        cut = crashed / "checkpoint-4" / "optimizer.pt"
+        cut.write_bytes(cut.read_bytes()[:100])
+        step = 2
+    point = crashed / f"checkpoint-{step}"
+    torch.manual_seed(7)
+    with monkeypatch.context() as patch:
+        calls = []
+        original = MultiTaskTrainer.training_step
+        patch.setattr(
+            MultiTaskTrainer, "training_step", lambda self, *a, **k: calls.append(1) or original(self, *a, **k)
+        )
+        train(*words, f"resume_from_checkpoint={point if how == 'path' else 'true'}")
+    assert len(calls) == 6 - step
+    assert ("checkpoint-4" in caplog.text and "Skipped" in caplog.text) == (how == "broken newest")
+    assert_same_model(whole, crashed)
+    assert contents(whole / "predictions") == contents(crashed / "predictions")
+    steps = [[entry for entry in log_of(folder) if "train_loss" not in entry] for folder in (whole, crashed)]
+    assert steps[0] == steps[1]
+    assert "resume_from_checkpoint" not in read_recipe(crashed / "recipe.yaml")
+
+
+def test_a_finished_run_is_unfinished_while_it_goes_on(train, tmp_path, monkeypatch):
+    train("lr_scheduler_type=constant")
+    crash_at(monkeypatch, 2, RuntimeError("cable pulled"))
+    with pytest.raises(RuntimeError, match="cable pulled"):
+        train("lr_scheduler_type=constant", "resume_from_checkpoint=true", "max_steps=9")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_a_finished_run_can_be_made_longer(train, tmp_path):
+    train("lr_scheduler_type=constant", "max_steps=8", f"output_dir={tmp_path / 'long'}")
+    train("lr_scheduler_type=constant")
+    metrics = train("lr_scheduler_type=constant", "resume_from_checkpoint=true", "max_steps=8")
+    assert metrics["global_step"] == 8
+    assert_same_model(tmp_path / "long", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "old", "new"),
+    [
+        ("per_device_train_batch_size=2", "per_device_train_batch_size", "4", "2"),
+        ("seed=1", "seed", "42", "1"),
+        ("data_seed=1", "data_seed", "None", "1"),
+        ("gradient_accumulation_steps=2", "gradient_accumulation_steps", "1", "2"),
+        ("task_batch_sizes={sts: 2}", "task_batch_sizes", "None", "{'sts': 2}"),
+        ("task_weights={sts: 2}", "task_weights", "None", "{'sts': 2.0}"),
+        ("train_tasks=[sst]", "train_tasks", "None", "['sst']"),
+        ("tasks=[sst]", "tasks", "['sst', 'para', 'sts']", "['sst']"),
+        ("max_length=16", "max_length", "None", "16"),
+    ],
+)
+def test_a_run_that_would_see_other_rows_is_not_gone_on_with(train, tmp_path, word, key, old, new):
+    train("max_steps=2")
+    before = contents(tmp_path / "run")
+    with pytest.raises(MinBertError) as refusal:
+        train("max_steps=4", "resume_from_checkpoint=true", word)
+    assert f"was started with {key} = {old} and cannot be resumed with {new}" in str(refusal.value)
+    assert "Keep the old value, or start anew." in str(refusal.value)
+    assert contents(tmp_path / "run") == before
+
+
+def test_other_data_is_not_gone_on_with(train, write_course_files, tmp_path):
+    train("max_steps=2")
+    with pytest.raises(MinBertError, match="was started with data_dir = "):
+        train("max_steps=4", "resume_from_checkpoint=true", f"data_dir={write_course_files(tmp_path / 'data')}")
+
+
+def test_values_that_were_not_written_out_are_the_same_as_their_defaults(train):
+    train("max_steps=2")
+    words = ["seed=42", "gradient_accumulation_steps=1", "mixing=cycle", "tasks=[sst, para, sts]"]
+    assert train("max_steps=4", "resume_from_checkpoint=true", *words)["global_step"] == 4
+
+
+def test_there_must_be_something_to_go_on_with(train, tmp_path):
+    with pytest.raises(MinBertError, match=f"no complete checkpoint in {tmp_path / 'run'} to resume from"):
+        train("resume_from_checkpoint=true")
+    train("max_steps=2")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    with pytest.raises(MinBertError, match="no complete checkpoint"):
+        train("resume_from_checkpoint=true")
+
+
+# ---- Ctrl-C
+
+
+def interrupted(recipe: Path, ready: Callable[[], bool], *words: str) -> tuple[int, str]:
+    """Status and stderr of `minbert train`, sent SIGINT as soon as `ready()`."""
+    command = [sys.executable, "-m", "hf_minbert", "train", str(recipe), *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=recipe.parent
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not ready() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        return process.wait(timeout=30), process.stderr.read()
+    finally:
+        process.kill()
+
+
+def test_ctrl_c_says_what_was_saved_and_the_run_goes_on_from_there(train, tmp_path):
+    folder = tmp_path / "run"
+    recipe = tmp_path / "recipe.yaml"
+    status, err = interrupted(recipe, (folder / "checkpoint-4").exists, "max_steps=1000000", "save_total_limit=2")
+    lines = err.strip().splitlines()
+    assert status == 130
+    assert lines[-1] == "minbert: Interrupted."
+    assert lines[-2].startswith(f"minbert: The newest complete checkpoint is {folder}/checkpoint-")
+    assert "Go on with the same command and resume_from_checkpoint=true." in lines[-2]
+    assert "Traceback" not in err
+    assert not (folder / "metrics.json").exists()
+    step = int(lines[-2].split("checkpoint-")[1].split(".")[0])
+    assert (
+        train(f"max_steps={step + 2}", "save_total_limit=2", "resume_from_checkpoint=true")["global_step"] == step + 2
+    )
+
+
+def test_ctrl_c_before_the_first_checkpoint_says_so(minbert, train, tmp_path, monkeypatch):
+    crash_at(monkeypatch, 2, KeyboardInterrupt())
+    ended = minbert("train", tmp_path / "recipe.yaml")
+    assert ended.status == 130
+    assert ended.err.splitlines()[-2:] == ["minbert: No checkpoint was saved.", "minbert: Interrupted."]
+
+
+def test_ctrl_c_while_the_saved_model_is_scored_leaves_no_metrics(minbert, train, tmp_path, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "score", interrupt)
+    ended = minbert("train", tmp_path / "recipe.yaml")
+    assert ended.status == 130
+    assert "checkpoint-6. Go on with" in ended.err
+    assert not (tmp_path / "run" / "metrics.json").exists()
