@@ -203,6 +203,16 @@ def test_a_constant_prediction_is_flagged_and_every_number_stays_finite(make_tra
     json.loads(state.read_text(), parse_constant=pytest.fail)  # NaN and Infinity are no JSON
 
 
+def test_a_diverged_head_is_flagged_and_the_overall_score_stays_finite(make_trainer, tiny_model):
+    model = tiny_model()
+    with torch.no_grad():
+        model.heads.sts.linear.bias.fill_(float("nan"))
+    metrics = make_trainer(model, dev=DEV).evaluate()
+    assert metrics["eval_sts_nonfinite_predictions"] == 1.0
+    assert metrics["eval_sts_pearson"] == 0.0
+    assert metrics["eval_overall"] == pytest.approx((metrics["eval_sst_accuracy"] + metrics["eval_para_accuracy"]) / 3)
+
+
 # ---- the best checkpoint
 
 
