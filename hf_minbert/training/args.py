@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
@@ -46,6 +46,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
 }
 
+TRAIN_METRICS = ("running", "full", "none")
+
 
 @dataclass
 class MultiTaskTrainingArguments(TrainingArguments):
@@ -64,6 +66,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         aggregator: how the tasks' gradients become one; a name from `hf_minbert.training.aggregators.AGGREGATORS`.
         regularizer: a term added to each task's loss; `none`, or a name from
             `hf_minbert.training.regularizers.REGULARIZERS`.
+        train_metrics: scores on the training rows at the end of each epoch: `running` from the epoch's own outputs,
+            at no extra pass; `full` by scoring them again; `none`.
         early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model`.
         early_stopping_threshold: how much better counts as better.
 
@@ -78,6 +82,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     mixing: str = "cycle"
     aggregator: str = "sum"
     regularizer: str = "none"
+    train_metrics: Literal[TRAIN_METRICS] = "none"
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
     restore_callback_states_from_checkpoint: bool = True
@@ -147,6 +152,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 raise unknown_name(name, getattr(self, name), registry)
         if self.regularizer not in ("none", *REGULARIZERS):
             raise unknown_name("regularizer", self.regularizer, ("none", *REGULARIZERS))
+        if self.train_metrics not in TRAIN_METRICS:
+            raise unknown_name("train_metrics", self.train_metrics, TRAIN_METRICS)
         for name, lowest in (
             ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),

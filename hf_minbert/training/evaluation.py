@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, speed_metrics
 
 from ..data.encoding import encode
@@ -40,20 +42,24 @@ class TaskEvaluation:
         rows = self.eval_dataset if eval_dataset is None else self._encode(eval_dataset, None, "eval_dataset")
         if not rows:
             raise MinBertError("There is nothing to evaluate: pass `eval_dataset={task: rows}`.")
+        metrics = self._score(rows, metric_key_prefix, ignore_keys)
+        self.log(metrics)
+        # One event for all tasks: early stopping counts an evaluation once, and sees every metric.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _score(self, rows: Mapping[str, Any], prefix: str, ignore_keys: list[str] | None = None) -> dict[str, float]:
         start, metrics, scores = time.time(), {}, {}
         for name, dataset in rows.items():
-            output = self._run(name, dataset, f"{metric_key_prefix}_{name}", ignore_keys)
+            output = self._run(name, dataset, f"{prefix}_{name}", ignore_keys)
             if output.label_ids is None:
                 raise MinBertError(f"The rows of {name!r} have no labels, so they cannot be scored. Use `predict`.")
             scores[name] = task_metrics(self.tasks[name], output.predictions, output.label_ids)
             metrics.update(output.metrics)
-            metrics.update({f"{metric_key_prefix}_{name}_{metric}": value for metric, value in scores[name].items()})
+            metrics.update({f"{prefix}_{name}_{metric}": value for metric, value in scores[name].items()})
         summary = overall([self.tasks[name] for name in rows], scores)
-        metrics.update({f"{metric_key_prefix}_{name}": value for name, value in summary.items()})
-        metrics.update(speed_metrics(metric_key_prefix, start, num_samples=sum(map(len, rows.values()))))
-        self.log(metrics)
-        # One event for all tasks: early stopping counts an evaluation once, and sees every metric.
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        metrics.update({f"{prefix}_{name}": value for name, value in summary.items()})
+        metrics.update(speed_metrics(prefix, start, num_samples=sum(map(len, rows.values()))))
         return metrics
 
     def predict(
@@ -154,3 +160,39 @@ class TaskEvaluation:
         # Closes the progress bar: the next task's has another length.
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
         return output._replace(predictions=np.asarray(output.predictions, dtype=np.float32))
+
+
+class TrainingScores(TrainerCallback):
+    """Logs scores on the training rows at the end of each epoch, as `train_<task>_<metric>`.
+
+    `running`: of the outputs that the epoch's own steps gave, with dropout and while the model changed: no extra pass.
+    A row that a round took twice counts twice; after a resume in mid-epoch only the steps since then count.
+    `full`: of the model as the epoch left it, in an extra pass over the training rows.
+    """
+
+    def __init__(self, trainer: TaskEvaluation):
+        self.trainer = trainer
+        self.running = trainer.args.train_metrics == "running"
+        self.outputs: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def add(self, task: str, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Keeps a step's outputs, on the device: reading them now would make the GPU wait."""
+        if self.running:
+            self.outputs.setdefault(task, []).append((logits.detach().float(), labels))
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self.running:
+            self.trainer.log(self._running_scores())
+        else:
+            self.trainer.log(self.trainer._score(self.trainer.train_dataset, "train"))
+
+    def _running_scores(self) -> dict[str, float]:
+        gather = self.trainer.accelerator.gather
+        scores = {}
+        for name, pairs in self.outputs.items():
+            logits, labels = (gather(torch.cat(column)).cpu().numpy() for column in zip(*pairs, strict=True))
+            scores[name] = task_metrics(self.trainer.tasks[name], logits, labels)
+        self.outputs.clear()
+        metrics = {f"train_{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
+        summary = overall([self.trainer.tasks[name] for name in scores], scores)
+        return metrics | {f"train_{name}": value for name, value in summary.items()}

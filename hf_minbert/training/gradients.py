@@ -99,7 +99,9 @@ class GradientRows:
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
 
-def collector(parameters: Iterable[torch.nn.Parameter], make: Callable[[], Aggregator]) -> SummedGradients | GradientRows:
+def collector(
+    parameters: Iterable[torch.nn.Parameter], make: Callable[[], Aggregator]
+) -> SummedGradients | GradientRows:
     """The cheapest collector that serves the aggregator, over the parameters that are trained."""
     trained = [p for p in parameters if p.requires_grad]
     aggregator = make()

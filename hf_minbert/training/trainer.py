@@ -20,7 +20,7 @@ from ..tasks import Task
 from .aggregators import AGGREGATORS
 from .args import MultiTaskTrainingArguments
 from .checkpoints import newest_complete_checkpoint
-from .evaluation import TaskEvaluation
+from .evaluation import TaskEvaluation, TrainingScores
 from .gradients import collector
 from .regularizers import REGULARIZERS
 
@@ -97,6 +97,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
         self.regularizer = None if args.regularizer == "none" else REGULARIZERS[args.regularizer]()
+        self._training_scores = None
+        if args.train_metrics != "none":
+            self._training_scores = TrainingScores(self)
+            self.add_callback(self._training_scores)
         self._gradients = None
         self._task_losses: dict[str, list[torch.Tensor]] = {}
 
@@ -120,7 +124,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         }
         for name, rows in encoded.items():
             if "labels" not in rows[0]:
-                raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Labels stand in a column `label`.")
+                raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
         return encoded
 
     # ---- Data ------------------------------------------------------------------------------------------------
@@ -206,8 +210,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         total = torch.zeros((), device=self.args.device)
         for task, batch in self._prepare_inputs(inputs).items():
             with self.compute_loss_context_manager():
-                loss = self.task_loss(inner, batch)
+                loss, logits = self.task_loss(inner, batch)
             self._record(task, loss)
+            if self._training_scores is not None:
+                self._training_scores.add(task, logits, batch["labels"])
             loss = loss * weights.get(task, 1.0) / self.current_gradient_accumulation_steps
             total += loss.detach()
             self._gradients.add(task, self._scaled(loss))
@@ -216,12 +222,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self._gradients.combine(torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step))
         return total
 
-    def task_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
-        """The loss of one task's batch, with the regularizer's term if there is one."""
+    def task_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of one task's batch, with the regularizer's term if there is one, and the logits."""
         outputs = model(**batch)
-        if self.regularizer is None:
-            return outputs["loss"]
-        return outputs["loss"] + self.regularizer(model, batch, outputs)
+        loss = outputs["loss"]
+        if self.regularizer is not None:
+            loss = loss + self.regularizer(model, batch, outputs)
+        return loss, outputs["logits"]
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
@@ -240,6 +247,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if "loss" in logs and self._task_losses:
             sums = torch.stack([torch.stack(pair) for pair in self._task_losses.values()])  # [tasks, 2]
             sums = self.accelerator.reduce(sums, "sum").tolist()
-            logs.update({f"loss_{task}": total / count for task, (total, count) in zip(self._task_losses, sums, strict=True)})
+            means = [total / count for total, count in sums]
+            logs.update({f"loss_{task}": mean for task, mean in zip(self._task_losses, means, strict=True)})
             self._task_losses.clear()
         super().log(logs, start_time)
