@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import TrainingArguments
@@ -46,7 +46,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
 }
 
-TRAIN_METRICS = ("running", "full", "none")
+TrainMetrics = Literal["running", "full", "none"]
 
 
 @dataclass
@@ -82,7 +82,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     mixing: str = "cycle"
     aggregator: str = "sum"
     regularizer: str = "none"
-    train_metrics: Literal[TRAIN_METRICS] = "none"
+    train_metrics: TrainMetrics = "none"
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
     restore_callback_states_from_checkpoint: bool = True
@@ -152,8 +152,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 raise unknown_name(name, getattr(self, name), registry)
         if self.regularizer not in ("none", *REGULARIZERS):
             raise unknown_name("regularizer", self.regularizer, ("none", *REGULARIZERS))
-        if self.train_metrics not in TRAIN_METRICS:
-            raise unknown_name("train_metrics", self.train_metrics, TRAIN_METRICS)
+        if self.train_metrics not in get_args(TrainMetrics):
+            raise unknown_name("train_metrics", self.train_metrics, get_args(TrainMetrics))
         for name, lowest in (
             ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
