@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,31 @@ class RunSettings:
     Args:
         model_name_or_path: a BERT checkpoint or a model saved by this package: a folder or a Hub id.
         output_dir: the run's folder.
-        data_dir: the folder with the course's files.
-        tasks: the tasks the model has, in this order. Each gets a head.
+        data_dir: the folder with the tasks' files; or `sample` for the sample that comes with the package, or `hub`
+            for the tasks' datasets on the Hub. Tasks that name their data need none.
+        tasks: the tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to
+            fields of `Task` (see `hf_minbert.tasks.get_tasks`), such as where its data lies.
         max_length: longest input in tokens; longer ones are cut. The model's own limit unless given.
         hidden_dropout_prob: overrides the checkpoint's dropout on hidden states and before the heads.
         attention_probs_dropout_prob: overrides the checkpoint's dropout on attention weights.
         attn_implementation: `sdpa` or `eager`, or another of transformers' attention functions.
         model_revision: branch, tag or commit of a Hub checkpoint.
+        cache_dir: where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length`
+            starts sooner. Nothing is kept unless given.
         strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
         overwrite: train into a folder that holds a run already, which deletes that run.
     """
 
     model_name_or_path: str
     output_dir: str
-    data_dir: str
-    tasks: list[str] = field(default_factory=lambda: ["sst", "para", "sts"])
+    data_dir: str | None = None
+    tasks: list[str] | dict[str, Any] = field(default_factory=lambda: ["sst", "para", "sts"])
     max_length: int | None = None
     hidden_dropout_prob: float | None = None
     attention_probs_dropout_prob: float | None = None
     attn_implementation: str = "sdpa"
     model_revision: str | None = None
+    cache_dir: str | None = None
     strict_data: bool = False
     overwrite: bool = False
 
@@ -137,15 +143,48 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Value:
     return Value(loader.construct_object(node, deep=True), text)
 
 
+def recipes_folder() -> Path:
+    """The folder with the package's recipes: inside it once installed, beside it in a clone."""
+    installed = Path(__file__).parent / "recipes"
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "recipes"
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name: the path in their folder without `.yaml`."""
+    folder = recipes_folder()
+    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    return {name: path for name, path in names.items() if not name.startswith("accelerate/")}  # no recipes, those
+
+
+def find_recipe(path: str | Path) -> Path:
+    """The file at `path` or, where there is none, the package's recipe of that name, such as `cs224n/baseline`.
+
+    Raises:
+        MinBertError: there is neither.
+    """
+    path, packaged = Path(path), packaged_recipes()
+    if path.is_file():
+        return path
+    if path.as_posix() in packaged:
+        return packaged[path.as_posix()]
+    near = get_close_matches(path.with_suffix("").as_posix(), packaged, n=1)
+    raise MinBertError(
+        f"Recipe {path}: there is no such file. Give the path of a .yaml file, or the name of a recipe that comes "
+        f"with the package, such as {(near or ['quickstart'])[0]}."
+    )
+
+
 def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Value]:
-    """Reads a recipe file and the `key=value` words that override it.
+    """Reads a recipe and the `key=value` words that override it.
+
+    Args:
+        path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
+        overrides: the words.
 
     Raises:
         MinBertError: the file is missing or not YAML, a key stands twice, or a word has no `=`.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise MinBertError(f"Recipe {path}: there is no such file. Give the path of a .yaml file.")
+    path = find_recipe(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:
@@ -161,11 +200,16 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
         if key in given:
             raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
         given.add(key)
-        parsed = _read_yaml(written, f"`{word}`")
-        if isinstance(parsed, dict):
-            parsed = Value({name: inner.value for name, inner in parsed.items()}, None)
-        values[key] = parsed
+        values[key] = read_value(written, f"`{word}`")
     return values
+
+
+def read_value(written: str, where: str) -> Value:
+    """A word of the command line as YAML. Raises `MinBertError`, which begins with `where`, if it is none."""
+    parsed = _read_yaml(written, where)
+    if isinstance(parsed, dict):
+        return Value({name: inner.value for name, inner in parsed.items()}, None)
+    return parsed
 
 
 # ---- From values to settings -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import shutil
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase, ProgressCallback, TrainerCallback, set_seed
 
 from .data.encoding import check_max_length
-from .data.files import load_split
+from .data.files import load_split, pinned
 from .errors import MinBertError, explain
 from .evaluation.submission import write_predictions
 from .io import check_writable, write_atomically, write_json
@@ -32,7 +32,7 @@ from .loading import load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, read_recipe, split_recipe, write_recipe
-from .tasks import Task, get_tasks
+from .tasks import Task, get_tasks, with_revisions
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
 from .training.trainer import MultiTaskTrainer
@@ -67,8 +67,10 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     tasks = get_tasks(settings.tasks)
     args.check_tasks({task.name: task for task in tasks})
     folder = Path(args.output_dir)
+    settings = _as_begun(folder, args, settings)
     if args.should_save:
         _check_folder(folder, args, settings, given)
+    settings, tasks = _pin(settings, args)
     data = load_data(settings, args, tasks)
     tokenizer, model = load_model(settings, tasks)
     run_folder = _RunFolder(folder, settings, given, args)
@@ -80,6 +82,7 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
             eval_dataset=data["dev"],
             processing_class=tokenizer,
             max_length=settings.max_length,
+            cache_dir=settings.cache_dir,
             callbacks=[run_folder],
         )
     with _told_on_interrupt(folder, args):
@@ -100,6 +103,15 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 # ---- What goes in ------------------------------------------------------------------------------------------------
+
+
+def _pin(settings: RunSettings, args: MultiTaskTrainingArguments) -> tuple[RunSettings, list[Task]]:
+    """The settings with the commits of the datasets that are on the Hub, and the tasks with all that leads there."""
+    tasks = {task.name: task for task in get_tasks(settings.tasks)}
+    used = {name for option in ("train_tasks", "eval_tasks") for name in args.chosen_tasks(option, tasks)}
+    tasks = {name: pinned(task, settings.data_dir) if name in used else task for name, task in tasks.items()}
+    commits = {name: task.dataset_revision for name, task in tasks.items() if task.dataset_revision}
+    return replace(settings, tasks=with_revisions(settings.tasks, commits)), list(tasks.values())
 
 
 def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
@@ -198,6 +210,19 @@ def _check_checkpoint(folder: Path, args: MultiTaskTrainingArguments) -> None:
         raise MinBertError(f"`resume_from_checkpoint` {checkpoint}: {problem}. {remedy}")
 
 
+def _as_begun(folder: Path, args: MultiTaskTrainingArguments, settings: RunSettings) -> RunSettings:
+    """On resuming, the settings with the commits of the Hub's datasets that the run began with."""
+    recipe = folder / "recipe.yaml"
+    if not (args.resume_from_checkpoint and recipe.is_file()):
+        return settings
+    old, _ = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
+    return replace(settings, tasks=with_revisions(settings.tasks, _commits(old)))
+
+
+def _commits(settings: RunSettings) -> dict[str, str]:
+    return {task.name: task.dataset_revision for task in get_tasks(settings.tasks) if task.dataset_revision}
+
+
 def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], world_size: int) -> None:
     recipe, environment = folder / "recipe.yaml", folder / "environment.json"
     if not (recipe.is_file() and environment.is_file()):
@@ -208,7 +233,8 @@ def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], 
     old["number of processes"] = json.loads(environment.read_text(encoding="utf-8"))["processes"]
     new["number of processes"] = world_size
     for key in (*FIXED_ON_RESUME, "number of processes"):
-        if old[key] != new[key]:
+        same = old[key] == new[key]
+        if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
             raise MinBertError(
                 f"The run in {folder} was started with {key} = {old[key]} and cannot be resumed with "
                 f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
@@ -225,9 +251,9 @@ def _take_folder(
         for path in [*checkpoints(folder), *(folder / name for name in RUN_FILES)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     kept = {key: value for key, value in given.items() if key != "resume_from_checkpoint"}
-    settings = RunSettings(**{**vars(settings), "overwrite": False})  # the recipe of a run never deletes a run
+    settings = replace(settings, overwrite=False)  # the recipe of a run never deletes a run
     write_recipe(folder / "recipe.yaml", settings, kept)
-    write_json(folder / "environment.json", _environment(args))
+    write_json(folder / "environment.json", {**_environment(args), "datasets": _commits(settings)})
 
 
 def _environment(args: MultiTaskTrainingArguments) -> dict[str, Any]:

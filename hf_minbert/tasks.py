@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from .errors import MinBertError, unknown_name
@@ -19,6 +19,9 @@ KIND_METRICS: dict[str, tuple[str, ...]] = {
     "binary": ("accuracy", "f1"),
     "score": ("pearson", "spearman"),
 }
+SPLITS = ("train", "dev", "test")
+#: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
+DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns")
 
 
 @dataclass(frozen=True)
@@ -31,24 +34,36 @@ class Task:
             of the second) or `score` (a number inside `range`, a single output).
         text_columns: the one or two columns that hold the text.
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
-        labels: label names in the order of their ids. Empty for a score.
+        labels: label names in the order of their ids: the first has id 0. Empty for a score.
         range: lowest and highest score, both included. `None` unless `kind` is `score`.
         head: a name from `hf_minbert.heads.HEADS`.
-        pair_encoding: `single` for one text; `cross` for two texts joined in one input with segment ids.
+        pair_encoding: `single` for one text; `cross` for two texts joined in one input with segment ids. It
+            follows from `text_columns` unless given.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
-        files: split to file name in `data_dir`. Stays out of a saved model: a model knows no paths.
+        files: split (`train`, `dev`, `test`) to a path or a list of them, relative to the run's `data_dir` where
+            there is one. The ending tells the format; see `hf_minbert.data.tables`.
+        dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
+        dataset_config: which of the Hub dataset's configurations.
+        dataset_revision: its branch, tag or commit; the newest commit unless given.
+        splits: split to its name in `dataset`. Unless given the names are the same, or `validation` for `dev`.
+        columns: a text column, `label` or `id` to the name that it has in the data, where that is another.
     """
 
     name: str
     kind: Kind
     text_columns: tuple[str, ...]
-    label_column: str
+    label_column: str = "label"
     labels: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
     head: str = "linear"
-    pair_encoding: PairEncoding = "single"
+    pair_encoding: PairEncoding | Literal[""] = ""
     metric: str = ""
-    files: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str | list[str]] = field(default_factory=dict)
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_revision: str | None = None
+    splits: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         where = f"Task {self.name!r}"
@@ -56,12 +71,17 @@ class Task:
             raise MinBertError(f"{where}: `name` must be lower-case letters, digits and '_', starting with a letter.")
         if self.kind not in KIND_METRICS:
             raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KIND_METRICS)}")
+        if isinstance(self.text_columns, str):
+            object.__setattr__(self, "text_columns", (self.text_columns,))
         for name in ("text_columns", "labels", "range"):  # JSON and YAML have lists only
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        if len(self.text_columns) not in (1, 2):
+        self._check_types(where)
+        if len(set(self.text_columns)) != len(self.text_columns) or len(self.text_columns) not in (1, 2):
             raise MinBertError(f"{where}: `text_columns` must name one or two columns. Found {self.text_columns!r}.")
         wanted = "single" if len(self.text_columns) == 1 else "cross"
+        if not self.pair_encoding:
+            object.__setattr__(self, "pair_encoding", wanted)
         if self.pair_encoding != wanted:
             raise MinBertError(
                 f"{where}: `pair_encoding` must be {wanted!r} with {len(self.text_columns)} text column(s). "
@@ -72,6 +92,48 @@ class Task:
         if self.metric not in KIND_METRICS[self.kind]:
             raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
         self._check_labels(where)
+        self._check_data(where)
+
+    def _check_types(self, where: str) -> None:
+        """A recipe may hold anything; said here, a wrong word is answered with the line that mends it."""
+        if isinstance(self.labels, tuple):  # label names such as 1 to 5 are numbers for YAML
+            plain = (str(name) if type(name) is int else name for name in self.labels)
+            object.__setattr__(self, "labels", tuple(plain))
+        for name in ("text_columns", "labels"):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
+                found = list(value) if isinstance(value, tuple) else value
+                raise MinBertError(f"{where}: `{name}` must be a list of text like [a, b]. Found {found!r}.")
+        for name in ("label_column", "head", "metric"):
+            if not isinstance(value := getattr(self, name), str):
+                raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
+        numbers = self.range is None or isinstance(self.range, tuple)
+        if not numbers or not all(type(bound) in (int, float) for bound in self.range or ()):
+            raise MinBertError(f"{where}: `range` must be two numbers like [0, 5]. Found {self.range!r}.")
+
+    def _check_data(self, where: str) -> None:
+        for name in ("dataset", "dataset_config", "dataset_revision"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
+        known = {"files": SPLITS, "splits": SPLITS, "columns": (*self.text_columns, "label", "id")}
+        for name, keys in known.items():
+            value = getattr(self, name)
+            if not isinstance(value, Mapping):
+                raise MinBertError(f"{where}: `{name}` must be a mapping like {{{keys[0]}: ...}}. Found {value!r}.")
+            for key, target in value.items():
+                if key not in keys:
+                    raise MinBertError(f"{where}, `{name}`: {unknown_name('key', key, keys)}")
+                several = list(target) if name == "files" and isinstance(target, list | tuple) else [target]
+                if not several or not all(isinstance(item, str) and item for item in several):
+                    more = " or a list of them" if name == "files" else ""
+                    what = "a path" if name == "files" else "a name"
+                    raise MinBertError(f"{where}: `{name}` of {key!r} must be {what}{more}. Found {target!r}.")
+        if self.files and self.dataset:
+            raise MinBertError(f"{where}: give either `files` or `dataset`, not both.")
+        for name in ("dataset_config", "splits"):
+            if self.files and getattr(self, name):
+                raise MinBertError(f"{where}: `{name}` goes with `dataset`, and the task has `files`.")
 
     def _check_labels(self, where: str) -> None:
         if self.kind == "score":
@@ -101,7 +163,8 @@ class Task:
     def to_config(self) -> dict[str, Any]:
         """The task as it stands in a model's `config.json`: everything but where its data lay."""
         saved = asdict(self)
-        del saved["files"]
+        for name in DATA_FIELDS:
+            del saved[name]
         return {key: list(value) if isinstance(value, tuple) else value for key, value in saved.items()}
 
     @classmethod
@@ -131,7 +194,6 @@ TASKS: dict[str, Task] = {
             text_columns=("sentence1", "sentence2"),
             label_column="is_duplicate",
             labels=("not duplicate", "duplicate"),
-            pair_encoding="cross",
             files={"train": "quora-train.csv", "dev": "quora-dev.csv", "test": "quora-test-student.csv"},
         ),
         Task(
@@ -140,7 +202,6 @@ TASKS: dict[str, Task] = {
             text_columns=("sentence1", "sentence2"),
             label_column="similarity",
             range=(0.0, 5.0),
-            pair_encoding="cross",
             files={"train": "sts-train.csv", "dev": "sts-dev.csv", "test": "sts-test-student.csv"},
         ),
         Task(
@@ -155,22 +216,97 @@ TASKS: dict[str, Task] = {
                 "test": "ids-cfimdb-test-student.csv",
             },
         ),
+        # The data of these two are on the Hub only; see hf_minbert.data.hub.
+        Task(
+            name="nli",
+            kind="classes",
+            text_columns=("premise", "hypothesis"),
+            labels=("entailment", "neutral", "contradiction"),
+        ),
+        Task(
+            name="reviews",
+            kind="classes",
+            text_columns=("text",),
+            labels=("very negative", "negative", "neutral", "positive", "very positive"),
+        ),
     )
 }
 
 
-def get_tasks(names: Iterable[str]) -> list[Task]:
-    """The tasks of these names, in this order.
+def get_tasks(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | Task | None]) -> list[Task]:
+    """The tasks that a recipe's `tasks` asks for, in its order.
+
+    Args:
+        chosen: names of the package's tasks; or name to entry, where `None` is the package's task as it is, and a
+            mapping replaces fields of the package's task of that name or, where there is none, is a task of its own.
 
     Raises:
-        MinBertError: a name is unknown or stands twice, or there is none.
+        MinBertError: a name or a field is unknown, a name stands twice, an entry is no task, or there is none.
     """
-    names = [names] if isinstance(names, str) else list(names)
-    if not names:
+    if isinstance(chosen, Mapping):
+        tasks = [_from_entry(name, entry) for name, entry in chosen.items()]
+    else:
+        names = [chosen] if isinstance(chosen, str) else list(chosen)
+        for name in names:
+            if names.count(name) > 1:
+                raise MinBertError(f"`tasks` names {name!r} twice. Name each task once.")
+        tasks = [_from_entry(name, None) for name in names]
+    if not tasks:
         raise MinBertError(f"`tasks` is empty. Name at least one of: {', '.join(TASKS)}.")
-    for name in names:
+    return tasks
+
+
+def _from_entry(name: str, entry: Mapping[str, Any] | Task | None) -> Task:
+    if isinstance(entry, Task):
+        return replace(entry, name=name)
+    if entry is None:
         if name not in TASKS:
             raise unknown_name("task", name, TASKS)
-        if names.count(name) > 1:
-            raise MinBertError(f"`tasks` names {name!r} twice. Name each task once.")
-    return [TASKS[name] for name in names]
+        return TASKS[name]
+    where = f"Task {name!r}"
+    if not isinstance(entry, Mapping):
+        raise MinBertError(f"{where}: expected fields like {{files: ...}}, or nothing. Found {entry!r}.")
+    known = [f.name for f in fields(Task) if f.name != "name"]
+    for key in entry:
+        if key not in known:
+            raise MinBertError(f"{where}: {unknown_name('field', key, known)}")
+    if name in TASKS:
+        return replace(TASKS[name], **_replaced(TASKS[name], entry))
+    needed = [f.name for f in fields(Task) if f.default is MISSING and f.default_factory is MISSING]
+    needed.append("range" if entry.get("kind") == "score" else "labels")
+    missing = [f"`{key}`" for key in needed if key != "name" and entry.get(key) is None]
+    if missing:
+        hint = near[0] if (near := re.search(r"Did you mean .*?\?", str(unknown_name("task", name, TASKS)))) else ""
+        raise MinBertError(
+            f"{where} is not one of the package's ({', '.join(TASKS)}), and a new task needs {' and '.join(missing)}. "
+            f"Add them to its entry. {hint}".rstrip()
+        )
+    return Task(name=name, **entry)
+
+
+def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with what must change along: fields that stood for the old columns, kind or data."""
+    changed = dict(entry)
+    if "text_columns" in entry:
+        changed.setdefault("pair_encoding", "")
+    if entry.get("kind", task.kind) != task.kind:
+        for name, empty in (("labels", ()), ("range", None), ("metric", "")):
+            changed.setdefault(name, empty)
+    if entry.get("dataset") is not None:
+        changed.setdefault("files", {})
+    return changed
+
+
+def with_revisions(
+    chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None], commits: Mapping[str, str]
+) -> list[str] | dict[str, Mapping[str, Any] | None]:
+    """A recipe's `tasks` with the Hub commits that were read, so that it asks for the same data again.
+
+    A commit that an entry names stays; a branch or a tag, which may move, gives way.
+    """
+    entries = dict(chosen) if isinstance(chosen, Mapping) else dict.fromkeys(chosen)
+    for name, commit in commits.items():
+        entry = entries.get(name) or {}
+        if name in entries and not re.fullmatch(r"[0-9a-f]{40}", entry.get("dataset_revision") or ""):
+            entries[name] = {**entry, "dataset_revision": commit}
+    return entries if isinstance(chosen, Mapping) or any(entries.values()) else list(entries)

@@ -19,7 +19,7 @@ from hf_minbert.training.args import REFUSED as REFUSED_ARGUMENTS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING_TYPES = typing.get_type_hints(MultiTaskTrainingArguments)
-REQUIRED = {"model_name_or_path": "m", "output_dir": "o", "data_dir": "d"}
+REQUIRED = {"model_name_or_path": "m", "output_dir": "o"}
 
 
 @pytest.fixture

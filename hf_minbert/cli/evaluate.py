@@ -3,42 +3,83 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ..errors import MinBertError, unknown_name
+from .columns import HELP as COLUMNS_HELP
+from .columns import parse_columns
+
+if TYPE_CHECKING:
+    import datasets
+
+    from ..tasks import Task
 
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
-    data_dir: Annotated[Path, typer.Option(help="The folder with the tasks' files.", show_default=False)],
+    data_dir: Annotated[
+        str | None,
+        typer.Option(help="The folder with the tasks' files; or sample, or hub.", show_default=False),
+    ] = None,
+    input: Annotated[
+        Path | None, typer.Option(help="A labelled table of one task, instead of --data-dir.", show_default=False)
+    ] = None,
+    columns: Annotated[str | None, typer.Option(help=COLUMNS_HELP, show_default=False)] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task; may be repeated.  [default: all of them]")] = None,
-    split: Annotated[str, typer.Option(help="The split to score on.")] = "dev",
+    split: Annotated[str, typer.Option(help="The split of --data-dir to score on.")] = "dev",
     output: Annotated[Path | None, typer.Option(help="Write the metrics there, as JSON.", show_default=False)] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 32,
 ) -> None:
-    """Score a saved model on labelled rows."""
-    from dataclasses import replace
-
-    from ..data.files import load_split
-    from ..errors import MinBertError, unknown_name
+    """Score a saved model on labelled rows: those of --data-dir, or those of one --input."""
     from ..io import check_writable, write_json
     from ..loading import load_config, tasks_of
     from ..prediction import Predictor, score
-    from ..tasks import TASKS
     from .table import print_metrics
 
+    if (data_dir is None) == (input is None):
+        raise MinBertError("Give either --data-dir FOLDER, or --input FILE with --task TASK.")
+    if columns is not None and input is None:
+        raise MinBertError("--columns goes with --input.")
     if output is not None:
         check_writable(output)
     tasks = tasks_of(load_config(model), model)  # weights come last: a wrong word or file is answered at once
-    rows = {}
-    for name in task or tasks:
+    for name in task or ():
         if name not in tasks:
             raise unknown_name("task", name, tasks)
-        if name not in TASKS:
-            raise MinBertError(f"Task {name!r} has no file names in this package: it cannot be read from --data-dir.")
-        # The model says what the task is, the package where its data lies.
-        rows[name] = load_split(replace(tasks[name], files=TASKS[name].files), data_dir, split, labelled=True)
+    chosen = [tasks[name] for name in task or tasks]
+    rows = _rows_of_splits(chosen, data_dir, split) if input is None else _rows_of_file(chosen, input, columns)
     metrics, _ = score(Predictor.from_pretrained(model, batch_size=batch_size), rows, progress=True)
     if output is not None:
         write_json(output, {f"eval_{name}": value for name, value in metrics.items()})
     print_metrics(metrics)
+
+
+def _rows_of_splits(tasks: list[Task], data_dir: str | None, split: str) -> dict[str, datasets.Dataset]:
+    from dataclasses import replace
+
+    from ..data.files import load_split
+    from ..tasks import TASKS
+
+    for task in tasks:
+        if task.name not in TASKS:
+            raise MinBertError(
+                f"Task {task.name!r} is not one of the package's, and a model does not know where its data lies. Give "
+                f"--task {task.name} --input FILE, or name other tasks by --task."
+            )
+    # The model says what the task is, the package where its data lies.
+    return {
+        task.name: load_split(replace(task, files=TASKS[task.name].files), data_dir, split, labelled=True)
+        for task in tasks
+    }
+
+
+def _rows_of_file(tasks: list[Task], path: Path, columns: str | None) -> dict[str, datasets.Dataset]:
+    from ..data.files import read_rows, to_dataset
+
+    if len(tasks) > 1:
+        names = ", ".join(task.name for task in tasks)
+        raise MinBertError(f"--input holds rows of one task. Name it with --task: {names}.")
+    rows = read_rows(path, tasks[0], labelled=True, columns=parse_columns(columns, tasks[0]))
+    return {tasks[0].name: to_dataset(rows, tasks[0])}

@@ -11,6 +11,8 @@ import typer
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..tasks import Task
+from .columns import HELP as COLUMNS_HELP
+from .columns import parse_columns
 
 if TYPE_CHECKING:
     from ..data.files import Row
@@ -26,6 +28,7 @@ def predict(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
     task: Annotated[str | None, typer.Option(help="A task of the model.  [default: its only or active one]")] = None,
     input: Annotated[Path | None, typer.Option(help="A table with the text columns.", show_default=False)] = None,
+    columns: Annotated[str | None, typer.Option(help=COLUMNS_HELP, show_default=False)] = None,
     output: Annotated[Path | None, typer.Option(help="Where the predictions go.", show_default=False)] = None,
     text: Annotated[str | None, typer.Option(help="One sentence, answered here.", show_default=False)] = None,
     text_pair: Annotated[str | None, typer.Option(help="Its second sentence.", show_default=False)] = None,
@@ -35,6 +38,8 @@ def predict(
 ) -> None:
     """Predict a file, one row of output per row of input, or a single --text."""
     _check(input, output, text, text_pair, format)
+    if columns is not None and input is None:
+        raise MinBertError("--columns goes with --input.")
     from ..data.files import read_rows
     from ..evaluation.submission import check_course
     from ..prediction import Predictor
@@ -45,7 +50,8 @@ def predict(
     if spec.is_pair != (text_pair is not None) and text is not None:
         raise MinBertError(f"Task {spec.name!r} {'needs' if spec.is_pair else 'takes no'} --text-pair.")
     # Weights come last: a wrong word or file is answered at once.
-    rows = None if input is None else read_rows(input, spec, labelled=False)
+    mapped = parse_columns(columns, spec)
+    rows = None if input is None else read_rows(input, spec, labelled=False, columns=mapped)
     predictor = Predictor.from_pretrained(model, batch_size=batch_size)
     if rows is None:
         _say(predictor(spec.name, [text], [text_pair] if spec.is_pair else None, clip_scores=clip)[0])

@@ -6,10 +6,12 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError
 from ..tasks import Task
+from .cache import EncodedCache
 from .labels import label_value
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ def encode(
     task: Task,
     tokenizer: PreTrainedTokenizerBase | None,
     max_length: int,
+    cache_dir: str | Path | None = None,
 ) -> datasets.Dataset | list[dict[str, Any]]:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
@@ -59,6 +62,7 @@ def encode(
         dataset: a `datasets.Dataset`, or any map-style dataset whose rows are dicts.
         tokenizer: may be `None` if the rows hold `input_ids`.
         max_length: in tokens, `[CLS]` and `[SEP]` included; see `check_max_length`.
+        cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
 
     Returns:
         A `datasets.Dataset` in memory if one was given, else a list of dicts. Lists are unpadded.
@@ -69,25 +73,35 @@ def encode(
     size = _size(dataset, task)
     if not _is_hf_dataset(dataset):
         encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)))
-        encoded = [row for batch in _batches(dataset, size, task, encoder) for row in batch]
+        encoded, cut = [row for batch in _batches(dataset, size, task, encoder) for row in batch], encoder.cut
     else:
         encoder = _Encoder(task, tokenizer, max_length, dataset.column_names)
-        encoded = dataset.with_format(None).map(
-            encoder,
-            batched=True,
-            batch_size=BATCH,
-            with_indices=True,
-            remove_columns=dataset.column_names,
-            features=encoder.features(),
-            keep_in_memory=True,
-            load_from_cache_file=False,
-            desc=f"Tokenizing {task.name}",
-        )
-    if encoder.cut:
-        logger.warning(
-            "%s: %s of %s inputs were cut to %d tokens.", task.name, f"{encoder.cut:,}", f"{size:,}", max_length
-        )
+        if cache_dir is None or encoder.is_encoded:
+            encoded, cut = _map(dataset, encoder), encoder.cut
+        else:
+            cache = EncodedCache(cache_dir, dataset, encoder.columns, task, tokenizer, max_length)
+            kept = cache.read()
+            if kept is None:
+                kept = _map(dataset, encoder), encoder.cut
+                cache.write(*kept)
+            encoded, cut = kept
+    if cut:
+        logger.warning("%s: %s of %s inputs were cut to %d tokens.", task.name, f"{cut:,}", f"{size:,}", max_length)
     return encoded
+
+
+def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
+    return dataset.with_format(None).map(
+        encoder,
+        batched=True,
+        batch_size=BATCH,
+        with_indices=True,
+        remove_columns=dataset.column_names,
+        features=encoder.features(),
+        keep_in_memory=True,
+        load_from_cache_file=False,
+        desc=f"Tokenizing {encoder.task.name}",
+    )
 
 
 class _Encoder:

@@ -1,23 +1,24 @@
-"""Rows from the course's files and from any like them.
+"""A task's rows, from wherever they lie: files of the person's, a saved dataset, the package's sample or the Hub.
 
-A file is a UTF-8 table with a header, tab separated if the header holds a tab and comma separated if not. A cell
-may stand in double quotes, with a quote inside it doubled. A line break inside a cell is an error: it is nearly
-always a quote that was never closed and has swallowed the rows after it. Columns are found by name.
+`hf_minbert.data.tables` gives the cells; here they become rows, by the same rules for every format. Columns are found
+by name. A text cell may be text or a number, and a line break inside it, where the format can hold one, becomes a
+space. A cell that is missing or null is blank.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import MinBertError
-from ..tasks import Task
-from .labels import label_value
+from ..errors import MinBertError, unknown_name
+from ..tasks import SPLITS, TASKS, Task
+from . import hub
+from .labels import ids_of, label_value
+from .tables import Table, dataset_table, read_table, saved_splits, shortened
 
 if TYPE_CHECKING:
     import datasets
@@ -26,9 +27,13 @@ logger = logging.getLogger(__name__)
 
 Row = dict[str, str | int | float]
 ID_COLUMN = "id"
+SAMPLE, HUB = "sample", "hub"
+SAMPLE_DIR = Path(__file__).parent / "samples"
 
 
-def read_rows(path: str | Path, task: Task, *, labelled: bool, strict: bool = False) -> list[Row]:
+def read_rows(
+    path: str | Path, task: Task, *, labelled: bool, strict: bool = False, columns: Mapping[str, str] | None = None
+) -> list[Row]:
     """The rows of one file, in its order: `id`, the task's text columns and, if `labelled`, `label`.
 
     Text is stripped of surrounding whitespace; an id is kept to the character, and without an `id` column it is
@@ -37,45 +42,52 @@ def read_rows(path: str | Path, task: Task, *, labelled: bool, strict: bool = Fa
 
     Args:
         strict: raise on the first row that would be left out.
+        columns: a text column, `label` or `id` to its name in the file, beside those of the task.
 
     Raises:
         MinBertError: the file, a column, a row or a label is not as it must be. Names file and line.
     """
-    table = _read_table(Path(path))
-    if labelled and task.label_column not in table.columns:
+    if columns:
+        task = replace(task, columns={**task.columns, **columns})
+    table = read_table(path)
+    if labelled and not _has_labels(table, task):
         raise _no_labels(task, table, str(path))
-    records = list(_records(table, task, labelled))
-    rows = _complete(records, table, strict) if labelled else [record.row for record in records]
-    return _some(rows, table)
+    return _rows([table], task, labelled, strict)
 
 
 def load_split(
-    task: Task, data_dir: str | Path, split: str, *, labelled: bool | None = None, strict: bool = False
+    task: Task, data_dir: str | Path | None, split: str, *, labelled: bool | None = None, strict: bool = False
 ) -> datasets.Dataset:
-    """One split of a task as a `datasets.Dataset`; see `read_rows`.
+    """One split of a task as a `datasets.Dataset`; see `read_rows`. Several files become one, in their order.
 
     Args:
+        data_dir: the folder that the task's paths are relative to (`None`: the working directory); or, unless there
+            is a folder of that name, `sample` for the sample in the package or `hub` for the task's dataset on the
+            Hub. These two are for tasks that name no data of their own.
         labelled: whether labels must be there. `None`: they must for any split but `test`. A `test` split
             keeps every row, and has labels only where every one of its rows is complete.
 
     Raises:
         MinBertError: as `read_rows`; also if the folder, the split or its labels are missing.
     """
-    table = _read_table(_split_path(task, Path(data_dir), split))
+    tables = _tables(task, data_dir, split)
     optional = labelled is None and split == "test"
-    labelled = task.label_column in table.columns if optional else labelled is not False
-    if labelled and task.label_column not in table.columns:
-        raise _no_labels(task, table, f"split {split!r}")
-    records = list(_records(table, task, labelled))
-    if optional and labelled and any(record.blank for record in records):
-        logger.warning("%s: some rows are not complete, so split %r is read without labels.", table.path, split)
-        labelled, records = False, list(_records(table, task, labelled=False))
-    rows = _complete(records, table, strict) if labelled else [record.row for record in records]
-    return to_dataset(_some(rows, table), task)
+    without = [table for table in tables if not _has_labels(table, task)]
+    labelled = not without if optional else labelled is not False
+    if labelled and without:
+        raise _no_labels(task, without[0], f"split {split!r}")
+    if optional and labelled:
+        records = [record for table in tables for record in _records(table, task, True)]
+        if any(record.blank for record in records):
+            if any("label" in record.row for record in records):
+                where = tables[0].name
+                logger.warning("%s: some rows are not complete, so split %r is read without labels.", where, split)
+            labelled = False
+    return to_dataset(_rows(tables, task, labelled, strict), task)
 
 
 def load_task(
-    task: Task, data_dir: str | Path, splits: Iterable[str] = ("train", "dev", "test"), strict: bool = False
+    task: Task, data_dir: str | Path | None, splits: Iterable[str] = SPLITS, strict: bool = False
 ) -> datasets.DatasetDict:
     """The splits asked for, and no other file, each read by `load_split`.
 
@@ -86,6 +98,11 @@ def load_task(
     import datasets
 
     return datasets.DatasetDict({split: load_split(task, data_dir, split, strict=strict) for split in splits})
+
+
+def pinned(task: Task, data_dir: str | Path | None) -> Task:
+    """The task, with the commit of its dataset where that is on the Hub."""
+    return hub.pinned(task) if _is_on_hub(task, data_dir) else task
 
 
 def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
@@ -101,157 +118,191 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
-@dataclass(frozen=True)
-class _Table:
-    path: Path
-    columns: list[str]
-    rows: list[tuple[int, list[str]]]  # the line where the row begins, and its cells
+# ---- Where the data lies ---------------------------------------------------------------------------------
 
-    def place(self, column: str) -> int:
-        if (count := self.columns.count(column)) > 1:
-            raise MinBertError(f"{self.path} has {count} columns named {column!r}. Rename all but one.")
-        if not count:
-            raise MinBertError(f"{self.path} has no column {column!r}. Columns found: {self.found}.")
-        return self.columns.index(column)
 
-    @property
-    def found(self) -> str:
-        return _shortened([name for name in self.columns if name]) or "(none with a name)"
+def _tables(task: Task, data_dir: str | Path | None, split: str) -> list[Table]:
+    if split not in SPLITS and split not in task.files:
+        raise unknown_name("split", split, SPLITS)
+    if _is_on_hub(task, data_dir):
+        return [hub.read(task, split)]
+    folder = _folder(task, data_dir)
+    if task.dataset:
+        import datasets
+
+        saved = _saved(task, folder)
+        there = hub.split_there(task, split, saved_splits(saved), str(saved))
+        return [dataset_table(datasets.load_from_disk(saved / there), str(saved / there))]
+    if split not in task.files:
+        known = ", ".join(task.files) or "(none)"
+        raise MinBertError(f"Task {task.name!r} names no file for split {split!r}. Splits it has: {known}.")
+    names = task.files[split]
+    paths = [folder / name for name in ([names] if isinstance(names, str) else names)]
+    absent = [path for path in paths if not path.exists()]
+    if absent and data_dir is None:
+        raise MinBertError(
+            f"Task {task.name!r}: {absent[0]} does not exist in the working directory, and no `data_dir` is given. "
+            f"Set `data_dir` to the folder that holds it{_other_sources(task)}."
+        )
+    return [read_table(path) for path in paths]
+
+
+def _is_on_hub(task: Task, data_dir: str | Path | None) -> bool:
+    if task.dataset:
+        saved = _saved(task, _folder(task, data_dir))
+        if not saved.is_dir() and not hub.is_hub_id(task.dataset):
+            raise MinBertError(
+                f"Task {task.name!r}: `dataset` {task.dataset} is no folder here. Give one that "
+                f"`DatasetDict.save_to_disk` wrote, or an id on the Hub such as owner/name."
+            )
+        return not saved.is_dir()
+    if _is_word(HUB, data_dir) and not _has_own_data(task):
+        return True
+    if not task.files:
+        hub.on_hub(task)  # raises where the package knows none
+    return not task.files
+
+
+def _has_own_data(task: Task) -> bool:
+    """Whether a recipe says where the task's data lies: the package's words for it are not meant then."""
+    ours = TASKS.get(task.name)
+    return bool(task.dataset) or (bool(task.files) and (ours is None or task.files != ours.files))
+
+
+def _is_word(word: str, data_dir: str | Path | None) -> bool:
+    return str(data_dir) == word and not Path(word).is_dir()
+
+
+def _folder(task: Task, data_dir: str | Path | None) -> Path:
+    if data_dir is None:
+        return Path()
+    if _is_word(SAMPLE, data_dir) or _is_word(HUB, data_dir):
+        own = _has_own_data(task) or _is_word(HUB, data_dir)
+        return Path() if own else SAMPLE_DIR
+    folder = Path(data_dir)
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise MinBertError(
+            f"`data_dir` {what}: {data_dir}. Give the folder that holds the data of {task.name!r}"
+            f"{_other_sources(task)}."
+        )
+    return folder
+
+
+def _other_sources(task: Task) -> str:
+    if task.name not in TASKS:
+        return ""
+    return f", `{SAMPLE}` for the sample in the package or `{HUB}` for the Hub"
+
+
+def _saved(task: Task, folder: Path) -> Path:
+    """The folder that `dataset` names, looked for in `data_dir` and in the working directory."""
+    beside = folder / task.dataset
+    return beside if beside.is_dir() else Path(task.dataset)
+
+
+# ---- From cells to rows ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Record:
-    line: int
+    number: int
     row: Row
     blank: list[str]  # the columns that should hold something and do not
 
 
-def _records(table: _Table, task: Task, labelled: bool) -> Iterator[_Record]:
-    texts = [(name, table.place(name)) for name in task.text_columns]
-    id_at = table.place(ID_COLUMN) if ID_COLUMN in table.columns else None
-    label_at = table.place(task.label_column) if labelled else None
-    for number, (line, cells) in enumerate(table.rows):
-        row: Row = {ID_COLUMN: str(number) if id_at is None else cells[id_at]}
-        row |= {name: cells[at].strip() for name, at in texts}
-        blank = [name for name, _ in texts if not row[name]]
-        if label_at is not None:
-            if label := cells[label_at].strip():
-                row["label"] = label_value(task, label, f"{table.path}, line {line}")
+def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list[Row]:
+    rows: list[Row] = []
+    first_id = 0  # numbers of rows go on from file to file
+    for table in tables:
+        records = list(_records(table, task, labelled, first_id))
+        rows += _complete(records, table, strict) if labelled else [record.row for record in records]
+        first_id += table.size
+    if not rows:
+        names = ", ".join(table.name for table in tables)
+        raise MinBertError(f"{names} has no row left to use: each has a blank text or label.")
+    return rows
+
+
+def _records(table: Table, task: Task, labelled: bool, first_id: int = 0) -> Iterator[_Record]:
+    names = task.text_columns
+    texts = [table.column(task.columns.get(name, name)) for name in names]
+    id_column = task.columns.get(ID_COLUMN, ID_COLUMN)
+    has_ids = id_column in table.columns or ID_COLUMN in task.columns
+    ids = table.column(id_column) if has_ids else range(first_id, first_id + table.size)
+    label_column = _label_column(task)
+    labels = table.column(label_column) if labelled else [None] * table.size
+    classes = table.class_names.get(label_column) if labelled and task.kind != "score" else None
+    class_ids = ids_of(task, classes, f"{table.name}, column {label_column!r}") if classes else None
+    for number, (id_, label, *cells) in enumerate(zip(ids, labels, *texts, strict=True)):
+        where = table.where(number)
+        row: Row = {ID_COLUMN: _text(id_, where)}
+        row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
+        blank = [name for name in names if not row[name]]
+        if labelled:
+            value = _label(label, task, table, class_ids, where)
+            if value is None:
+                blank.append(label_column)
             else:
-                blank.append(task.label_column)
-        yield _Record(line, row, blank)
+                row["label"] = value
+        yield _Record(number, row, blank)
 
 
-def _complete(records: list[_Record], table: _Table, strict: bool) -> list[Row]:
+def _text(cell: Any, where: str) -> str:
+    """The cell as text: the year 2016 is "2016" where blank cells beside it made it 2016.0, too."""
+    if isinstance(cell, str):
+        return re.sub(r"[\r\n]+", " ", cell) if "\n" in cell or "\r" in cell else cell
+    if cell is None:
+        return ""
+    if type(cell) is float and cell.is_integer():
+        return str(int(cell))
+    if type(cell) is int or (type(cell) is float and cell == cell):  # NaN is neither text nor a number
+        return str(cell)
+    raise MinBertError(f"{where}: expected text or a number in a cell. Found {cell!r:.50}.")
+
+
+def _label(cell: Any, task: Task, table: Table, class_ids: list[int] | None, where: str) -> int | float | None:
+    """The label's value, or `None` for a blank cell."""
+    if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _is_score(task, cell):
+        return None
+    if class_ids is not None and type(cell) is int and 0 <= cell < len(class_ids):
+        return class_ids[cell]
+    if isinstance(cell, bool) and len(task.labels) == 2:
+        return int(cell)
+    text = str(cell) if isinstance(cell, bool) or cell != cell else _text(cell, where).strip()
+    return label_value(task, text, where) if text else None
+
+
+def _is_score(task: Task, value: float) -> bool:
+    return task.kind == "score" and task.range[0] <= value <= task.range[1]
+
+
+def _label_column(task: Task) -> str:
+    return task.columns.get("label", task.label_column)
+
+
+def _has_labels(table: Table, task: Task) -> bool:
+    return _label_column(task) in table.columns
+
+
+def _complete(records: list[_Record], table: Table, strict: bool) -> list[Row]:
     gaps = [record for record in records if record.blank]
     if gaps and strict:
         raise MinBertError(
-            f"{table.path}, line {gaps[0].line}: {' and '.join(map(repr, gaps[0].blank))} must not be blank "
+            f"{table.where(gaps[0].number)}: {' and '.join(map(repr, gaps[0].blank))} must not be blank "
             f"(rows like it: {len(gaps):,}). Repair the file, or read it without `strict` to leave such rows out."
         )
     if gaps:
-        ids = _shortened([str(record.row[ID_COLUMN]) for record in gaps])
+        ids = shortened([str(record.row[ID_COLUMN]) for record in gaps])
         logger.warning(
             "%s: %s of %s rows left out, as a text or the label is blank. Their ids: %s.",
-            table.path, f"{len(gaps):,}", f"{len(records):,}", ids,
+            table.name, f"{len(gaps):,}", f"{len(records):,}", ids,
         )  # fmt: skip
     return [record.row for record in records if not record.blank]
 
 
-def _some(rows: list[Row], table: _Table) -> list[Row]:
-    if not rows:
-        raise MinBertError(f"{table.path} has no row left to use: each has a blank text or label.")
-    return rows
-
-
-def _no_labels(task: Task, table: _Table, where: str) -> MinBertError:
+def _no_labels(task: Task, table: Table, where: str) -> MinBertError:
     return MinBertError(
-        f"Task {task.name!r}: no labels in {where}: {table.path} has no column {task.label_column!r} "
+        f"Task {task.name!r}: no labels in {where}: {table.name} has no column {_label_column(task)!r} "
         f"(columns found: {table.found}). Choose a split that has labels, or predict on this one instead."
     )
-
-
-def _split_path(task: Task, data_dir: Path, split: str) -> Path:
-    if split not in task.files:
-        known = ", ".join(task.files) or "(none)"
-        raise MinBertError(f"Task {task.name!r} names no file for split {split!r}. Splits it has: {known}.")
-    if not data_dir.is_dir():
-        what = "is not a folder" if data_dir.exists() else "does not exist"
-        raise MinBertError(f"`data_dir` {what}: {data_dir}. Give the folder that holds {task.files[split]}.")
-    return data_dir / task.files[split]
-
-
-def _read_table(path: Path) -> _Table:
-    text = _read_text(path)
-    header_line = text.replace("\r", "\n").partition("\n")[0]
-    if not header_line.strip():
-        raise MinBertError(f"{path}, line 1: a blank line where the header should be. Name the columns there.")
-    delimiter = "\t" if "\t" in header_line else ","
-    rows = list(_split_rows(path, text, delimiter))
-    while rows and not rows[-1][1]:  # blank lines at the end
-        rows.pop()
-    (_, header), rows = rows[0], rows[1:]
-    if not rows:
-        raise MinBertError(f"{path} has a header and no rows.")
-    for place, (line, cells) in enumerate(rows):
-        if not cells and len(header) == 1:
-            rows[place] = (line, [""])  # the csv module cannot tell a blank line from one blank cell
-        elif len(cells) != len(header):
-            kind = "tab" if delimiter == "\t" else "comma"
-            raise MinBertError(
-                f"{path}, line {line}: expected {len(header)} {kind} separated cells, as in the header. Found "
-                f"{len(cells)}. Put a cell that holds a {kind} in double quotes."
-            )
-    return _Table(path, [name.strip() for name in header], rows)
-
-
-def _split_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields each row with the line where it begins, which is the one to repair."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it."
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise MinBertError(
-                f"{path}, line {line}: a double quote is not closed or stray ({error}). {remedy}"
-            ) from None
-        if any("\n" in cell or "\r" in cell for cell in cells):
-            raise MinBertError(f"{path}, line {line}: a line break inside a cell. {remedy}")
-        yield line, cells
-
-
-def _read_text(path: Path) -> str:
-    if path.is_dir():
-        raise MinBertError(f"{path} is a folder. Give the path of a file.")
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        raise MinBertError(f"{path} does not exist. {_neighbours(path.parent)}") from None
-    except OSError as error:
-        raise MinBertError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise MinBertError(f"{path}, line {line}: not UTF-8 text. Save the file as UTF-8.") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise MinBertError(f"{path}, line {line}: a NUL byte. Is it a text file? Save it as UTF-8 text.")
-    if not text.strip():
-        raise MinBertError(f"{path} is empty. It needs a header and rows.")
-    return text
-
-
-def _neighbours(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"Its folder {folder} does not exist either."
-    return f"Its folder holds: {_shortened(sorted(entry.name for entry in folder.iterdir())) or '(nothing)'}."
-
-
-def _shortened(names: list[str]) -> str:
-    rest = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + rest

@@ -40,6 +40,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         eval_dataset: likewise.
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens; the model's own limit unless given.
+        cache_dir: where encoded rows are kept for the next run; nowhere unless given.
         callbacks: added to the stock ones.
         optimizers: optimizer and schedule to use instead of those that `args` name.
 
@@ -56,6 +57,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         max_length: int | None = None,
+        cache_dir: str | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
     ):
@@ -63,6 +65,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.model = model  # the checks below need it before the stock constructor sets it
         self.processing_class = processing_class
         self.max_length = check_max_length(max_length, model.config.max_position_embeddings)
+        self.cache_dir = cache_dir
         for option, rows in (("train_tasks", train_dataset), ("eval_tasks", eval_dataset)):
             if rows is not None and not isinstance(rows, Mapping) and getattr(args, option) is None:
                 setattr(args, option, [self._one_task(None)])  # rows alone are of the active task, the others idle
@@ -120,7 +123,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             )
         names = wanted if wanted is not None else list(datasets)
         encoded = {
-            name: encode(datasets[name], self.tasks[name], self.processing_class, self.max_length) for name in names
+            name: encode(datasets[name], self.tasks[name], self.processing_class, self.max_length, self.cache_dir)
+            for name in names
         }
         for name, rows in encoded.items():
             if "labels" not in rows[0]:

@@ -1,0 +1,90 @@
+"""Encoded rows kept on disk between runs.
+
+What is kept has the name of a hash over all that the encoding is made of: the texts and labels, the task, the
+tokenizer's content, the longest length and the tokenizers library. Whatever of it changes, the name changes, so that
+rows of another tokenizer or length are never taken for these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MinBertError, explain
+from ..tasks import Task
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+FORMAT = 1  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
+CUT = "cut.json"
+
+
+class EncodedCache:
+    """The place of one task's encoded rows in `cache_dir`."""
+
+    def __init__(
+        self,
+        cache_dir: str | Path,
+        dataset: datasets.Dataset,
+        columns: list[str],
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+    ):
+        import tokenizers
+
+        parts = [FORMAT, tokenizers.__version__, task.to_config(), max_length, _content(tokenizer), columns]
+        key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+        for batch in dataset.with_format(None).select_columns(columns).iter(batch_size=1000):
+            key.update(json.dumps([batch[name] for name in columns], default=str).encode())
+        self.folder = Path(cache_dir) / f"{task.name}-{key.hexdigest()[:32]}"
+
+    def read(self) -> tuple[datasets.Dataset, int] | None:
+        """The rows in memory, and how many inputs were cut; `None` if they are not there."""
+        import datasets
+
+        if not self.folder.is_dir():
+            return None
+        with explain(f"Reading encoded rows from {self.folder}", "Delete this folder; it is made anew."):
+            cut = json.loads((self.folder / CUT).read_text(encoding="utf-8"))
+            return datasets.load_from_disk(self.folder, keep_in_memory=True), cut
+
+    def write(self, rows: datasets.Dataset, cut: int) -> None:
+        """Keeps the rows. A folder stands under its name only when it is whole."""
+        part = self.folder.with_name(f".{self.folder.name}.{secrets.token_hex(4)}.part")
+        try:
+            part.mkdir(parents=True)
+            try:
+                rows.save_to_disk(part)
+                (part / CUT).write_text(json.dumps(cut), encoding="utf-8")
+                if not self.folder.exists():  # another process may have been faster
+                    os.replace(part, self.folder)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+        except OSError as error:
+            if not self.folder.is_dir():
+                raise MinBertError(
+                    f"`cache_dir`: cannot write {self.folder}: {error.strerror}. Give a folder that can be written."
+                ) from error
+
+
+def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """All that is saved of a tokenizer, less what a call of it leaves behind."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        files = {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())}
+    if "tokenizer.json" in files:
+        state = json.loads(files["tokenizer.json"])
+        files["tokenizer.json"] = {key: value for key, value in state.items() if key not in ("truncation", "padding")}
+    if "tokenizer_config.json" in files:  # names the folder or Hub id it came from, which is no content
+        settings = json.loads(files["tokenizer_config.json"])
+        files["tokenizer_config.json"] = {key: value for key, value in settings.items() if key != "name_or_path"}
+    return {"class": type(tokenizer).__name__, **files}

@@ -1,0 +1,133 @@
+"""The tasks' datasets on the Hub: which they are, and how they are read.
+
+The course re-splits STS-B and Quora: a model trained on the Hub's splits has seen rows of the course's dev and test
+files, and its scores there mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ..errors import MinBertError, explain, unknown_name
+from ..tasks import Task
+from .tables import Table, dataset_table
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A dataset that holds a task's rows; the fields are those of `Task`, with `dataset_` left out."""
+
+    task: str
+    dataset: str
+    config: str | None = None
+    splits: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+#: The first of a task is the one that `data_dir: hub` takes. The columns are those that the datasets' cards name.
+HUB = (
+    HubData("sst", "SetFit/sst5", columns={"sentence": "text", "label": "label"}),
+    HubData(
+        "para", "nyu-mll/glue", "qqp",
+        columns={"sentence1": "question1", "sentence2": "question2", "label": "label", "id": "idx"},
+    ),
+    HubData("sts", "nyu-mll/glue", "stsb", columns={"label": "label", "id": "idx"}),
+    HubData(
+        "nli", "nyu-mll/glue", "mnli", columns={"id": "idx"},
+        splits={"dev": "validation_matched", "test": "test_matched"},
+    ),
+    HubData("nli", "stanfordnlp/snli"),
+    HubData("reviews", "Yelp/yelp_review_full", splits={"dev": "test"}),  # it has these two: dev and test are one
+)  # fmt: skip
+
+
+def is_hub_id(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+
+
+def on_hub(task: Task) -> Task:
+    """The task with its dataset on the Hub. What the task says itself goes before what `HUB` says.
+
+    Raises:
+        MinBertError: it names no dataset, and the package knows none for it.
+    """
+    for known in HUB:
+        same = task.dataset in (None, known.dataset) and task.dataset_config in (None, known.config)
+        if known.task == task.name and same:
+            return replace(
+                task,
+                files={},
+                dataset=known.dataset,
+                dataset_config=known.config,
+                splits={**known.splits, **task.splits},
+                columns={**known.columns, **task.columns},
+            )
+    if task.dataset is None:
+        has = ", ".join(dict.fromkeys(known.task for known in HUB))
+        raise MinBertError(
+            f"Task {task.name!r} has no dataset on the Hub that the package knows (it knows those of {has}). Add "
+            f"`dataset: owner/name` to its entry under `tasks`."
+        )
+    return task
+
+
+def pinned(task: Task) -> Task:
+    """`on_hub`, with `dataset_revision` the commit that was got: all splits are of one commit, now and later."""
+    task = on_hub(task)
+    return replace(task, dataset_revision=_prepared(task).hash)
+
+
+def read(task: Task, split: str) -> Table:
+    """A split of the task's dataset on the Hub, downloaded with a progress bar unless the cache has it.
+
+    Raises:
+        MinBertError: there is no such dataset, configuration, revision or split, or the Hub cannot be reached.
+    """
+    task = on_hub(task)
+    builder = _prepared(task)
+    there = split_there(task, split, list(builder.info.splits), task.dataset)
+    config = f" ({task.dataset_config})" if task.dataset_config else ""
+    return dataset_table(builder.as_dataset(split=there), f"{task.dataset}{config}, split {there!r}")
+
+
+def split_there(task: Task, split: str, names: list[str], where: str) -> str:
+    """The name that a dataset with the splits `names` has for ours. Raises `MinBertError` if it has none."""
+    usual = ["dev", "validation"] if split == "dev" else [split]
+    wanted = [task.splits[split]] if split in task.splits else usual
+    for name in wanted:
+        if name in names:
+            return name
+    raise MinBertError(
+        f"Task {task.name!r}: {where} has no split for {split!r}. {unknown_name('split', wanted[-1], names)} Name it "
+        f"in the task's entry: `splits: {{{split}: ...}}`."
+    )
+
+
+def _prepared(task: Task) -> datasets.DatasetBuilder:
+    return _download(task.dataset, task.dataset_config, task.dataset_revision)
+
+
+@lru_cache(maxsize=16)
+def _download(dataset: str, config: str | None, revision: str | None) -> datasets.DatasetBuilder:
+    import datasets
+
+    remedy = (
+        "Check the names in the task's entry and the network. With HF_HUB_OFFLINE=1 only what was downloaded before "
+        "is there."
+    )
+    with explain(f"Loading the dataset {dataset!r} from the Hub", remedy):
+        builder = datasets.load_dataset_builder(dataset, config, revision=revision)
+        builder.download_and_prepare()
+    # Without a network the library takes the newest commit in its cache, whatever revision was asked for.
+    if re.fullmatch(r"[0-9a-f]{40}", revision or "") and builder.hash != revision:
+        raise MinBertError(
+            f"The dataset {dataset!r} is in the cache at commit {builder.hash}, and {revision} is asked for. Allow "
+            f"the network, or set `dataset_revision` to what is there."
+        )
+    return builder
