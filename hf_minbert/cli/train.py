@@ -12,7 +12,7 @@ from ..recipe import RunSettings, read_recipe
 
 EPILOG = (
     f"Keys of a recipe: {', '.join(f.name for f in fields(RunSettings))}; train_tasks, eval_tasks, task_batch_sizes, "
-    "task_weights, mixing, aggregator, regularizer, early_stopping_patience, early_stopping_threshold; and the fields "
+    "task_weights, mixing, aggregator, regularizer, train_metrics, early_stopping_patience, early_stopping_threshold; and the fields "
     "of transformers' TrainingArguments under their own names."
 )
 
