@@ -1,0 +1,288 @@
+"""The command line as a person meets it: help, train, evaluate, predict."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_minbert import Predictor
+from hf_minbert.cli import train as train_verb
+from hf_minbert.recipe import settings_types
+from hf_minbert.training.args import MultiTaskTrainingArguments
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def python(*words: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+
+
+# ---- Help and start
+
+
+def test_alone_it_shows_its_verbs(minbert):
+    alone, helped = minbert(), minbert("--help")
+    assert alone == helped
+    assert alone.status == 0
+    assert all(verb in alone.out for verb in ("train", "evaluate", "predict"))
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("train", ["recipe", "KEY=VALUE"]),
+        ("evaluate", ["--data-dir", "--task", "--split", "--output", "--batch-size"]),
+        ("predict", ["--task", "--input", "--output", "--text", "--text-pair", "--format", "--clip"]),
+    ],
+)
+def test_each_verb_explains_itself(minbert, verb, words):
+    ended = minbert(verb, "--help")
+    assert (ended.status, ended.err) == (0, "")
+    assert all(word in ended.out for word in words)
+
+
+def test_the_help_of_train_names_every_key_of_ours():
+    stock = {name for cls in MultiTaskTrainingArguments.__mro__[1:] for name in getattr(cls, "__annotations__", {})}
+    ours = set(MultiTaskTrainingArguments.__annotations__) - stock
+    assert {"train_tasks", "task_batch_sizes", "early_stopping_patience"} <= ours
+    assert {name for name in ours | set(settings_types()) if name not in train_verb.EPILOG} == set()
+
+
+def test_a_misspelt_recipe_is_answered_before_anything_heavy_is_imported(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("a: [1\n")
+    code = f"""
+import sys
+from hf_minbert.cli import main
+try:
+    main(["train", {str(recipe)!r}])
+except SystemExit as exit:
+    print(exit.code, sorted({{*{HEAVY}}} & set(sys.modules)))
+"""
+    done = python("-c", code)
+    assert done.stdout.strip() == "2 []", done.stderr
+
+
+#: Not torch: transformers' AutoConfig imports it, and `import hf_minbert` makes AutoConfig know MinBERT.
+HEAVY = ["datasets", "peft", "evaluate", "scipy", "sklearn", "transformers.trainer", "hf_minbert.modeling_minbert"]
+
+
+def test_python_m_hf_minbert_is_minbert():
+    done = python("-m", "hf_minbert", "--help")
+    assert done.returncode == 0
+    assert "Usage: minbert" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_script_for_accelerate_trains(write_recipe_file, tmp_path):
+    done = python(ROOT / "scripts" / "train.py", write_recipe_file(), "max_steps=2", "tasks=[sst]")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+# ---- train and evaluate
+
+
+def test_train_prints_metrics_and_where_the_model_is(minbert, write_recipe_file, tmp_path):
+    ended = minbert("train", write_recipe_file(), "max_steps=2", f"output_dir={tmp_path / '2024'}")
+    assert ended.status == 0
+    last = ended.out.splitlines()[-9:]
+    metrics = json.loads((tmp_path / "2024" / "metrics.json").read_text())
+    assert last[-1] == f"Model, predictions and metrics are in {tmp_path / '2024'}."
+    shown = dict(line.split() for line in last[:-1])
+    assert {f"eval_{name}": float(value) for name, value in shown.items()} == pytest.approx(
+        {key: value for key, value in metrics.items() if key.startswith("eval_")}, abs=5e-5
+    )
+
+
+def test_a_wrong_value_in_the_recipe_is_mended_after_it(minbert, write_recipe_file):
+    recipe = write_recipe_file("learning_rate: fast", "mixing: cycel")
+    assert minbert("train", recipe).status == 2
+    assert minbert("train", recipe, "learning_rate=1e-4", "mixing=cycle").status == 0
+
+
+def test_evaluate_prints_what_it_writes(minbert, finished_run, course_dir, tmp_path):
+    output = tmp_path / "new" / "metrics.json"
+    ended = minbert("evaluate", finished_run, "--data-dir", course_dir, "--output", output)
+    assert ended.status == 0
+    metrics = json.loads(output.read_text())
+    shown = {f"eval_{name}": float(value) for name, value in map(str.split, ended.out.splitlines())}
+    assert shown == pytest.approx(metrics, abs=5e-5)
+    assert list(shown)[-2:] == ["eval_overall", "eval_leaderboard"]
+
+
+def test_evaluate_some_tasks_on_another_split(minbert, finished_run, course_dir, tmp_path):
+    output = tmp_path / "metrics.json"
+    words = ["--task", "sts", "--task", "para", "--split", "train", "--output", output]
+    assert minbert("evaluate", finished_run, "--data-dir", course_dir, *words).status == 0
+    metrics = json.loads(output.read_text())
+    assert {key.split("_")[1] for key in metrics} == {"sts", "para", "overall"}
+    assert metrics["eval_overall"] == pytest.approx((metrics["eval_sts_pearson"] + metrics["eval_para_accuracy"]) / 2)
+
+
+# ---- predict
+
+HEADERS = {
+    "sst": "id,prediction,probability_0,probability_1,probability_2,probability_3,probability_4",
+    "para": "id,prediction,probability_0,probability_1",
+    "sts": "id,prediction",
+}
+
+
+@pytest.fixture
+def predict(minbert, finished_run, tmp_path):
+    """`predict(task, path or text of a file, *words)`: the lines that `minbert predict` writes."""
+
+    def predict(task: str, source: Path | str, *words: object) -> list[str]:
+        path = source
+        if isinstance(source, str):
+            path = tmp_path / "input.csv"
+            path.write_bytes(source.encode())
+        output = tmp_path / "output.csv"
+        ended = minbert("predict", finished_run, "--task", task, "--input", path, "--output", output, *words)
+        assert ended.status == 0, ended.err
+        lines = output.read_text(encoding="utf-8").split("\n")
+        assert lines.pop() == ""
+        assert ended.out == f"{len(lines) - 1:,} predictions are in {output}.\n"
+        return lines
+
+    return predict
+
+
+def ids(lines: list[str]) -> list[str]:
+    return [row[0] for row in csv.reader(lines[1:])]
+
+
+@pytest.mark.parametrize("task", HEADERS)
+def test_predict_writes_what_the_run_wrote_for_dev(predict, finished_run, course_dir, task):
+    file = {"sst": "ids-sst-dev.csv", "para": "quora-dev.csv", "sts": "sts-dev.csv"}[task]
+    lines = predict(task, course_dir / file, "--batch-size", 8)
+    assert lines[0] == HEADERS[task]
+    assert "\n".join(lines) + "\n" == (finished_run / "predictions" / f"{task}-dev.csv").read_text()
+
+
+def test_ids_are_kept_to_the_character_and_in_order(predict):
+    kept = ["007", " 7 ", "7.0", "a,b", 'say "hi"', "NULL", "", "ü/😀", "007", "-1e5"]
+    rows = "".join(f'"{name.replace(chr(34), chr(34) * 2)}",good {place}\n' for place, name in enumerate(kept))
+    lines = predict("sst", "id,sentence\n" + rows)
+    assert ids(lines) == kept
+    assert lines[5].startswith('"say ""hi""",')
+
+
+def test_without_an_id_column_rows_are_numbered_from_0(predict):
+    assert ids(predict("sst", "sentence\ngood\nbad\ngood\n")) == ["0", "1", "2"]
+
+
+def test_the_courses_unlabelled_file_with_two_nameless_columns(predict, course_dir):
+    lines = predict("sst", course_dir / "ids-sst-test-student.csv")
+    assert ids(lines) == ["sst-test-0", "sst-test-1", "sst-test-2"]
+
+
+def test_a_blank_text_and_a_blank_label_get_a_row(predict):
+    rows = ["a\tgood\tbad\t1.0", "b\tgood\tbad\t", "c\tgood\t\t", "d\t\t\tyes", ""]
+    lines = predict("para", "\n".join(["id\tsentence1\tsentence2\tis_duplicate", *rows]))
+    assert ids(lines) == ["a", "b", "c", "d"]
+    assert lines[1].split(",")[1:] == lines[2].split(",")[1:]
+
+
+def test_words_that_look_like_nothing_are_words(predict):
+    rows = ["null", "NA", "None", "nan", ""]
+    lines = predict("sst", "id,sentence\n" + "".join(f"{name},{name}\n" for name in rows))
+    assert ids(lines) == rows
+    assert len({line.split(",", 1)[1] for line in lines[1:]}) == 5
+
+
+@pytest.mark.parametrize("encode", [lambda t: "\ufeff" + t, lambda t: t.replace("\n", "\r\n")], ids=["mark", "crlf"])
+def test_files_from_spreadsheets_are_read_alike(predict, encode):
+    text = "id,sentence\na,good\nb,bad\nc,not good\n"
+    assert predict("sst", encode(text)) == predict("sst", text)
+
+
+def test_other_columns_and_their_order_do_not_matter(predict):
+    plain = predict("sts", "id,sentence1,sentence2\na,good,bad\n")
+    assert predict("sts", "sentence2\tsimilarity\tsentence1\tid\nbad\t99\tgood\ta\n") == plain
+
+
+@pytest.mark.parametrize("task", HEADERS)
+def test_the_batch_size_changes_nothing(predict, course_dir, task):
+    file = {"sst": "ids-sst-train.csv", "para": "quora-train.csv", "sts": "sts-train.csv"}[task]
+    tables = [list(csv.reader(predict(task, course_dir / file, "--batch-size", size)[1:])) for size in (1, 5, 64)]
+    assert len(tables[0]) == {"sst": 12, "para": 10, "sts": 8}[task]
+    for table in tables[1:]:
+        assert [row[0] for row in table] == [row[0] for row in tables[0]]
+        numbers = [np.array([row[1:] for row in each], dtype=float) for each in (tables[0], table)]
+        np.testing.assert_allclose(*numbers, atol=1e-5)
+
+
+@pytest.fixture
+def far_scores(minbert, tiny_model, tiny_tokenizer, tmp_path):
+    """A model whose scores lie far outside of 0 to 5, and what it predicts for three pairs."""
+    folder = tmp_path / "far"
+    model = tiny_model(["sts"])
+    firsts, seconds = ["good", "the man", "why is it", "bad"], ["bad", "very good film", "a", "it plays"]
+    head = model.heads.get_submodule("sts").linear
+    head.weight.data.mul_(40)
+    answers = Predictor(model, tiny_tokenizer)("sts", firsts, seconds)
+    head.bias.data.sub_(sum(answer["prediction"] for answer in answers) / 4)
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    values = [answer["prediction"] for answer in Predictor.from_pretrained(folder)("sts", firsts, seconds)]
+    assert min(values) < 0 and max(values) > 5
+    (tmp_path / "pairs.csv").write_text(
+        "sentence1,sentence2\n" + "".join(f"{a},{b}\n" for a, b in zip(firsts, seconds, strict=True))
+    )
+    return folder, tmp_path / "pairs.csv", values
+
+
+@pytest.mark.parametrize("words", [[], ["--clip"]])
+def test_scores_stay_as_predicted_unless_clip(minbert, far_scores, tmp_path, words):
+    folder, pairs, values = far_scores
+    # the model's only task needs no name
+    assert minbert("predict", folder, "--input", pairs, "--output", tmp_path / "o.csv", *words).status == 0
+    with (tmp_path / "o.csv").open() as file:
+        written = [float(row["prediction"]) for row in csv.DictReader(file)]
+    assert written == pytest.approx([min(max(value, 0), 5) for value in values] if words else values, abs=1e-3)
+
+
+COURSE = {
+    "sst": ("ids-sst-test-student.csv", "id \t Predicted_Sentiment ", int),
+    "para": ("quora-test-student.csv", "id \t Predicted_Is_Paraphrase ", float),
+    "sts": ("sts-test-student.csv", "id \t Predicted_Similiary ", float),
+}
+
+
+@pytest.mark.parametrize("task", COURSE)
+def test_the_courses_own_format_to_the_byte(predict, course_dir, task):
+    file, header, number = COURSE[task]
+    own = list(csv.DictReader(predict(task, course_dir / file)))
+    expected = [header, *(f"{row['id']} , {number(row['prediction'])} " for row in own)]
+    assert predict(task, course_dir / file, "--format", "course") == expected
+    assert [row["id"] for row in own] == [f"{task}-test-{number}" for number in range(3)]
+
+
+def test_a_sentence_is_answered_on_the_terminal(minbert, finished_run):
+    ended = minbert("predict", finished_run, "--task", "sst", "--text", "not good")
+    answer = Predictor.from_pretrained(finished_run)("sst", ["not good"])[0]
+    assert ended.status == 0
+    assert ended.out.splitlines()[0] == f"{answer['label']} ({answer['prediction']})"
+    assert ended.out.splitlines()[1:] == [f"  {p:.3f}  {label}" for label, p in answer["probabilities"].items()]
+
+
+def test_a_pair_is_answered_on_the_terminal(minbert, finished_run):
+    ended = minbert("predict", finished_run, "--task", "sts", "--text", "good", "--text-pair", "bad film")
+    answer = Predictor.from_pretrained(finished_run)("sts", ["good"], ["bad film"])[0]
+    assert (ended.status, ended.out) == (0, f"{answer['prediction']:.3f}\n")
+
+
+def test_an_older_output_is_replaced(predict, tmp_path):
+    (tmp_path / "output.csv").write_text("old\n" * 100)
+    assert len(predict("sst", "sentence\ngood\n")) == 2
