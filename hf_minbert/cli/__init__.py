@@ -16,7 +16,7 @@ from typing import NoReturn
 import typer
 
 from ..errors import MinBertError
-from . import evaluate, predict, train
+from . import evaluate, predict, quickstart, train
 
 app = typer.Typer(
     name="minbert",
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("quickstart")(quickstart.quickstart)
 
 
 #: What typer raises for a wrong command line. Taken from a class that typer exports: newer versions carry a copy of

@@ -1,0 +1,42 @@
+"""`minbert quickstart`"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def quickstart(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace those of the recipe quickstart."),
+    ] = None,
+) -> None:
+    """Train on the sample in the package, with small weights that it fetches, and show what came of it."""
+    import typing
+
+    from ..recipe import Value, read_recipe, split_recipe
+
+    words = overrides or []
+    values = read_recipe("quickstart", words)
+    from ..data.files import load_split
+    from ..quickstart import answers, fetch_weights, score_table
+    from ..run import train
+    from ..tasks import get_tasks
+    from ..training.args import MultiTaskTrainingArguments
+
+    split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))  # a wrong word is answered at once
+    if not any(word.startswith("model_name_or_path=") for word in words):
+        folder = str(fetch_weights())
+        values["model_name_or_path"] = Value(folder, folder)
+    metrics = train(values)
+    if not metrics:  # another process than the first
+        return
+    settings, _ = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+    tasks = [task for task in get_tasks(settings.tasks) if f"eval_{task.name}_{task.metric}" in metrics]
+    labels = {task.name: load_split(task, settings.data_dir, "dev", labelled=True)["label"] for task in tasks}
+    typer.echo(f"\nScores on rows that it was not trained on. One answer: what the best constant answer would score.\n"
+               f"{score_table(tasks, metrics, labels)}\n\nThe saved model, asked something new:\n"
+               f"{answers(settings.output_dir, tasks)}\n\nAsk it more:\n"
+               f'  minbert predict {settings.output_dir} --task {tasks[0].name} --text "..."')  # fmt: skip
