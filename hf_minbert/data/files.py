@@ -70,6 +70,8 @@ def load_split(
     Raises:
         MinBertError: as `read_rows`; also if the folder, the split or its labels are missing.
     """
+    if _is_on_hub(task, data_dir):
+        task = hub.on_hub(task)  # whose columns have other names
     tables = _tables(task, data_dir, split)
     optional = labelled is None and split == "test"
     without = [table for table in tables if not _has_labels(table, task)]
