@@ -1,9 +1,11 @@
 """Packaging of hf_minbert: `pip install .` for use, `pip install -e ".[test]"` for work on it."""
 
 import re
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 
@@ -29,6 +31,17 @@ REQUIREMENTS = [
 ]
 TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14"]
 
+
+
+class BuildWithRecipes(build_py):
+    """Puts the recipes inside the package: in a clone they lie beside it, where `recipes_folder` finds them too."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree(ROOT / "recipes", Path(self.build_lib) / "hf_minbert" / "recipes", dirs_exist_ok=True)
+
+
 setup(
     name="hf_minbert",
     version=VERSION,
@@ -37,7 +50,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["hf_minbert", "hf_minbert.*"]),
-    package_data={"hf_minbert": ["py.typed"]},
+    package_data={"hf_minbert": ["py.typed", "data/samples/*"]},
+    cmdclass={"build_py": BuildWithRecipes},
     python_requires=">=3.10",
     install_requires=REQUIREMENTS,
     extras_require={"test": TEST, "all": TEST},

@@ -259,14 +259,18 @@ def _unknown_key(key: object, known: Iterable[str]) -> MinBertError:
 
 def cast(key: str, value: Value, hint: Any) -> Any:
     """`value` as the type `hint` asks for. Raises `MinBertError` where it does not fit."""
-    options = _options(hint)
-    for option in options:
+    for option in _options(hint):
         fits, result = _fit(value, option)
         if fits:
             return result
-    expected = " or ".join(dict.fromkeys(_words(option) for option in options))
     found = repr(value.value) if value.text is None else value.text or "nothing"
-    raise MinBertError(f"`{key}` must be {expected}. Found {found}.")
+    raise MinBertError(f"`{key}` must be {type_in_words(hint)}. Found {found}.")
+
+
+def type_in_words(hint: Any) -> str:
+    """What a key with this type hint takes, in plain words."""
+    words = dict.fromkeys(_words(option) for option in _options(hint))
+    return " or ".join(sorted(words, key=lambda word: word == "null"))  # null last
 
 
 def _options(hint: Any) -> list[Any]:
@@ -328,7 +332,7 @@ def _words(option: Any) -> str:
     if origin is list:
         return f"a list of {_words(args[0])} like [a, b]"
     if origin is dict:
-        return f"a mapping to {_words(args[1])} like {{sts: ...}}"
+        return f"a mapping to {type_in_words(args[1])} like {{sts: ...}}"
     plain = {
         bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping",
         type(None): "null", Any: "anything",

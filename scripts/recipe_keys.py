@@ -1,0 +1,148 @@
+"""Writes recipes/README.md, the list of every key of a recipe, from the classes that read them.
+
+python scripts/recipe_keys.py
+
+Our own keys come with the help that stands in their class's docstring; those of transformers' `TrainingArguments`
+with name, type and default, as they are in the version installed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from dataclasses import MISSING, Field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from hf_minbert.data.rounds import MIXING
+from hf_minbert.heads import HEADS
+from hf_minbert.recipe import RunSettings, packaged_recipes, type_in_words
+from hf_minbert.tasks import Task
+from hf_minbert.training.aggregators import AGGREGATORS
+from hf_minbert.training.args import REFUSED, MultiTaskTrainingArguments
+from hf_minbert.training.regularizers import REGULARIZERS
+
+README = Path(__file__).parents[1] / "recipes" / "README.md"
+MANY = 12  # names that a table's cell takes
+REGISTRIES = {
+    "mixing": [*MIXING], "aggregator": [*AGGREGATORS], "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
+}  # fmt: skip
+
+HEAD = """# Recipes
+
+<!-- Written by scripts/recipe_keys.py. Edit that, or the docstrings that it reads, and run it again. -->
+
+A recipe is a YAML file of `key: value` lines. `minbert train` takes its path, or the name of one of those here, and
+after it words that replace its lines:
+
+```bash
+minbert train cs224n/baseline data_dir=data learning_rate=2e-5 task_batch_sizes='{sts: 16}'
+```
+
+The scalars are those of YAML 1.2: `3e-5` is a number, `no` is a word, `null` is nothing. A key that is not below is
+refused, with the nearest one that is; so is one that stands twice. A run's folder keeps its recipe, complete, as
+`recipe.yaml`.
+"""
+
+STOCK = """## The trainer's keys
+
+These are the fields of `TrainingArguments` in transformers {version}, whose documentation explains them. The defaults
+are the ones in force here.
+"""
+
+NOT_TAKEN = """## Keys that are refused
+
+A step of several tasks cannot honour these fields of `TrainingArguments`. Only the value that asks for nothing is
+taken, and then the key can as well be left out.
+"""
+
+
+def docs_of(cls: type) -> dict[str, str]:
+    """Name to help, from the `Args:` of a class's docstring."""
+    found = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(cls), re.MULTILINE | re.DOTALL)
+    entries = re.split(r"^ {4}(\w+): ", found[1], flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+
+
+def default_of(field: Field) -> str:
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    if value is MISSING:
+        return "(required)"
+    value = value.value if isinstance(value, Enum) else value
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)}`"
+
+
+def type_of(name: str, hint: Any) -> str:
+    if name in REGISTRIES:
+        return f"one of {', '.join(REGISTRIES[name])}"
+    options = [option for option in typing.get_args(hint) or [hint] if option is not type(None)]
+    if options == [tuple[float, float]]:
+        return "two numbers like [0, 5] or null"
+    words = type_in_words(list[str] if hint == tuple[str, ...] else hint)
+    if not name.startswith("task_"):  # the example is a task's
+        words = words.replace(" like {sts: ...}", "")
+    names = re.search(r"one of ([^ ,]+(?:, [^ ,]+)*)", words)
+    if names and len(names[1].split(", ")) > MANY:
+        words = words.replace(names[1], f"{', '.join(names[1].split(', ')[:3])} and so on")
+    return words.removesuffix(" or one of ")  # the empty text of `pair_encoding`, which means that none is given
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *(tuple(cell.replace("|", "\\|") for cell in row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def own_keys(cls: type, names: list[str]) -> str:
+    """The table of the fields of ours. An undocumented one is a KeyError."""
+    hints, docs, by_name = typing.get_type_hints(cls), docs_of(cls), {f.name: f for f in fields(cls)}
+    rows = [(f"`{name}`", type_of(name, hints[name]), default_of(by_name[name]), docs[name]) for name in names]
+    return table(("key", "what it takes", "default", "what it does"), rows)
+
+
+def recipe_list() -> str:
+    """A line for every recipe here: the first sentence of the comment at its top."""
+    rows = []
+    for name, path in packaged_recipes().items():
+        comment = re.match(r"(?:#.*\n)+", path.read_text(encoding="utf-8"))
+        text = " ".join(line.removeprefix("#").strip() for line in comment[0].split("\n#\n")[0].splitlines())
+        rows.append((f"[`{name}`]({name}.yaml)", re.split(r"(?<=[.:]) ", text)[0].rstrip(":.") + "."))
+    return table(("recipe", "what it is"), rows)
+
+
+def render() -> str:
+    """The whole of recipes/README.md."""
+    ours = list(docs_of(MultiTaskTrainingArguments))
+    settings = [f.name for f in fields(RunSettings)]
+    stock = [f for f in fields(MultiTaskTrainingArguments) if f.init and f.name not in {*ours, *settings, *REFUSED}]
+    hints = typing.get_type_hints(MultiTaskTrainingArguments)
+    version = ".".join(transformers.__version__.split(".")[:2])
+    parts = [
+        HEAD,
+        recipe_list(),
+        "## Model, tasks and data",
+        own_keys(RunSettings, settings),
+        "## How the tasks share a step",
+        own_keys(MultiTaskTrainingArguments, ours),
+        "## A task of your own",
+        "`tasks` can be a mapping of a task's name to these keys. For one of the package's tasks they replace what it "
+        "has.",
+        own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
+        STOCK.format(version=version),
+        table(
+            ("key", "what it takes", "default"),
+            [(f"`{f.name}`", type_of(f.name, hints[f.name]), default_of(f)) for f in stock],
+        ),
+        NOT_TAKEN,
+        table(("key", "why not"), [(f"`{name}`", reason) for name, (_, reason) in REFUSED.items()]),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+if __name__ == "__main__":
+    README.write_text(render(), encoding="utf-8")
+    print(f"{README} is written.")
