@@ -18,9 +18,14 @@ class MinBertError(ValueError):
 def unknown_name(what: str, found: object, choices: Iterable[str]) -> MinBertError:
     """The error for a name that is not in a registry, with the nearest right name where there is one."""
     choices = sorted(choices)
-    near = get_close_matches(str(found), choices, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return MinBertError(f"Unknown {what} {found!r}.{hint} Choose from: {', '.join(choices) or '(none)'}.")
+    listed = ", ".join(choices) or "(none)"
+    return MinBertError(f"Unknown {what} {found!r}.{did_you_mean(found, choices)} Choose from: {listed}.")
+
+
+def did_you_mean(found: object, choices: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` with the nearest choice, or nothing where none is near."""
+    near = get_close_matches(str(found), list(choices), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 @contextmanager

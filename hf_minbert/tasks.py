@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from .errors import MinBertError, unknown_name
+from .errors import MinBertError, did_you_mean, unknown_name
 
 Kind = Literal["classes", "binary", "score"]
 PairEncoding = Literal["single", "cross"]
@@ -276,10 +276,9 @@ def _from_entry(name: str, entry: Mapping[str, Any] | Task | None) -> Task:
     needed.append("range" if entry.get("kind") == "score" else "labels")
     missing = [f"`{key}`" for key in needed if key != "name" and entry.get(key) is None]
     if missing:
-        hint = near[0] if (near := re.search(r"Did you mean .*?\?", str(unknown_name("task", name, TASKS)))) else ""
         raise MinBertError(
             f"{where} is not one of the package's ({', '.join(TASKS)}), and a new task needs {' and '.join(missing)}. "
-            f"Add them to its entry. {hint}".rstrip()
+            f"Add them to its entry.{did_you_mean(name, TASKS)}"
         )
     return Task(name=name, **entry)
 

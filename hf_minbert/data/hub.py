@@ -48,7 +48,7 @@ HUB = (
 
 
 def is_hub_id(name: str) -> bool:
-    return re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
 
 
 def on_hub(task: Task) -> Task:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MinBertError, explain
+from ..errors import MinBertError, did_you_mean, explain
 
 if TYPE_CHECKING:
     import datasets
@@ -62,8 +62,8 @@ class Table:
             raise MinBertError(f"{self.name} has {count} columns named {name!r}. Rename all but one.")
         if not count:
             raise MinBertError(
-                f"{self.name} has no column {name!r}. Columns found: {self.found}. If one of them is meant, name it "
-                f"under `columns`."
+                f"{self.name} has no column {name!r}. Columns found: {self.found}.{did_you_mean(name, self.columns)} "
+                f"If one of them is meant, name it under `columns`."
             )
         return self.cells(self.columns.index(name))
 

@@ -1,7 +1,7 @@
 """Datasets of the Hub, in small copies behind a server on the loopback.
 
-`huggingface_hub` reads its environment once, so all loading happens in a process of its own: `CHILD`, run with a network
-and then without one, on the same cache.
+`huggingface_hub` reads its environment once, so all loading happens in a process of its own: `CHILD`, run with a
+network and then without one, on the same cache.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ for known in HUB:
     (task,) = get_tasks({known.task: {"dataset": known.dataset, "dataset_config": known.config}})
     loaded = load_task(task, None)
     commit = pinned(task, None).dataset_revision
-    found["loaded"][f"{known.task} {known.dataset}"] = [commit, {name: rows.to_dict() for name, rows in loaded.items()}]
+    rows = {split: dataset.to_dict() for split, dataset in loaded.items()}
+    found["loaded"][f"{known.task} {known.dataset}"] = [commit, rows]
 (sst,) = get_tasks(["sst"])
 found["by word"] = load_split(sst, "hub", "dev").to_dict()
 (nli,) = get_tasks(["nli"])
