@@ -34,7 +34,7 @@ LATE_FIRST_PROCESS = "import os, time\nif os.environ.get('RANK') == '0':\n    ti
 
 
 def launch(recipe: Path, *overrides: str, path: str = "") -> subprocess.CompletedProcess:
-    """Standard output and error come as one text, `stdout`."""
+    """Standard output and error come as one text, `stdout`. Fails if the launch hangs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -45,7 +45,12 @@ def launch(recipe: Path, *overrides: str, path: str = "") -> subprocess.Complete
     ]  # fmt: skip
     python_path = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            said, _ = process.communicate(timeout=120)
+        finally:
+            process.terminate()  # not kill: the launcher has to end its own processes
+    return subprocess.CompletedProcess(command, process.returncode, said)
 
 
 @pytest.fixture(scope="module")
