@@ -8,17 +8,24 @@ from typing import Annotated
 
 import typer
 
-from ..recipe import RunSettings, read_recipe
+from ..recipe import RunSettings, read_recipe, recipes_folder
 
 EPILOG = (
     f"Keys of a recipe: {', '.join(f.name for f in fields(RunSettings))}; train_tasks, eval_tasks, task_batch_sizes, "
-    "task_weights, mixing, aggregator, regularizer, train_metrics, early_stopping_patience, early_stopping_threshold; and the fields "
-    "of transformers' TrainingArguments under their own names."
+    "task_weights, mixing, aggregator, regularizer, train_metrics, early_stopping_patience, early_stopping_threshold; "
+    "and the fields of transformers' TrainingArguments under their own names. Each is explained in "
+    f"{recipes_folder() / 'README.md'}, and the recipes of the package are listed there."
 )
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A .yaml file of `key: value` lines.", show_default=False)],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A .yaml file of `key: value` lines, or the name of one in the package, such as quickstart.",
+            show_default=False,
+        ),
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, such as learning_rate=1e-4."),
