@@ -34,7 +34,7 @@ app.command("quickstart")(quickstart.quickstart)
 #: click of their own, whose exceptions are not those of the package click.
 _UsageError = typer.BadParameter.__mro__[1]
 _INTERRUPTED = 130
-WAIT_FOR_FIRST = 10  # seconds
+WAIT_FOR_FIRST = 30  # seconds; processes on a busy machine are that far apart
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
