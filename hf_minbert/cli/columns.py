@@ -17,5 +17,5 @@ def parse_columns(written: str | None, task: Task) -> dict[str, str]:
     known = (*task.text_columns, "label", "id")
     for name in columns:
         if name not in known:
-            raise MinBertError(f"--columns: {unknown_name(f'column of task {task.name!r}', name, known)}")
+            raise MinBertError(f"--columns, task {task.name!r}: {unknown_name('column', name, known)}")
     return columns

@@ -215,7 +215,7 @@ def saved_splits(tmp_path):
     """A `DatasetDict` of train, validation and test rows of sst, on disk."""
     sizes = {"train": 3, "validation": 2, "test": 1}
     rows = {
-        split: {"text": [f"{split} {row}" for row in range(size)], "stars": [row for row in range(size)]}
+        split: {"text": [f"{split} {row}" for row in range(size)], "stars": list(range(size))}
         for split, size in sizes.items()
     }
     rows["test"]["stars"] = [-1]
