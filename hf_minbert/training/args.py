@@ -102,6 +102,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if wants_best and self.metric_for_best_model is None:
             self.metric_for_best_model = "eval_overall"
         self._refuse_unsupported()  # before the stock class acts on them, as it does for DeepSpeed
+        self._check_ranges()  # nor are the stock words for what is out of range always to the point
         super().__post_init__()
         self._refuse_settings()
         self._check_values()
@@ -146,14 +147,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 "`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither."
             )
 
-    def _check_values(self) -> None:
-        for name, registry in (("mixing", MIXING), ("aggregator", AGGREGATORS)):
-            if getattr(self, name) not in registry:
-                raise unknown_name(name, getattr(self, name), registry)
-        if self.regularizer not in ("none", *REGULARIZERS):
-            raise unknown_name("regularizer", self.regularizer, ("none", *REGULARIZERS))
-        if self.train_metrics not in get_args(TrainMetrics):
-            raise unknown_name("train_metrics", self.train_metrics, get_args(TrainMetrics))
+    def _check_ranges(self) -> None:
         for name, lowest in (
             ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
@@ -170,6 +164,15 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError(f"`num_train_epochs` must be more than 0. Found {self.num_train_epochs}.")
         if self.max_steps < 0 and self.num_train_epochs == math.inf:
             raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
+
+    def _check_values(self) -> None:
+        for name, registry in (("mixing", MIXING), ("aggregator", AGGREGATORS)):
+            if getattr(self, name) not in registry:
+                raise unknown_name(name, getattr(self, name), registry)
+        if self.regularizer not in ("none", *REGULARIZERS):
+            raise unknown_name("regularizer", self.regularizer, ("none", *REGULARIZERS))
+        if self.train_metrics not in get_args(TrainMetrics):
+            raise unknown_name("train_metrics", self.train_metrics, get_args(TrainMetrics))
         for task, size in (self.task_batch_sizes or {}).items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")

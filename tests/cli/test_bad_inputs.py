@@ -134,7 +134,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "no steps": ("max_steps=0", ["`max_steps` must be at least 1", "num_train_epochs"]),
     "no epochs": (["max_steps=-1", "num_train_epochs=0"], ["`num_train_epochs` must be more than 0. Found 0"]),
     "endless epochs": (["max_steps=-1", "num_train_epochs=.inf"], ["`num_train_epochs` must be finite", "max_steps"]),
-    "negative warm-up": ("warmup_steps=-1", ["warmup_steps", "-1", "Mend the recipe"]),
+    "negative warm-up": ("warmup_steps=-1", ["`warmup_steps` must be at least 0. Found -1"]),
     "negative seed": ("seed=-1", ["`seed` must be at least 0. Found -1"]),
     "huge seed": ("seed=5000000000", ["Seed must be between 0 and 2**32 - 1", "Mend the recipe"]),
     "negative seed of the data": ("data_seed=-1", ["`data_seed` must be at least 0. Found -1"]),
