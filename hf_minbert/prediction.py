@@ -90,7 +90,9 @@ class Predictor:
         spec = self.task(task)
         columns = [texts] if text_pairs is None else [texts, text_pairs]
         if any(isinstance(column, str) for column in columns):
-            raise MinBertError("`texts` and `text_pairs` must be lists of sentences. Write one sentence as [sentence].")
+            raise MinBertError(
+                "`texts` and `text_pairs` must be lists of sentences. Write one sentence as [sentence]."
+            )
         if len(columns) != len(spec.text_columns):
             need = "needs" if spec.is_pair else "takes no"
             raise MinBertError(f"Task {task!r} {need} `text_pairs`.")

@@ -241,9 +241,7 @@ def _check_same_run(folder: Path, settings: RunSettings, given: dict[str, Any], 
             )
 
 
-def _take_folder(
-    folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments
-) -> None:
+def _take_folder(folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments) -> None:
     """Makes the folder this run's: deletes what is left of an older run, unless this one goes on with it."""
     if args.resume_from_checkpoint:
         (folder / "metrics.json").unlink(missing_ok=True)  # it says that the run finished
@@ -303,9 +301,7 @@ class _RunFolder(TrainerCallback):
     Not earlier: what fails before it is a matter of the recipe, and leaves the folder as it was.
     """
 
-    def __init__(
-        self, folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments
-    ):
+    def __init__(self, folder: Path, settings: RunSettings, given: dict[str, Any], args: MultiTaskTrainingArguments):
         self.folder, self.settings, self.given, self.args = folder, settings, given, args
         self.begun = False
 

@@ -59,9 +59,7 @@ def predict(
         _predict_rows(predictor, spec, rows, output, format, clip)
 
 
-def _check(
-    input: Path | None, output: Path | None, text: str | None, text_pair: str | None, format: Format
-) -> None:
+def _check(input: Path | None, output: Path | None, text: str | None, text_pair: str | None, format: Format) -> None:
     if (input is None) == (text is None):
         raise MinBertError("Give either --input FILE with --output FILE, or --text SENTENCE.")
     if text_pair is not None and text is None:
@@ -98,9 +96,7 @@ def _say(answer: dict) -> None:
         typer.echo(f"  {probability:.3f}  {label}")
 
 
-def _predict_rows(
-    predictor: Predictor, task: Task, rows: list[Row], output: Path, format: Format, clip: bool
-) -> None:
+def _predict_rows(predictor: Predictor, task: Task, rows: list[Row], output: Path, format: Format, clip: bool) -> None:
     from dataclasses import replace
 
     from ..evaluation.decoding import clip as clipped
