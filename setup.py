@@ -32,7 +32,6 @@ REQUIREMENTS = [
 TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14"]
 
 
-
 class BuildWithRecipes(build_py):
     """Puts the recipes inside the package: in a clone they lie beside it, where `recipes_folder` finds them too."""
 

@@ -63,6 +63,11 @@ def write_json(path: str | Path, obj: Any) -> None:
     write_atomically(path, json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def json_line(obj: Any) -> str:
+    """One line of strict JSON, its line break included; see `write_json`."""
+    return json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()

@@ -1,6 +1,6 @@
 """A recipe: flat `key: value` lines of YAML, overridden by `key=value` words, turned into typed settings.
 
-Importing this file costs no torch, so that a misspelt line is answered at once. The keys are those of
+It needs neither the Trainer nor a model, so that a misspelt line is answered at once. The keys are those of
 `RunSettings` below and the fields of `MultiTaskTrainingArguments`, each under its own name.
 """
 

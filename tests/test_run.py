@@ -344,10 +344,14 @@ def test_a_run_that_would_see_other_rows_is_not_gone_on_with(train, tmp_path, wo
     assert contents(tmp_path / "run") == before
 
 
-def test_other_data_is_not_gone_on_with(train, write_course_files, tmp_path):
+def test_other_data_is_not_gone_on_with_and_moved_data_is(train, write_course_files, tmp_path):
     train("max_steps=2")
-    with pytest.raises(MinBertError, match="was started with data_dir = "):
-        train("max_steps=4", "resume_from_checkpoint=true", f"data_dir={write_course_files(tmp_path / 'data')}")
+    data = write_course_files(tmp_path / "data")
+    assert train("max_steps=4", "resume_from_checkpoint=true", f"data_dir={data}")["global_step"] == 4
+    file = data / "sts-train.csv"
+    file.write_text(file.read_text(encoding="utf-8").replace("a film", "a book"), encoding="utf-8")
+    with pytest.raises(MinBertError, match="training rows of 'sts' are not those"):
+        train("max_steps=6", "resume_from_checkpoint=true", f"data_dir={data}")
 
 
 def test_values_that_were_not_written_out_are_the_same_as_their_defaults(train):

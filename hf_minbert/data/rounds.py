@@ -53,7 +53,7 @@ class Rounds(Dataset, ABC):
     ):
         for task, dataset in datasets.items():
             if len(dataset) == 0:
-                raise MinBertError(f"Task {task!r} has no training rows. Give it some or leave it out of `train_tasks`.")
+                raise MinBertError(f"Task {task!r} has no training rows. Give it some, or do not train it.")
         self.datasets = dict(datasets)
         self.batch_sizes = {task: batch_sizes[task] for task in datasets}
         self.seed = seed

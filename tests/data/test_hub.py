@@ -132,7 +132,10 @@ for entry in asked:
         found["errors"].append(None)
     except MinBertError as error:
         found["errors"].append(str(error))
-train(read_recipe(recipe, [f"output_dir={run}"]))
+words = [f"output_dir={run}", "save_strategy=steps", "save_steps=1"]
+train(read_recipe(recipe, [*words, "max_steps=1"]))
+# The recipe that is given names no commits, and that of the run does.
+found["steps"] = train(read_recipe(recipe, [*words, "max_steps=2", "resume_from_checkpoint=true"]))["global_step"]
 found["said"] = said
 print(json.dumps(found))
 """
@@ -156,7 +159,7 @@ def outcomes(tmp_path_factory, tiny_bert):
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         f"model_name_or_path: {tiny_bert}\ntasks: {{sst: null, nli: {{dataset: stanfordnlp/snli}}}}\n"
-        "data_dir: hub\nmax_steps: 1\ndisable_tqdm: true\n"
+        "data_dir: hub\ndisable_tqdm: true\n"
     )
     with serve({"datasets": copies()}) as hub:
         found, requests, runs = [], [], []
@@ -240,8 +243,9 @@ def test_a_file_is_downloaded_once_and_without_a_network_the_cache_serves(outcom
         assert found[1][key] == found[0][key]
 
 
-def test_a_run_writes_the_commits_and_repeats_from_them(outcomes):
-    _, _, hub, runs = outcomes
+def test_a_run_writes_the_commits_and_repeats_and_resumes_with_them(outcomes):
+    found, _, hub, runs = outcomes
+    assert [outcome["steps"] for outcome in found] == [2, 2]
     commits = {"sst": hub.commit("datasets", "SetFit/sst5"), "nli": hub.commit("datasets", "stanfordnlp/snli")}
     for run in runs:
         environment = json.loads((run / "environment.json").read_text())

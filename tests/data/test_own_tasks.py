@@ -290,6 +290,19 @@ def test_the_runs_recipe_trains_the_same_again(own_run, tmp_path):
     }
 
 
+def test_a_run_resumes_where_the_tasks_are_the_same_however_written(tiny_bert, course_dir, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"model_name_or_path: {tiny_bert}\noutput_dir: {tmp_path / 'run'}\ndata_dir: {course_dir}\n"
+        "save_strategy: steps\nsave_steps: 1\ndisable_tqdm: true\n"
+    )
+    train(read_recipe(recipe, ["tasks=[sst]", "max_steps=1"]))
+    words = ["max_steps=2", "resume_from_checkpoint=true"]
+    with pytest.raises(MinBertError, match="was started with tasks = .*cannot be resumed"):
+        train(read_recipe(recipe, [*words, "tasks={sst: {files: {train: ids-sst-dev.csv, dev: ids-sst-dev.csv}}}"]))
+    assert train(read_recipe(recipe, [*words, "tasks={sst: null}"]))["global_step"] == 2
+
+
 def test_evaluate_a_file_with_other_column_names(own_run, tmp_path, minbert):
     path = tmp_path / "other.tsv"
     path.write_text(QUESTIONS.replace(",", "\t").replace("type\tquestion", "kind\ttext"))

@@ -1,0 +1,185 @@
+"""The folder of a run: what may begin or resume there, and what stands in it.
+
+It ends with the model, its tokenizer and `recipe.yaml`, `environment.json` (versions, seed, what was trained on),
+`log.jsonl` (every logged value), `predictions/<task>-dev.csv` and, last of all, `metrics.json`: where it stands, the
+run finished.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from .errors import MinBertError
+from .io import check_writable, json_line, write_atomically, write_json
+from .recipe import RunSettings, read_recipe, split_recipe, write_recipe
+from .tasks import get_tasks, with_revisions
+from .training.args import MultiTaskTrainingArguments
+from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
+
+RUN_FILES = ("metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors", "predictions")
+#: Keys that decide what a step computes: a run that resumes with another value would be neither run.
+FIXED_ON_RESUME = (
+    "tasks", "train_tasks", "max_length", "mixing", "task_batch_sizes", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "seed", "data_seed", "aggregator", "regularizer", "task_weights",
+)  # fmt: skip
+
+
+class RunFolder(TrainerCallback):
+    """A run's folder. As a callback it becomes the run's own at the first step, and then keeps the log.
+
+    Not earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
+
+    Args:
+        settings: of the run; `pin` and `overwrite` change the copy kept here.
+        given: the training arguments that the recipe names.
+        args: all of them.
+    """
+
+    def __init__(self, settings: RunSettings, given: Mapping[str, Any], args: MultiTaskTrainingArguments):
+        self.path = Path(args.output_dir)
+        self.settings, self.given, self.args = settings, given, args
+        self.training_rows: dict[str, str] = {}
+        self.begun = False
+
+    # ---- Before the run --------------------------------------------------------------------------------------
+
+    def holds_run(self) -> bool:
+        return bool(checkpoints(self.path)) or any((self.path / name).exists() for name in RUN_FILES)
+
+    def check(self) -> None:
+        """Refuses a folder that cannot be written, a run that would be lost, and one that cannot be gone on with."""
+        if self.path.exists() and not self.path.is_dir():
+            raise MinBertError(f"`output_dir` {self.path} is a file. Give the path of a folder.")
+        check_writable(self.path / "metrics.json")
+        if self.args.resume_from_checkpoint:
+            if self.settings.overwrite:
+                raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
+            self._check_checkpoint()
+            self._check_same_run()
+        elif self.holds_run() and not self.settings.overwrite:
+            raise MinBertError(
+                f"`output_dir` {self.path} holds a run already. Go on with it by resume_from_checkpoint=true, delete "
+                f"it by overwrite=true, or give another output_dir."
+            )
+
+    def _check_checkpoint(self) -> None:
+        remedy = "Leave `resume_from_checkpoint` out to start anew."
+        if self.args.resume_from_checkpoint is True:
+            if newest_complete_checkpoint(self.path, self.args.world_size) is None:
+                raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
+            return
+        checkpoint = Path(self.args.resume_from_checkpoint)
+        problem = incomplete(checkpoint, self.args.world_size) if checkpoint.is_dir() else "there is no such folder"
+        if problem is not None:
+            raise MinBertError(f"`resume_from_checkpoint` {checkpoint}: {problem}. {remedy}")
+
+    def _check_same_run(self) -> None:
+        begun = self._begun_with()
+        if begun is None:
+            return
+        (old_settings, old_given), environment = begun
+        defaults = {f.name: f.default for f in fields(MultiTaskTrainingArguments)}
+        old = {**defaults, **vars(old_settings), **old_given, "number of processes": environment["processes"]}
+        new = {**defaults, **vars(self.settings), **self.given, "number of processes": self.args.world_size}
+        for key in (*FIXED_ON_RESUME, "number of processes"):
+            same = old[key] == new[key]
+            if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
+                raise MinBertError(
+                    f"The run in {self.path} was started with {key} = {old[key]} and cannot be resumed with "
+                    f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
+                )
+
+    def _begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
+        """What the run here began with, recipe and environment; `None` if a checkpoint from elsewhere does."""
+        recipe, environment = self.path / "recipe.yaml", self.path / "environment.json"
+        if not (recipe.is_file() and environment.is_file()):
+            return None
+        split = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
+        return split, json.loads(environment.read_text(encoding="utf-8"))
+
+    def commits(self) -> dict[str, str]:
+        """The commits of the Hub's datasets that the run began with, for a run that resumes."""
+        begun = self._begun_with() if self.args.resume_from_checkpoint else None
+        return {} if begun is None else begun[1]["datasets"]
+
+    def pin(self, commits: Mapping[str, str]) -> None:
+        """Writes down which commits of the Hub's datasets are used, so that the recipe brings the same data again."""
+        self.settings = replace(self.settings, tasks=with_revisions(self.settings.tasks, commits))
+
+    def check_rows(self, train: Mapping[str, Any]) -> None:
+        """Refuses to resume on other training rows. Compares the rows, not their place: a data folder may move."""
+        self.training_rows = {name: _digest(rows) for name, rows in train.items()}
+        begun = self._begun_with() if self.args.resume_from_checkpoint else None
+        for name, digest in self.training_rows.items():
+            if begun is not None and begun[1]["training_rows"].get(name) != digest:
+                raise MinBertError(
+                    f"The training rows of {name!r} are not those that the run in {self.path} was started with, so it "
+                    f"cannot be resumed. Give the same data, or start anew."
+                )
+
+    # ---- During the run --------------------------------------------------------------------------------------
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.begun:
+            return
+        self.begun = True
+        if state.is_world_process_zero:
+            self._take()
+            # up to the checkpoint, if the run resumes
+            write_atomically(self.path / "log.jsonl", "".join(map(json_line, state.log_history)))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if self.begun and state.is_world_process_zero and state.log_history:
+            with (self.path / "log.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json_line(state.log_history[-1]))
+
+    def _take(self) -> None:
+        """Makes the folder this run's: deletes what is left of an older run, unless this one goes on with it."""
+        if self.args.resume_from_checkpoint:
+            (self.path / "metrics.json").unlink(missing_ok=True)  # it says that the run finished
+        else:
+            for path in [*checkpoints(self.path), *(self.path / name for name in RUN_FILES)]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        kept = {key: value for key, value in self.given.items() if key != "resume_from_checkpoint"}
+        # the recipe of a run never deletes a run
+        write_recipe(self.path / "recipe.yaml", replace(self.settings, overwrite=False), kept)
+        write_json(self.path / "environment.json", self._environment())
+
+    def _environment(self) -> dict[str, Any]:
+        device, packages = self.args.device, ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft")
+        commits = {task.name: task.dataset_revision for task in get_tasks(self.settings.tasks)}
+        return {
+            "seed": self.args.seed,
+            "processes": self.args.world_size,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
+            "python": platform.python_version(),
+            "versions": {name: _version(name) for name in ("hf_minbert", *packages, "numpy")},
+            "datasets": {name: commit for name, commit in commits.items() if commit},
+            "training_rows": self.training_rows,
+        }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _digest(rows: Any) -> str:
+    digest = hashlib.sha256()
+    for column in sorted(rows.column_names):
+        digest.update("\0".join(map(str, [column, *rows[column]])).encode())
+    return digest.hexdigest()[:16]
