@@ -221,6 +221,14 @@ def test_speed_counts_rows_and_not_rounds(make_trainer, length):
     assert rows == pytest.approx(rounds * (4 + 3 + 4), rel=0.01)
 
 
+def test_floating_point_operations_are_those_of_all_tasks(make_trainer):
+    trainer = make_trainer()
+    rounds = list(trainer.get_train_dataloader())[:2]
+    tokens = sum(batch["input_ids"].numel() for one in rounds for batch in one.values())
+    trainer.train()
+    assert trainer.state.total_flos == 6 * tokens * trainer.model.num_parameters(exclude_embeddings=True)
+
+
 # ---- the order of the rows
 
 
