@@ -31,7 +31,7 @@ class Predictor:
         >>> predictor = Predictor.from_pretrained("runs/baseline")
         >>> predictor("sst", ["A warm, funny film."])
         [{'prediction': 4, 'label': 'very positive', 'probabilities': {...}}]
-        >>> predictor("sts", ["A man is eating."], ["Someone eats."])
+        >>> predictor("sts", ["A boy eats an apple."], ["Someone eats."])
         [{'prediction': 3.9}]
     """
 

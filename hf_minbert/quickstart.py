@@ -35,7 +35,7 @@ PROBE = 5  # seconds
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "sst": ("What a wonderful evening: the food, the music and the company were perfect.",),
     "para": ("How can I learn to swim as an adult?", "What is the best way for a grown-up to learn swimming?"),
-    "sts": ("A woman is slicing an onion.", "Someone cuts vegetables in the kitchen."),
+    "sts": ("My neighbour is slicing onions.", "Someone cuts vegetables in the kitchen."),
 }
 
 
