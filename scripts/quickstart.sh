@@ -13,6 +13,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 say "Step 1 of 2: an environment"
 make_environment plain
 
+# Threads that wait by spinning take the cores from each other as soon as something else runs here: training was four
+# times slower beside one busy process.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 say "Step 2 of 2: weights, training, scores (the same as: $venv/bin/minbert quickstart overwrite=true $*)"
 "$venv/bin/minbert" quickstart overwrite=true "$@" || fail "the run did not succeed: the reason is above."
 say "Done. The model is in $root/runs/quickstart unless you gave another output_dir. README.md goes on from here."
