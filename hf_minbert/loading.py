@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .errors import MinBertError, explain
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
 from .tasks import Task
+from .weights import MODEL, hub_answers, kept_weights
 
 REMEDY = "Give the folder of a BERT checkpoint or of a finished run, or an id on the Hub."
 
@@ -32,8 +34,26 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
         raise MinBertError(f"The model {name} is not a folder. {REMEDY}")
     if path.is_dir() and not (path / "config.json").is_file():  # the library would take BERT-base's sizes
         raise MinBertError(f"The folder {name} holds no model: it has no config.json. {REMEDY}")
+    place = _place(name, revision)
+    if not Path(place).exists() and not _can_be_had(name, revision):
+        raise MinBertError(
+            f"There is no folder {name} here, and the Hub does not answer. {REMEDY} For small weights without the Hub "
+            f"run `minbert quickstart`: it keeps them, and {MODEL} then names them."
+        )
     with explain(f"Reading the config of {name!r}", REMEDY):
-        return MinBertConfig.from_pretrained(name, revision=revision, **changes)
+        return MinBertConfig.from_pretrained(place, revision=revision, **changes)
+
+
+def _place(name: str, revision: str | None) -> str:
+    """Where to load `name` from: what the quickstart keeps stands for its name on the Hub."""
+    kept = kept_weights() if name == MODEL and revision is None and not Path(name).exists() else None
+    return name if kept is None else str(kept)
+
+
+def _can_be_had(name: str, revision: str | None) -> bool:
+    """Whether the Hub, or its cache on this machine, can give `name`."""
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    return isinstance(cached, str) or constants.HF_HUB_OFFLINE or hub_answers()
 
 
 def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
@@ -51,7 +71,7 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
         MinBertError: there is none, or it has more tokens than the model.
     """
     with explain(f"Loading the tokenizer of {name!r}", REMEDY):
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(_place(name, revision), revision=revision)
     # Without its files the library makes a tokenizer that knows its special tokens only: every word would be [UNK].
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise MinBertError(f"The model {name!r} has no tokenizer: tokenizer.json or vocab.txt is missing. {REMEDY}")
@@ -73,7 +93,7 @@ def load_weights(
     """
     with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
         model, report = MinBertForMultiTask.from_pretrained(
-            name,
+            _place(name, revision),
             config=config,
             revision=revision,
             dtype=torch.float32,

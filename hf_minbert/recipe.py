@@ -132,7 +132,8 @@ def _read_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         said = (error.problem if isinstance(error, yaml.MarkedYAMLError) else None) or " ".join(str(error).split())
         line = f", line {mark.line + 1}" if mark and where.startswith("Recipe") else ""
-        raise MinBertError(f"{where}{line}: not readable as YAML: {said}.") from error
+        hint = " Each line is `key: value`; the fault may stand in the line above." if line else ""
+        raise MinBertError(f"{where}{line}: not readable as YAML: {said}.{hint}") from error
     finally:
         if loader is not None:
             loader.dispose()
@@ -248,11 +249,22 @@ def split_recipe(values: Mapping[str, Value], training_types: Mapping[str, Any])
     return settings, {"output_dir": settings.output_dir, **training}
 
 
+#: Names that people know from elsewhere, and from older versions of TrainingArguments.
+ELSEWHERE = {
+    "batch_size": "per_device_train_batch_size", "train_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
+    "lr": "learning_rate", "model": "model_name_or_path", "model_name": "model_name_or_path", "steps": "max_steps",
+    "max_seq_length": "max_length", "dropout": "hidden_dropout_prob", "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps", "overwrite_output_dir": "overwrite", "resume": "resume_from_checkpoint",
+}  # fmt: skip
+
+
 def _unknown_key(key: object, known: Iterable[str]) -> MinBertError:
     error = unknown_name("key", key, known)
     near = re.search(r"Did you mean .*?\?", str(error))
+    meant = f"Did you mean {ELSEWHERE[key]!r}?" if key in ELSEWHERE else near[0] if near else ""
     return MinBertError(
-        f"Unknown key {key!r}. {near[0] if near else ''}".rstrip()
+        f"Unknown key {key!r}. {meant}".rstrip()
         + " Keys are those listed by `minbert train --help` and the fields of TrainingArguments."
     )
 

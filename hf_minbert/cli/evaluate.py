@@ -39,7 +39,9 @@ def evaluate(
     from .table import print_metrics
 
     if (data_dir is None) == (input is None):
-        raise MinBertError("Give either --data-dir FOLDER, or --input FILE with --task TASK.")
+        raise MinBertError(
+            "Give either --data-dir FOLDER, or --input FILE and, if the model has several, --task TASK."
+        )
     if columns is not None and input is None:
         raise MinBertError("--columns goes with --input.")
     if output is not None:

@@ -21,10 +21,11 @@ def quickstart(
     words = overrides or []
     values = read_recipe("quickstart", words)
     from ..data.files import load_split
-    from ..quickstart import answers, fetch_weights, score_table
+    from ..quickstart import answers, score_table
     from ..run import train
     from ..tasks import get_tasks
     from ..training.args import MultiTaskTrainingArguments
+    from ..weights import fetch_weights
 
     split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))  # a wrong word is answered at once
     if not any(word.startswith("model_name_or_path=") for word in words):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MinBertError, unknown_name
+from ..errors import MinBertError, did_you_mean, unknown_name
 from ..tasks import SPLITS, TASKS, Task
 from . import hub
 from .labels import ids_of, label_value
@@ -304,7 +304,9 @@ def _complete(records: list[_Record], table: Table, strict: bool) -> list[Row]:
 
 
 def _no_labels(task: Task, table: Table, where: str) -> MinBertError:
+    column = _label_column(task)
     return MinBertError(
-        f"Task {task.name!r}: no labels in {where}: {table.name} has no column {_label_column(task)!r} "
-        f"(columns found: {table.found}). Choose a split that has labels, or predict on this one instead."
+        f"Task {task.name!r}: no labels in {where}: {table.name} has no column {column!r} (columns found: "
+        f"{table.found}).{did_you_mean(column, table.columns)} Choose a split that has labels, name the right column "
+        f"under `columns` (--columns on the command line), or predict on this one instead."
     )

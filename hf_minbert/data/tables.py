@@ -63,7 +63,7 @@ class Table:
         if not count:
             raise MinBertError(
                 f"{self.name} has no column {name!r}. Columns found: {self.found}.{did_you_mean(name, self.columns)} "
-                f"If one of them is meant, name it under `columns`."
+                f"If one of them is meant, name it under `columns` (--columns on the command line)."
             )
         return self.cells(self.columns.index(name))
 

@@ -21,23 +21,38 @@ from .metrics import class_scores, correlation
 
 class _Metric(evaluate.Metric):
     description: str
-    value_type: str
 
     def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value(self.value_type)
+        value = datasets.Value("float64")  # of class ids too: as integers the library would cut 0.7 down to class 0
         features = datasets.Features({"predictions": value, "references": value})
         return evaluate.MetricInfo(
             description=self.description, citation="", inputs_description="predictions, references", features=features
         )
 
 
+def _arrays(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]:
+    predictions, references = np.asarray(predictions), np.asarray(references)
+    if not predictions.size:
+        raise MinBertError("There is nothing to score: `predictions` is empty.")
+    return predictions, references
+
+
+def _class_ids(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarray]:
+    arrays = _arrays(predictions, references)
+    for name, ids in zip(("predictions", "references"), arrays, strict=True):
+        if (ids != np.floor(ids)).any():
+            raise MinBertError(f"`{name}` must be class ids, which are whole numbers. Found {ids[:5].tolist()}.")
+    return arrays[0].astype(int), arrays[1].astype(int)
+
+
 class Accuracy(_Metric):
     """`accuracy`: the share of class ids that are right."""
 
-    description, value_type = "Share of class ids that are right.", "int64"
+    description = "Share of class ids that are right."
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"accuracy": float((np.asarray(predictions) == np.asarray(references)).mean())}
+        predictions, references = _class_ids(predictions, references)
+        return {"accuracy": float((predictions == references).mean())}
 
 
 class PrecisionRecallF1(_Metric):
@@ -49,7 +64,7 @@ class PrecisionRecallF1(_Metric):
         kwargs: of `evaluate.Metric`.
     """
 
-    description, value_type = "Precision, recall and F1, per class and as plain means over the classes.", "int64"
+    description = "Precision, recall and F1, per class and as plain means over the classes."
 
     def __init__(self, labels: Sequence[str], **kwargs: Any):
         if isinstance(labels, str) or len(labels) < 2:
@@ -58,7 +73,14 @@ class PrecisionRecallF1(_Metric):
         self.labels = tuple(labels)
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        scores = class_scores(np.asarray(predictions), np.asarray(references), len(self.labels))
+        predictions, references = _class_ids(predictions, references)
+        for name, ids in (("predictions", predictions), ("references", references)):
+            if not 0 <= ids.min() <= ids.max() < len(self.labels):
+                raise MinBertError(
+                    f"`{name}` must be class ids from 0 to {len(self.labels) - 1}, as there are {len(self.labels)} "
+                    f"`labels`. Found {ids.min()} to {ids.max()}."
+                )
+        scores = class_scores(predictions, references, len(self.labels))
         result = {f"macro_{name}": float(values.mean()) for name, values in scores.items()}
         for name, values in scores.items():
             result.update({f"{name}_{label}": float(v) for label, v in zip(self.labels, values, strict=True)})
@@ -68,16 +90,16 @@ class PrecisionRecallF1(_Metric):
 class Pearson(_Metric):
     """`pearson`: the linear correlation; 0 where predictions or references are all the same."""
 
-    description, value_type = "Pearson's correlation of scores.", "float64"
+    description = "Pearson's correlation of scores."
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"pearson": correlation("pearson", np.asarray(predictions), np.asarray(references))}
+        return {"pearson": correlation("pearson", *_arrays(predictions, references))}
 
 
 class Spearman(_Metric):
     """`spearman`: the correlation of ranks; 0 where predictions or references are all the same."""
 
-    description, value_type = "Spearman's rank correlation of scores.", "float64"
+    description = "Spearman's rank correlation of scores."
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        return {"spearman": correlation("spearman", np.asarray(predictions), np.asarray(references))}
+        return {"spearman": correlation("spearman", *_arrays(predictions, references))}

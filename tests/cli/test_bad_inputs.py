@@ -393,7 +393,7 @@ def test_a_wrong_saved_model(refused, finished_run, tmp_path, change, said):
 
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "no such verb": (["trane"], ["No such command 'trane'", "Did you mean 'train'?", "minbert --help"]),
-    "no such option": (["--version"], ["No such option: --version", "minbert --help"]),
+    "no such option": (["--quiet"], ["No such option: --quiet", "minbert --help"]),
     "train what": (["train"], ["Missing argument", "recipe", "minbert train --help"]),
     # evaluate
     "evaluate what": (["evaluate"], ["Missing argument", "model", "minbert evaluate --help"]),

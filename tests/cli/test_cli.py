@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hf_minbert
 from hf_minbert import Predictor
 from hf_minbert.cli import train as train_verb
 from hf_minbert.recipe import settings_types
@@ -286,3 +287,8 @@ def test_a_pair_is_answered_on_the_terminal(minbert, finished_run):
 def test_an_older_output_is_replaced(predict, tmp_path):
     (tmp_path / "output.csv").write_text("old\n" * 100)
     assert len(predict("sst", "sentence\ngood\n")) == 2
+
+
+def test_the_version(minbert):
+    ended = minbert("--version")
+    assert ended.status == 0 and ended.out.strip() == f"hf_minbert {hf_minbert.__version__}"

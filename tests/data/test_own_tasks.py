@@ -329,7 +329,7 @@ def test_predict_a_file_with_other_column_names(own_run, tmp_path, minbert):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate", "RUN"], "Give either --data-dir FOLDER, or --input FILE with --task TASK"),
+        (["evaluate", "RUN"], "or --input FILE and, if the model has several, --task TASK"),
         (["evaluate", "RUN", "--data-dir", "x", "--input", "y"], "Give either --data-dir"),
         (["evaluate", "RUN", "--input", "FILE"], "rows of one task. Name it with --task: question, sst, same"),
         (["evaluate", "RUN", "--data-dir", "x"], "'question' is not one of .*--task question --input FILE"),

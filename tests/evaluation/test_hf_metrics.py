@@ -54,6 +54,22 @@ def test_labels_must_be_names():
         PrecisionRecallF1(labels="ab")
 
 
+@pytest.mark.parametrize(
+    ("metric", "predictions", "message"),
+    [
+        ("scores of classes", [0, 2], "from 0 to 1"),
+        ("scores of classes", [0, -1], "from 0 to 1"),
+        ("accuracy", [0.7, 1.0], "whole numbers"),
+        ("accuracy", [], "empty"),
+        ("pearson", [], "empty"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(metric, predictions, message):
+    made = {"accuracy": Accuracy(), "pearson": Pearson(), "scores of classes": PrecisionRecallF1(labels=["a", "b"])}
+    with pytest.raises(MinBertError, match=message):
+        made[metric].compute(predictions=predictions, references=[0, 1][: len(predictions)])
+
+
 def test_no_network_is_needed():
     code = (
         "import socket; socket.socket.connect = None; "
