@@ -6,6 +6,7 @@ B examples, H hidden size, C outputs of the task.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,16 +34,16 @@ class OutputLayer(nn.Linear):
         init.constant_(self.bias, self.start)
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Base of all heads. A subclass adds layers and `forward`; the loss follows from the task's kind."""
 
     def __init__(self, config, task: dict[str, Any]):
         super().__init__()
         self.kind = task["kind"]
 
+    @abstractmethod
     def forward(self, pooled: Tensor) -> Tensor:
         """[B, H] -> logits [B, C]"""
-        raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of a batch, in float32: cross-entropy, binary cross-entropy on one logit, or squared error.
