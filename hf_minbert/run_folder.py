@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from .errors import MinBertError
+from .errors import MinBertError, explain
 from .io import check_writable, json_line, write_atomically, write_json
 from .recipe import RunSettings, read_recipe, split_recipe, write_recipe
 from .tasks import get_tasks, with_revisions
@@ -75,7 +75,7 @@ class RunFolder(TrainerCallback):
             )
 
     def _check_checkpoint(self) -> None:
-        remedy = "Leave `resume_from_checkpoint` out to start anew."
+        remedy = "Leave `resume_from_checkpoint` out to start anew. What is left of a run here goes by overwrite=true."
         if self.args.resume_from_checkpoint is True:
             if newest_complete_checkpoint(self.path, self.args.world_size) is None:
                 raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
@@ -107,7 +107,9 @@ class RunFolder(TrainerCallback):
         if not (recipe.is_file() and environment.is_file()):
             return None
         split = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
-        return split, json.loads(environment.read_text(encoding="utf-8"))
+        with explain(f"Reading {environment}", "Start anew with overwrite=true, or put the right file back."):
+            begun = json.loads(environment.read_text(encoding="utf-8"))
+            return split, {key: begun[key] for key in ("processes", "datasets", "training_rows")}
 
     def commits(self) -> dict[str, str]:
         """The commits of the Hub's datasets that the run began with, for a run that resumes."""
@@ -152,7 +154,8 @@ class RunFolder(TrainerCallback):
         else:
             for path in [*checkpoints(self.path), *(self.path / name for name in RUN_FILES)]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        kept = {key: value for key, value in self.given.items() if key != "resume_from_checkpoint"}
+        # a token is nobody's but its owner's: the folder may be published
+        kept = {key: self.given[key] for key in self.given if key not in ("resume_from_checkpoint", "hub_token")}
         # the recipe of a run never deletes a run
         write_recipe(self.path / "recipe.yaml", replace(self.settings, overwrite=False), kept)
         write_json(self.path / "environment.json", self._environment())

@@ -422,3 +422,16 @@ def test_ctrl_c_while_the_saved_model_is_scored_leaves_no_metrics(minbert, train
     assert ended.status == 130
     assert "checkpoint-6. Go on with" in ended.err
     assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+def test_a_token_is_not_written_down(train, tmp_path):
+    train("max_steps=1", "hub_token=a-secret")
+    assert "a-secret" not in (tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("content", ['{"seed', '{"seed": 42}'])
+def test_a_broken_environment_is_answered_in_a_sentence(train, tmp_path, content):
+    train("max_steps=2")
+    (tmp_path / "run" / "environment.json").write_text(content, encoding="utf-8")
+    with pytest.raises(MinBertError, match="Reading .*environment.json failed.*overwrite=true"):
+        train("max_steps=4", "resume_from_checkpoint=true")
