@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from math import inf
 from typing import Any, Literal
 
 from .errors import MinBertError, did_you_mean, unknown_name
@@ -137,7 +138,8 @@ class Task:
 
     def _check_labels(self, where: str) -> None:
         if self.kind == "score":
-            if self.labels or self.range is None or len(self.range) != 2 or not self.range[0] < self.range[1]:
+            ordered = self.range is not None and len(self.range) == 2 and -inf < self.range[0] < self.range[1] < inf
+            if self.labels or not ordered:
                 raise MinBertError(
                     f"{where}: a score needs `range` as (lowest, highest) and no `labels`. "
                     f"Found range={self.range!r}, labels={self.labels!r}."
