@@ -12,6 +12,12 @@ from transformers import PreTrainedConfig
 
 TASK_KEYS = ("name", "kind", "labels", "head")
 TASK_KINDS = ("classes", "binary", "score")
+PAIR_ENCODINGS = ("single", "cross", "bi")
+#: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.tasks.Task` explains the keys.
+TASK_DEFAULTS: dict[str, Any] = {
+    "range": None, "pair_encoding": "single", "pooling": "pooler", "pooling_options": {}, "layers": "last",
+    "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {},
+}  # fmt: skip
 
 #: Entries of a BERT config that an encoder with absolute positions has no use for.
 BERT_ONLY_KEYS = (
@@ -37,10 +43,13 @@ class MinBertConfig(PreTrainedConfig):
         active_task: name of the task that tools which know one task see. `num_labels`, `id2label`,
             `label2id` and `problem_type` are then that task's. With a single task it is always that one.
         classifier_dropout: dropout in front of every head; `None` takes `hidden_dropout_prob`.
+        private_layers: how many of the encoder's last layers each task has for itself. The first task's are the
+            encoder's own; every further task has copies.
+        private_encoders: whether each task has a whole encoder for itself (`minbert ensemble` makes such models).
 
     Raises:
-        ValueError: a task without a name, of an unknown kind or named twice, or an active task that is
-            not among `tasks`.
+        ValueError: a task without a name, of an unknown kind or named twice, an active task that is not among
+            `tasks`, or more private layers than there are layers.
     """
 
     model_type = "minbert"
@@ -64,9 +73,18 @@ class MinBertConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     tasks: list | None = None
     active_task: str | None = None
+    private_layers: int = 0
+    private_encoders: bool = False
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
+        if not 0 <= self.private_layers <= self.num_hidden_layers:
+            raise ValueError(
+                f"`private_layers` must be from 0 to {self.num_hidden_layers}, the model's number of layers. "
+                f"Found {self.private_layers}."
+            )
+        if self.private_layers and self.private_encoders:
+            raise ValueError("`private_encoders` leaves no layer to share. Set `private_layers` to 0.")
         self.set_active_task(self.active_task)
 
     @property
@@ -171,8 +189,18 @@ def _plain_task(task: Any) -> dict[str, Any]:
         )
     if given["kind"] == "score" and len(given.get("range") or ()) != 2:
         raise ValueError(f"Task {given['name']!r}: a score needs `range` as [lowest, highest]. Found {given!r}.")
+    task = {**TASK_DEFAULTS, **given}
+    if task["pair_encoding"] not in PAIR_ENCODINGS:
+        found = f"Found {task['pair_encoding']!r}"
+        raise ValueError(
+            f"Task {task['name']!r}: `pair_encoding` must be one of {', '.join(PAIR_ENCODINGS)}. {found}."
+        )
+    for key in ("pooling_options", "head_options", "loss_options"):
+        if not isinstance(task[key], dict):
+            raise ValueError(f"Task {task['name']!r}: `{key}` must be a dict of options. Found {task[key]!r}.")
+        task[key] = dict(task[key])  # the model's own: what is counted for `auto` is written here
     # JSON knows lists only: a tuple would come back as another value than it went.
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in task.items()}
 
 
 MinBertConfig.register_for_auto_class()

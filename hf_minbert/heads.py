@@ -1,17 +1,27 @@
-"""Every head: the layers from a pooled sentence to a task's outputs, and the loss that belongs to them.
+"""Every head: from a task's sentences to its outputs, the loss that belongs to them, how far two outputs are apart.
 
-This file travels to the Hub with a model: it may import published libraries only. Letters in shapes:
-B examples, H hidden size, C outputs of the task.
+A head pools the encoder's token states to a vector per sentence (`pooling.py`), brings a pair's two vectors together
+if they were encoded apart, and puts its own layers on them. This file travels to the Hub with a model: it may import
+its neighbours and published libraries only. Letters in shapes: B examples, S sentences of an example that were encoded
+apart (1 or 2), T tokens, H hidden size, D size of a sentence's vector, C outputs of the task.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import initialization as init
+from transformers.activations import ACT2FN
+
+from .losses import AUTO, DIVERGENCES, LOSSES, Loss, Outcome, options_of
+from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine
+
+LAYERS = ("last", "mix")
 
 
 def num_outputs(task: dict[str, Any]) -> int:
@@ -19,94 +29,383 @@ def num_outputs(task: dict[str, Any]) -> int:
     return len(task["labels"]) if task["kind"] == "classes" else 1
 
 
-class OutputLayer(nn.Linear):
+class OutputLayer(nn.Linear, SelfInitialized):
     """The last layer of a head. A fresh one for scores predicts the middle of their range.
 
     From zero, the squared error on scores up to 5 drowns the other tasks' losses for hundreds of steps.
+
+    Args:
+        scale: what the head multiplies this layer's output by.
     """
 
-    def __init__(self, in_features: int, task: dict[str, Any]):
+    def __init__(self, in_features: int, task: dict[str, Any], scale: float = 1.0):
         super().__init__(in_features, num_outputs(task))
-        self.start = sum(task["range"]) / 2 if task["kind"] == "score" else 0.0
+        self.start = sum(task["range"]) / 2 / scale if task["kind"] == "score" else 0.0
 
     def init_weights(self) -> None:
-        """What the library's own initialization does not do; the model calls it after that."""
         init.constant_(self.bias, self.start)
 
 
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoder gives for a batch of sentences, in the order of the examples.
+
+    Args:
+        states: the token states of all layers, or of the last one alone; each [B * S, T, H].
+        mask: [B * S, T], true for a token; at least one in each row.
+        pooled: [B * S, H], by the encoder's own pooler.
+    """
+
+    states: tuple[Tensor, ...]
+    mask: Tensor
+    pooled: Tensor
+
+
 class Head(nn.Module, ABC):
-    """Base of all heads. A subclass adds layers and `forward`; the loss follows from the task's kind."""
+    """Base of all heads. A subclass adds layers in `__init__`, where options are keyword-only, and `forward`.
+
+    Attributes:
+        compares: whether the head takes a pair's two vectors as they are; else they are joined to one.
+        output_range: the lowest and highest output, where there are such bounds.
+    """
+
+    compares = False
+    output_range: tuple[float, float] | None = None
 
     def __init__(self, config, task: dict[str, Any]):
         super().__init__()
-        self.kind = task["kind"]
+        self.kind, self.range = task["kind"], task["range"]
+        self.sentences = 2 if task["pair_encoding"] == "bi" else 1
+        self.pooling = POOLINGS[task["pooling"]](config, **task["pooling_options"])
+        self.layer_mix = LayerMix(config.num_hidden_layers) if task["layers"] == "mix" else None
+        self.sentence_dropout = nn.Dropout(check_rate("sentence_dropout", task["sentence_dropout"]))
+        self._join = JOINS[task["join"] or "concat"]
+        size = self.pooling.output_size
+        self.input_size = size if self.compares or self.sentences == 1 else self._join.size(size)
+
+    def vectors(self, encoded: Encoded) -> Tensor:
+        """One vector per sentence, [B, S, D]."""
+        states = encoded.states[-1] if self.layer_mix is None else self.layer_mix(encoded.states)
+        pooled = self.pooling(states, encoded.mask, encoded.pooled)
+        return self.sentence_dropout(pooled.unflatten(0, (-1, self.sentences)))
+
+    def joined(self, vectors: Tensor) -> Tensor:
+        """An example's sentences as one vector, [B, S, D] -> [B, input_size]."""
+        return vectors[:, 0] if self.sentences == 1 else self._join.function(*vectors.unbind(dim=1))
 
     @abstractmethod
-    def forward(self, pooled: Tensor) -> Tensor:
-        """[B, H] -> logits [B, C]"""
+    def forward(self, vectors: Tensor) -> Tensor:
+        """[B, S, D] -> logits [B, C]"""
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of a batch, in float32: cross-entropy, binary cross-entropy on one logit, or squared error.
+    def embed(self, vectors: Tensor) -> Tensor:
+        """The vectors whose cosine tells how near two sentences are, [B, S, D] -> [B, S, any size]."""
+        return vectors
+
+    def loss(self, vectors: Tensor, logits: Tensor, labels: Tensor, task: Mapping[str, Any]) -> Tensor:
+        """The mean loss of a batch, in float32.
 
         Args:
-            logits: [B, C], as `forward` gave them.
+            vectors: [B, S, D], and logits [B, C], what the head made of them.
             labels: [B] or [B, 1]; class ids for classes and binary, scores for a score.
+            task: names the loss and its options.
 
         Raises:
-            ValueError: not one label per example.
+            ValueError: not one label per example, or an option of the loss is wrong.
         """
         labels = labels.reshape(-1)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
-        logits = logits.float()
-        if self.kind == "classes":
-            return F.cross_entropy(logits, labels)
-        # Both sides flat: [B, 1] against [B] would broadcast to [B, B] without a word.
-        criterion = F.binary_cross_entropy_with_logits if self.kind == "binary" else F.mse_loss
-        return criterion(logits.reshape(-1), labels.float())
+        outcome = Outcome(self, vectors, logits.float(), labels, self.range)
+        return loss_of(task)(outcome, **task["loss_options"])
+
+    def divergence(self, logits: Tensor, other: Tensor) -> Tensor:
+        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal, and symmetric.
+
+        KL both ways for classes and for the coin of a binary task; the squared difference for scores.
+        """
+        return DIVERGENCES[self.kind](logits, other)
+
+
+def loss_of(task: Mapping[str, Any]) -> Loss:
+    """The task's loss: the one that it names, or the first of its kind."""
+    losses = LOSSES[task["kind"]]
+    return losses[task["loss"] or next(iter(losses))]
+
+
+def default_dropout(config) -> float:
+    """The rate in front of a head that names none."""
+    return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
 class LinearHead(Head):
-    """Dropout and one linear layer, as in the BERT paper (arXiv:1810.04805, section 4.1)."""
+    """Dropout and one linear layer, as in the BERT paper (arXiv:1810.04805, section 4.1).
 
-    def __init__(self, config, task: dict[str, Any]):
+    Args:
+        dropout: the model's `classifier_dropout`, or its hidden dropout, unless given.
+        scale: factor on the output (report 004, iteration 1: 5 for scores up to 5).
+    """
+
+    def __init__(self, config, task: dict[str, Any], *, dropout: float | None = None, scale: float = 1.0):
         super().__init__(config, task)
-        rate = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
-        self.dropout = nn.Dropout(rate)
-        self.linear = OutputLayer(config.hidden_size, task)
+        if type(scale) not in (int, float) or not 0 < scale < float("inf"):
+            raise ValueError(f"`scale` must be a number above 0. Found {scale!r}.")
+        self.scale = scale
+        self.dropout = nn.Dropout(default_dropout(config) if dropout is None else check_rate("dropout", dropout))
+        self.linear = OutputLayer(self.input_size, task, scale)
 
-    def forward(self, pooled: Tensor) -> Tensor:
-        return self.linear(self.dropout(pooled))
+    def forward(self, vectors: Tensor) -> Tensor:
+        logits = self.linear(self.dropout(self.joined(vectors)))
+        return logits if self.scale == 1 else self.scale * logits
 
 
-class TaskHeads(nn.Module):
-    """The heads of all tasks, each a submodule under its task's name.
+class MLPHead(Head):
+    """Dropout, linear layer, activation, for each hidden size; then dropout and the last layer (report 003, 4.2).
+
+    Args:
+        hidden_sizes: one layer of the encoder's size unless given.
+        dropouts: rates, one more than there are hidden sizes; as for `LinearHead` unless given.
+        activation: a name of transformers' activations, such as `leaky_relu`, `gelu`, `tanh`.
+    """
+
+    def __init__(
+        self,
+        config,
+        task: dict[str, Any],
+        *,
+        hidden_sizes: Sequence[int] | None = None,
+        dropouts: Sequence[float] | None = None,
+        activation: str = "leaky_relu",
+    ):
+        super().__init__(config, task)
+        sizes = _sizes([config.hidden_size] if hidden_sizes is None else hidden_sizes)
+        if dropouts is None:
+            dropouts = [default_dropout(config)] * (len(sizes) + 1)
+        if not isinstance(dropouts, list | tuple) or len(dropouts) != len(sizes) + 1:
+            raise ValueError(f"`dropouts` must be {len(sizes) + 1} rates, one per linear layer. Found {dropouts!r}.")
+        rates = [check_rate("dropouts", rate) for rate in dropouts]
+        layers: list[nn.Module] = []
+        for rate, (size, hidden) in zip(rates, _steps(self.input_size, sizes), strict=False):
+            layers += [nn.Dropout(rate), nn.Linear(size, hidden), _activation(activation)]
+        self.layers = nn.Sequential(*layers, nn.Dropout(rates[-1]), OutputLayer(sizes[-1], task))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.layers(self.joined(vectors))
+
+
+class BlocksHead(Head):
+    """Blocks of linear layer, LayerNorm, activation and dropout; then the last layer (report 000, 3.5).
+
+    Args:
+        hidden_sizes: one per block.
+        dropout: as for `LinearHead`.
+        activation: as for `MLPHead`.
+    """
+
+    def __init__(
+        self,
+        config,
+        task: dict[str, Any],
+        *,
+        hidden_sizes: Sequence[int] = (512, 64),
+        dropout: float | None = None,
+        activation: str = "relu",
+    ):
+        super().__init__(config, task)
+        sizes = _sizes(hidden_sizes)
+        rate = default_dropout(config) if dropout is None else check_rate("dropout", dropout)
+        layers: list[nn.Module] = []
+        for size, hidden in _steps(self.input_size, sizes):
+            norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+            layers += [nn.Linear(size, hidden), norm, _activation(activation), nn.Dropout(rate)]
+        self.layers = nn.Sequential(*layers, OutputLayer(sizes[-1], task))
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return self.layers(self.joined(vectors))
+
+
+class CosineLogit(nn.Module, SelfInitialized):
+    """A binary task's logit from a cosine: weight * cosine + bias, both learned. [..., 1] -> [..., 1]"""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        init.constant_(self.weight, 5.0)  # cosines differ by tenths: from 1, all probabilities would look alike
+        init.zeros_(self.bias)
+
+    def forward(self, cosines: Tensor) -> Tensor:
+        return self.weight * cosines + self.bias
+
+
+class CosineHead(Head):
+    """The cosine of a pair's two vectors, as a score or as a yes.
+
+    Args:
+        projection_size: with a number, both vectors go through one (Siamese) linear layer of this size first, as in
+            report 001, 3.3; `null` compares them as they are.
+        mapping: from the cosine to a score: `raw`, the cosine itself (report 004, iteration 2); `shifted`,
+            (cosine + 1) / 2 on the task's range (report 001); `relu`, relu(cosine) on that range (report 004,
+            iteration 3), which has no gradient where the cosine is negative.
+    """
+
+    compares = True
+
+    def __init__(
+        self, config, task: dict[str, Any], *, projection_size: int | None = None, mapping: str | None = None
+    ):
+        super().__init__(config, task)
+        if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):
+            raise ValueError(f"`mapping` must be raw, shifted or relu, and is for scores. Found {mapping!r}.")
+        self.mapping = mapping or "shifted"
+        self.projection = None
+        if projection_size is not None:
+            self.projection = nn.Linear(self.input_size, check_size("projection_size", projection_size))
+        self.logit = CosineLogit() if self.kind == "binary" else None
+        if self.kind == "score":
+            self.output_range = (-1.0, 1.0) if self.mapping == "raw" else tuple(self.range)
+
+    def embed(self, vectors: Tensor) -> Tensor:
+        return vectors if self.projection is None else self.projection(vectors)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        cosines = cosine(*self.embed(vectors).unbind(dim=1))
+        if self.logit is not None:
+            return self.logit(cosines)
+        if self.mapping == "raw":
+            return cosines
+        low, high = self.range
+        return low + (high - low) * ((cosines + 1) / 2 if self.mapping == "shifted" else cosines.relu())
+
+
+def _sizes(hidden_sizes: object) -> list[int]:
+    if not isinstance(hidden_sizes, list | tuple) or not hidden_sizes:
+        raise ValueError(f"`hidden_sizes` must be a list of sizes like [512, 64]. Found {hidden_sizes!r}.")
+    return [check_size("hidden_sizes", size) for size in hidden_sizes]
+
+
+def _steps(size: int, hidden_sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """From which size to which each layer goes."""
+    return list(zip([size, *hidden_sizes], hidden_sizes, strict=False))
+
+
+def _activation(name: object) -> nn.Module:
+    if not isinstance(name, str) or name not in ACT2FN:
+        raise ValueError(f"`activation` must be one of: {', '.join(ACT2FN)}. Found {name!r}.")
+    return ACT2FN[name]
+
+
+class PerTask(nn.Module):
+    """A submodule per task, under the task's name.
 
     Not an `nn.ModuleDict`: PEFT refuses one in `modules_to_save`.
 
     Raises:
-        ValueError: a task's head is unknown, or its name is one that a torch module uses itself.
+        ValueError: a task's name is one that a torch module uses itself.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module]):
+        super().__init__()
+        for name, module in modules.items():
+            if hasattr(self, name):
+                raise ValueError(f"A task cannot be called {name!r}: a torch module uses that name. Choose another.")
+            self.add_module(name, module)
+
+    def get(self, task: str | None) -> Any:
+        """The task's submodule; `None` if it has none."""
+        return self._modules.get(task)
+
+
+class TaskHeads(PerTask):
+    """The heads of all tasks.
+
+    Raises:
+        ValueError: one cannot be built; the message names task, head and option.
     """
 
     def __init__(self, config):
-        super().__init__()
+        super().__init__({task["name"]: build_head(config, task) for task in config.tasks})
+
+
+def build_head(config, task: dict[str, Any]) -> Head:
+    """The head that a task asks for.
+
+    Raises:
+        ValueError: a name is unknown, two choices do not go together, or an option is wrong.
+    """
+    where = f"Task {task['name']!r}"
+    _check_names(where, task)
+    _check_combination(where, task)
+    for key, builder in (
+        ("pooling", POOLINGS[task["pooling"]]), ("head", HEADS[task["head"]]), ("loss", loss_of(task)),
+    ):  # fmt: skip
+        known = options_of(builder)
+        for option in task[f"{key}_options"]:
+            if option not in known:
+                has = f"has: {', '.join(known)}" if known else "has no options"
+                name = task[key] or "of this kind"
+                raise ValueError(f"{where}, `{key}_options`: unknown option {option!r}. The {key} {name} {has}.")
+    try:
+        return HEADS[task["head"]](config, task, **task["head_options"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def check_heads(config) -> None:
+    """Builds every head of the config's tasks and computes its loss once, so that errors come before data and weights.
+
+    Raises:
+        ValueError: as `TaskHeads`, or an option of a loss is wrong.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        heads = TaskHeads(config)
         for task in config.tasks:
-            name = task["name"]
-            if task["head"] not in HEADS:
-                raise ValueError(
-                    f"Task {name!r}: unknown head {task['head']!r}. Choose from: {', '.join(sorted(HEADS))}."
-                )
-            if hasattr(self, name):
-                raise ValueError(f"A task cannot be called {name!r}: a torch module uses that name. Choose another.")
-            self.add_module(name, HEADS[task["head"]](config, task))
-
-    def forward(self, pooled: Tensor, task: str) -> Tensor:
-        """[B, H] -> logits [B, C] of this task"""
-        return getattr(self, task)(pooled)
-
-    def loss(self, logits: Tensor, labels: Tensor, task: str) -> Tensor:
-        """The mean loss of this task's batch; see `Head.loss`."""
-        return getattr(self, task).loss(logits, labels)
+            head = heads.get(task["name"])
+            vectors = torch.zeros(2, head.sentences, head.pooling.output_size)
+            # What is still to be counted counts as not given.
+            options = {key: value for key, value in task["loss_options"].items() if value != AUTO}
+            try:
+                head.loss(vectors, head(vectors), torch.tensor([1, 0]), {**task, "loss_options": options})
+            except ValueError as error:
+                raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error
 
 
-HEADS = {"linear": LinearHead}
+def _check_names(where: str, task: dict[str, Any]) -> None:
+    for key, known in (
+        ("head", HEADS), ("pooling", POOLINGS), ("layers", LAYERS), ("join", ("", *JOINS)),
+        ("loss", ("", *LOSSES[task["kind"]])),
+    ):  # fmt: skip
+        if task[key] not in known:
+            of_kind = f" for kind {task['kind']!r}" if key == "loss" else ""
+            choices = ", ".join(sorted(name for name in known if name))
+            raise ValueError(f"{where}: unknown {key} {task[key]!r}{of_kind}. Choose from: {choices}.")
+
+
+def _check_combination(where: str, task: dict[str, Any]) -> None:
+    bi, head = task["pair_encoding"] == "bi", HEADS[task["head"]]
+    needs_bi = "needs a pair that is encoded apart. Set `pair_encoding: bi`, or choose another"
+    if head.compares and not bi:
+        raise ValueError(f"{where}: `head: {task['head']}` {needs_bi} head.")
+    if head.compares and task["kind"] == "classes":
+        raise ValueError(f"{where}: `head: {task['head']}` gives one number, and classes need one each. Use linear.")
+    if task["join"] and (head.compares or not bi):
+        why = f"`head: {task['head']}` compares the two vectors itself" if bi else "there are no two vectors to join"
+        raise ValueError(f"{where}: `join: {task['join']}` has no meaning: {why}. Leave it out.")
+    if task["layers"] == "mix" and task["pooling"] == "pooler":
+        raise ValueError(
+            f"{where}: `layers: mix` does not go with `pooling: pooler`, which was trained on the last layer. "
+            "Choose cls, mean, max, attention or bigru."
+        )
+    if task["loss"] == "mnr" and not bi:
+        raise ValueError(f"{where}: `loss: mnr` {needs_bi} loss.")
+    if task["loss"] == "cosine_mse" and not head.compares:
+        raise ValueError(f"{where}: `loss: cosine_mse` trains a cosine. Set `head: cosine`, or `loss: mse`.")
+
+
+HEADS: dict[str, type[Head]] = {
+    "linear": LinearHead,
+    "mlp": MLPHead,
+    "blocks": BlocksHead,
+    "cosine": CosineHead,
+}

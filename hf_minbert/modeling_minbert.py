@@ -1,11 +1,13 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805) by hand, with one head per task.
 
 Modules carry the parameter names of Hugging Face's BERT, so that every BERT checkpoint loads without a
-mapping. This file travels to the Hub with a model: it may import its two neighbours and published libraries
+mapping. This file travels to the Hub with a model: it may import its neighbours and published libraries
 only. Letters in shapes: B examples, T tokens, H hidden size, N attention heads, D = H / N, V vocabulary.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +23,8 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
-from .heads import OutputLayer, TaskHeads
+from .heads import Encoded, PerTask, TaskHeads
+from .pooling import SelfInitialized
 
 
 class MinBertEmbeddings(nn.Module):
@@ -182,14 +185,29 @@ class MinBertLayer(GradientCheckpointingLayer):
 
 
 class MinBertEncoder(nn.Module):
-    """The stack of layers."""
+    """The stack of layers, the last of which may be a task's own."""
 
     def __init__(self, config: MinBertConfig):
         super().__init__()
         self.layer = nn.ModuleList(MinBertLayer(config) for _ in range(config.num_hidden_layers))
+        self.shared = config.num_hidden_layers - config.private_layers
+        self.private = PerTask(
+            {
+                name: start_as(nn.ModuleList(MinBertLayer(config) for _ in self.layer[self.shared :]),
+                               self.layer[self.shared :])
+                for name in (config.task_names[1:] if config.private_layers else ())
+            }
+        )  # fmt: skip
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
-        for layer in self.layer:
+    def layers_of(self, task: str | None) -> list[MinBertLayer]:
+        """The layers that a task's sentences go through; without a task, the encoder's own."""
+        private = self.private.get(task)
+        return [*self.layer] if private is None else [*self.layer[: self.shared], *private]
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, task: str | None = None, **kwargs
+    ) -> Tensor:
+        for layer in self.layers_of(task):
             # By position: activation checkpointing and the recording of hidden states look there.
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
         return hidden_states
@@ -205,6 +223,16 @@ class MinBertPooler(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """[B, T, H] -> [B, H]"""
         return torch.tanh(self.dense(hidden_states[:, 0]))
+
+
+def start_as(copy: nn.Module, original: nn.Module) -> nn.Module:
+    """Lets every parameter of `copy` that is not in the checkpoint start as that of `original`.
+
+    When the library initializes what a checkpoint lacks, it has loaded what the checkpoint has.
+    """
+    for module, source in zip(copy.modules(), original.modules(), strict=True):
+        vars(module)["starts_as"] = source  # no submodule: its weights would be saved a second time
+    return copy
 
 
 class MinBertPreTrainedModel(PreTrainedModel):
@@ -223,6 +251,14 @@ class MinBertPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["MinBertEmbeddings", "MinBertLayer"]
     _can_record_outputs = {"hidden_states": MinBertLayer, "attentions": MinBertSelfAttention}
 
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, SelfInitialized):
+            module.init_weights()
+        if "starts_as" in vars(module):
+            for name, parameter in module.named_parameters(recurse=False):
+                init.copy_(parameter, module.starts_as.get_parameter(name))
+
     def save_pretrained(self, save_directory, is_main_process=True, save_original_format=False, **kwargs):
         """As the library's, with two differences.
 
@@ -234,6 +270,13 @@ class MinBertPreTrainedModel(PreTrainedModel):
         super().save_pretrained(
             save_directory, is_main_process=is_main_process, save_original_format=save_original_format, **kwargs
         )
+
+
+def tokens_of(attention_mask: Tensor) -> Tensor:
+    """[B, T], true for a token."""
+    # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.
+    seen = attention_mask.bool()
+    return seen | ~seen.any(dim=-1, keepdim=True)
 
 
 class MinBertModel(MinBertPreTrainedModel):
@@ -263,6 +306,7 @@ class MinBertModel(MinBertPreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        task: str | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
@@ -272,17 +316,16 @@ class MinBertModel(MinBertPreTrainedModel):
             attention_mask: [B, T], 1 for a token and 0 for padding; a mask made ready, [B, 1, T, T], is used as it is.
             token_type_ids: [B, T], the segment of each token; zeros unless given.
             position_ids: [B, T] or [1, T]; 0 to T - 1 unless given.
+            task: whose private layers to use, where there are any; without one, the first task's.
 
         Raises:
             ValueError: the input is longer than the model has positions, or not exactly one kind of input is given.
         """
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         if attention_mask is not None and attention_mask.dim() == 2:
-            # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.
-            seen = attention_mask.bool()
-            attention_mask = seen | ~seen.any(dim=-1, keepdim=True)
+            attention_mask = tokens_of(attention_mask)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
-        hidden_states = self.encoder(embedded, mask, **kwargs)
+        hidden_states = self.encoder(embedded, mask, task=task, **kwargs)
         pooled = None if self.pooler is None else self.pooler(hidden_states)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
@@ -379,7 +422,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
     """One encoder and one head per task of `config.tasks`.
 
     Raises:
-        ValueError: the config has no tasks, or one that `TaskHeads` refuses.
+        ValueError: the config has no tasks, or one whose head cannot be built.
     """
 
     def __init__(self, config: MinBertConfig):
@@ -388,14 +431,10 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         if not config.tasks:
             raise ValueError("`tasks` is empty: MinBertForMultiTask needs at least one. Pass `tasks=[...]`.")
         self.bert = MinBertModel(config)
+        private = config.task_names[1:] if config.private_encoders else ()
+        self.private = PerTask({name: start_as(MinBertModel(config), self.bert) for name in private})
         self.heads = TaskHeads(config)
         self.post_init()
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        # On the layer and not on its head: the library skips modules without parameters of their own.
-        if isinstance(module, OutputLayer):
-            module.init_weights()
 
     def set_active_task(self, name: str | None) -> None:
         """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.
@@ -404,6 +443,11 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             ValueError: there is no such task.
         """
         self.config.set_active_task(name)
+
+    def encoder_of(self, task: str) -> MinBertModel:
+        """The encoder that a task's sentences go through."""
+        private = self.private.get(task)
+        return self.bert if private is None else private
 
     @can_return_tuple
     def forward(
@@ -419,16 +463,20 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
     ) -> SequenceClassifierOutput:
         """Inputs as for `MinBertModel`, and the task whose head answers.
 
+        A task with `pair_encoding: bi` takes [B, 2, T] where others take [B, T]: both sentences of an example, which
+        go through the encoder as one batch of 2 * B.
+
         Args:
             labels: [B]; class ids for classes and binary, scores for a score.
             task: its name. Without one the active task answers, in the form that stock tools expect: a binary
                 head's one logit z then comes as the two logits (0, z), whose softmax is the sigmoid of z.
 
         Returns:
-            `logits` [B, C] and, with labels, `loss`, which is the same in both forms.
+            `logits` [B, C] and, with labels, `loss`, which is the same in both forms. Hidden states and attentions
+            are those of the encoder's batch.
 
         Raises:
-            ValueError: there is no such task, or neither a task nor an active task.
+            ValueError: there is no such task, neither a task nor an active task, or inputs of another shape.
         """
         name = self.config.active_task if task is None else task
         if name is None:
@@ -436,15 +484,49 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
                 f"Which task? Pass `task=` with one of: {', '.join(self.config.task_names)}; "
                 "or choose one for all calls with `model.set_active_task(...)`."
             )
-        kind = self.config.get_task(name)["kind"]
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.heads(outputs.pooler_output, name)
-        loss = None if labels is None else self.heads.loss(logits, labels, name)
-        if task is None and kind == "binary":
+        spec, head = self.config.get_task(name), self.heads.get(name)
+        inputs = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
+            "position_ids": position_ids, "inputs_embeds": inputs_embeds,
+        }  # fmt: skip
+        inputs = sentences(inputs, spec)
+        wanted = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
+        mix = head.layer_mix is not None
+        outputs = self.encoder_of(name)(**inputs, task=name, output_hidden_states=wanted or mix, **kwargs)
+        last, mask = outputs.last_hidden_state, inputs["attention_mask"]
+        made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
+        mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
+        vectors = head.vectors(Encoded(outputs.hidden_states if mix else (last,), mask, outputs.pooler_output))
+        logits = head(vectors)
+        loss = None if labels is None else head.loss(vectors, logits, labels, spec)
+        if task is None and spec["kind"] == "binary":
             logits = F.pad(logits, (1, 0))  # [B, 1] -> [B, 2]
         return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states if wanted else None,
+            attentions=outputs.attentions,
         )
+
+
+def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
+    """A task's inputs as the encoder takes them: for `bi`, [B, 2, ...] -> [2 * B, ...]; else as they are.
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    bi = task["pair_encoding"] == "bi"
+    for name, depth in (("input_ids", 0), ("inputs_embeds", 1)):
+        given = inputs[name]
+        if given is not None and (given.dim() != 2 + bi + depth or (bi and given.shape[1] != 2)):
+            expected = ("[B, 2, T" if bi else "[B, T") + (", H]" if depth else "]")
+            why = "encodes the two sentences of an example apart" if bi else "has one input per example"
+            raise ValueError(f"Task {task['name']!r} {why}: `{name}` must be {expected}. Found {list(given.shape)}.")
+    if not bi:
+        return inputs
+    return {
+        name: given.flatten(0, 1) if given is not None and given.dim() > 2 else given for name, given in inputs.items()
+    }
 
 
 AUTO_MAP = {

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from .data.collators import PaddedCollator
-from .data.encoding import check_max_length, encode
+from .data.encoding import check_max_length, encode, longest
 from .errors import MinBertError, unknown_name
 from .evaluation.decoding import Decoded, clip, decode
 from .evaluation.metrics import overall, task_metrics
@@ -117,7 +117,7 @@ class Predictor:
         encoded = encode(list(rows), spec, self.tokenizer, self.max_length)  # a list has no bar of its own
         encoded = [{k: v for k, v in row.items() if k != "labels"} for row in encoded]
         # Equal lengths side by side: no batch is padded to a stray long row.
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]), reverse=True)
+        order = sorted(range(len(encoded)), key=lambda i: longest(encoded[i]), reverse=True)
         collate = PaddedCollator(spec, self.tokenizer.pad_token_id)
         result = np.empty((len(encoded), spec.num_outputs), dtype=np.float32)
         for start in range(0, len(order), self.batch_size):

@@ -35,6 +35,8 @@ class RunSettings:
         max_length: longest input in tokens; longer ones are cut. The model's own limit unless given.
         hidden_dropout_prob: overrides the checkpoint's dropout on hidden states and before the heads.
         attention_probs_dropout_prob: overrides the checkpoint's dropout on attention weights.
+        private_layers: how many of the encoder's last layers each task has for itself, a copy of the checkpoint's to
+            begin with; the layers below are shared.
         attn_implementation: `sdpa` or `eager`, or another of transformers' attention functions.
         model_revision: branch, tag or commit of a Hub checkpoint.
         cache_dir: where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length`
@@ -50,6 +52,7 @@ class RunSettings:
     max_length: int | None = None
     hidden_dropout_prob: float | None = None
     attention_probs_dropout_prob: float | None = None
+    private_layers: int | None = None
     attn_implementation: str = "sdpa"
     model_revision: str | None = None
     cache_dir: str | None = None

@@ -14,10 +14,12 @@ import torch.distributed as dist
 import transformers
 from transformers import PreTrainedTokenizerBase, ProgressCallback, set_seed
 
+from .configuration_minbert import MinBertConfig
 from .data.encoding import check_max_length
 from .data.files import load_split, pinned
 from .errors import MinBertError, explain
 from .evaluation.submission import write_predictions
+from .heads import check_heads
 from .io import write_json
 from .loading import load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
@@ -55,11 +57,12 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     folder.pin(folder.commits())
     if args.should_save:
         folder.check()
+    config = model_config(settings, tasks)
     tasks = _pinned(tasks, folder)
     data = load_data(folder.settings, args, tasks)
     if args.should_save:
         folder.check_rows(data["train"])
-    tokenizer, model = load_model(settings, tasks)
+    tokenizer, model = load_model(settings, config)
     with explain("Setting up the trainer", "Mend the recipe."):
         trainer = MultiTaskTrainer(
             model,
@@ -115,21 +118,36 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
     }
 
 
-def load_model(settings: RunSettings, tasks: list[Task]) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask]:
-    """The checkpoint's encoder with a head for each task, in float32, and its tokenizer.
+def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
+    """The config of the model that the recipe asks for: the checkpoint's, with the recipe's tasks and changes.
 
     Raises:
-        MinBertError: there is no such checkpoint, or it lacks weights of the encoder.
+        MinBertError: there is no such checkpoint, a task's head cannot be built, or `max_length` does not fit.
+    """
+    changes = {
+        key: getattr(settings, key)
+        for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "private_layers")
+    }
+    config = load_config(
+        settings.model_name_or_path,
+        settings.model_revision,
+        **{key: value for key, value in changes.items() if value is not None},
+    )
+    with explain("Building the tasks' heads", "Mend the recipe's `tasks`."):
+        config.tasks, config.active_task = [task.to_config() for task in tasks], None
+        config.set_active_task(None)
+        check_heads(config)
+    check_max_length(settings.max_length, config.max_position_embeddings)
+    return config
+
+
+def load_model(settings: RunSettings, config: MinBertConfig) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask]:
+    """The checkpoint's encoder with a head for each task of `config`, in float32, and its tokenizer.
+
+    Raises:
+        MinBertError: the checkpoint lacks a tokenizer or weights of the encoder.
     """
     name, revision = settings.model_name_or_path, settings.model_revision
-    dropouts = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
-    config = load_config(
-        name,
-        revision,
-        tasks=[task.to_config() for task in tasks],
-        **{key: value for key, value in dropouts.items() if value is not None},
-    )
-    check_max_length(settings.max_length, config.max_position_embeddings)
     tokenizer = load_tokenizer(name, config, revision)
     model, missing = load_weights(name, config, revision, settings.attn_implementation)
     _check_encoder(name, missing)
@@ -145,7 +163,7 @@ def _hide_bars() -> None:
 
 
 def _check_encoder(name: str, missing: list[str]) -> None:
-    encoder = [key for key in missing if not key.startswith("heads.")]
+    encoder = [key for key in missing if key.startswith("bert.") and ".private." not in key]
     pooler = [key for key in encoder if ".pooler." in key]
     if encoder != pooler:
         raise MinBertError(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from .errors import MinBertError, did_you_mean, unknown_name
 
 Kind = Literal["classes", "binary", "score"]
-PairEncoding = Literal["single", "cross"]
+PairEncoding = Literal["single", "cross", "bi"]
 
 #: The kinds of label that exist, and the metrics each is scored with. The first one is the task's
 #: score in `eval_overall` unless the task names another.
@@ -37,9 +37,17 @@ class Task:
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
         range: lowest and highest score, both included. `None` unless `kind` is `score`.
+        pair_encoding: `single` for one text; for two texts `cross`, both joined in one input with segment ids, or
+            `bi`, each through the encoder by itself. `single` or `cross` by the number of `text_columns` unless given.
+        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.pooling.POOLINGS`.
+        pooling_options: options of the pooling's class.
+        layers: which layers of the encoder are pooled: `last`, or `mix`, a learned mean of all.
+        sentence_dropout: dropout on each sentence's vector, before two of them are joined or compared.
+        join: with `bi`, how two vectors become one; a name from `hf_minbert.pooling.JOINS`, `concat` unless given.
         head: a name from `hf_minbert.heads.HEADS`.
-        pair_encoding: `single` for one text; `cross` for two texts joined in one input with segment ids. It
-            follows from `text_columns` unless given.
+        head_options: options of the head's class, such as sizes and dropouts.
+        loss: a name from `hf_minbert.losses.LOSSES` for the kind; the first one unless given.
+        loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
         files: split (`train`, `dev`, `test`) to a path or a list of them, relative to the run's `data_dir` where
             there is one. The ending tells the format; see `hf_minbert.data.tables`.
@@ -56,8 +64,16 @@ class Task:
     label_column: str = "label"
     labels: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
-    head: str = "linear"
     pair_encoding: PairEncoding | Literal[""] = ""
+    pooling: str = "pooler"
+    pooling_options: dict[str, Any] = field(default_factory=dict)
+    layers: Literal["last", "mix"] = "last"
+    sentence_dropout: float = 0.0
+    join: str = ""
+    head: str = "linear"
+    head_options: dict[str, Any] = field(default_factory=dict)
+    loss: str = ""
+    loss_options: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
     files: dict[str, str | list[str]] = field(default_factory=dict)
     dataset: str | None = None
@@ -80,13 +96,13 @@ class Task:
         self._check_types(where)
         if len(set(self.text_columns)) != len(self.text_columns) or len(self.text_columns) not in (1, 2):
             raise MinBertError(f"{where}: `text_columns` must name one or two columns. Found {self.text_columns!r}.")
-        wanted = "single" if len(self.text_columns) == 1 else "cross"
+        encodings = ("cross", "bi") if self.is_pair else ("single",)
         if not self.pair_encoding:
-            object.__setattr__(self, "pair_encoding", wanted)
-        if self.pair_encoding != wanted:
+            object.__setattr__(self, "pair_encoding", encodings[0])
+        if self.pair_encoding not in encodings:
             raise MinBertError(
-                f"{where}: `pair_encoding` must be {wanted!r} with {len(self.text_columns)} text column(s). "
-                f"Found {self.pair_encoding!r}."
+                f"{where}: `pair_encoding` must be {' or '.join(encodings)} with {len(self.text_columns)} text "
+                f"column(s). Found {self.pair_encoding!r}."
             )
         if not self.metric:
             object.__setattr__(self, "metric", KIND_METRICS[self.kind][0])
@@ -105,9 +121,14 @@ class Task:
             if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
                 found = list(value) if isinstance(value, tuple) else value
                 raise MinBertError(f"{where}: `{name}` must be a list of text like [a, b]. Found {found!r}.")
-        for name in ("label_column", "head", "metric"):
+        for name in ("label_column", "pair_encoding", "pooling", "layers", "join", "head", "loss", "metric"):
             if not isinstance(value := getattr(self, name), str):
                 raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
+        for name in ("pooling_options", "head_options", "loss_options"):
+            if not isinstance(value := getattr(self, name), Mapping):
+                raise MinBertError(f"{where}: `{name}` must be a mapping like {{dropout: 0.1}}. Found {value!r}.")
+        if isinstance(self.sentence_dropout, bool) or not isinstance(self.sentence_dropout, int | float):
+            raise MinBertError(f"{where}: `sentence_dropout` must be a number. Found {self.sentence_dropout!r}.")
         numbers = self.range is None or isinstance(self.range, tuple)
         if not numbers or not all(type(bound) in (int, float) for bound in self.range or ()):
             raise MinBertError(f"{where}: `range` must be two numbers like [0, 5]. Found {self.range!r}.")
@@ -291,7 +312,7 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
     if "text_columns" in entry:
         changed.setdefault("pair_encoding", "")
     if entry.get("kind", task.kind) != task.kind:
-        for name, empty in (("labels", ()), ("range", None), ("metric", "")):
+        for name, empty in (("labels", ()), ("range", None), ("metric", ""), ("loss", ""), ("loss_options", {})):
             changed.setdefault(name, empty)
     if entry.get("dataset") is not None:
         changed.setdefault("files", {})

@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
@@ -21,6 +22,8 @@ import transformers
 
 from hf_minbert.data.rounds import MIXING
 from hf_minbert.heads import HEADS
+from hf_minbert.losses import LOSSES, options_of
+from hf_minbert.pooling import JOINS, POOLINGS
 from hf_minbert.recipe import RunSettings, packaged_recipes, type_in_words
 from hf_minbert.tasks import Task
 from hf_minbert.training.aggregators import AGGREGATORS
@@ -31,6 +34,7 @@ README = Path(__file__).parents[1] / "recipes" / "README.md"
 MANY = 12  # names that a table's cell takes
 REGISTRIES = {
     "mixing": [*MIXING], "aggregator": [*AGGREGATORS], "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
+    "pooling": [*POOLINGS], "join": [*JOINS], "loss": [name for of_kind in LOSSES.values() for name in of_kind],
 }  # fmt: skip
 
 HEAD = """# Recipes
@@ -62,9 +66,11 @@ taken, and then the key can as well be left out.
 """
 
 
-def docs_of(cls: type) -> dict[str, str]:
-    """Name to help, from the `Args:` of a class's docstring."""
+def docs_of(cls: type | Callable) -> dict[str, str]:
+    """Name to help, from the `Args:` of a docstring."""
     found = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(cls), re.MULTILINE | re.DOTALL)
+    if found is None:
+        return {}
     entries = re.split(r"^ {4}(\w+): ", found[1], flags=re.MULTILINE)[1:]
     return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
 
@@ -104,6 +110,20 @@ def own_keys(cls: type, names: list[str]) -> str:
     return table(("key", "what it takes", "default", "what it does"), rows)
 
 
+def options() -> str:
+    """The table of what heads, poolings and losses take. An undocumented option is a KeyError."""
+    rows = []
+    for key, registry in (
+        ("pooling", POOLINGS), ("head", HEADS), *(("loss", of_kind) for of_kind in LOSSES.values()),
+    ):  # fmt: skip
+        for name, builder in registry.items():
+            does, docs = inspect.getdoc(builder).split("\n\n")[0].replace("\n", " "), docs_of(builder)
+            # A loss documents its options alone; a class may document further arguments.
+            taken = "<br>".join(f"`{option}`: {docs[option]}" for option in options_of(builder))
+            rows.append((f"`{key}: {name}`", does, taken))
+    return table(("choice", "what it is", "its options"), rows)
+
+
 def recipe_list() -> str:
     """A line for every recipe here: the first sentence of the comment at its top."""
     rows = []
@@ -132,6 +152,10 @@ def render() -> str:
         "`tasks` can be a mapping of a task's name to these keys. For one of the package's tasks they replace what it "
         "has.",
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
+        "### What stands on the encoder",
+        "A task's `pooling`, `head` and `loss`, and what may stand in their `pooling_options`, `head_options` and "
+        "`loss_options`: `sts: {pair_encoding: bi, pooling: mean, head: cosine, head_options: {mapping: relu}}`.",
+        options(),
         STOCK.format(version=version),
         table(
             ("key", "what it takes", "default"),

@@ -46,8 +46,10 @@ def test_every_field_survives_the_file(tmp_path):
         "tie_word_embeddings": False,
         "tasks": get_tasks(["sts", "sst"]),
         "active_task": "sst",
+        "private_layers": 2,
     }
-    assert set(changed) == set(MinBertConfig.__annotations__), "a field is missing in this test"
+    # The one that does not go with private layers has a test of its own.
+    assert {*changed, "private_encoders"} == set(MinBertConfig.__annotations__)
     config = MinBertConfig(**changed)
     config.save_pretrained(tmp_path)
     loaded = MinBertConfig.from_pretrained(tmp_path)
@@ -56,6 +58,32 @@ def test_every_field_survives_the_file(tmp_path):
     assert [Task.from_config(task) for task in loaded.tasks] == [
         Task(**{**vars(TASKS[name]), "files": {}}) for name in ("sts", "sst")
     ]
+
+
+def test_private_encoders_survive_the_file(tmp_path):
+    MinBertConfig(private_encoders=True).save_pretrained(tmp_path)
+    assert MinBertConfig.from_pretrained(tmp_path).private_encoders
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"private_layers": 13}, "`private_layers` must be from 0 to 12.*Found 13"),
+        ({"private_layers": -1}, "`private_layers` must be from 0 to 12.*Found -1"),
+        ({"private_layers": 1, "private_encoders": True}, "`private_encoders` leaves no layer to share"),
+    ],
+)
+def test_impossible_sharing_is_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        MinBertConfig(**given)
+
+
+def test_what_an_entry_of_tasks_leaves_out_is_what_a_task_leaves_out():
+    said = {"name": "mood", "kind": "binary", "labels": ["no", "yes"], "head": "linear"}
+    task = Task(name="mood", kind="binary", labels=("no", "yes"), text_columns=("text",)).to_config()
+    (entry,) = MinBertConfig(tasks=[said]).tasks
+    assert entry == {key: value for key, value in task.items() if key in entry}
+    assert set(task) - set(entry) == {"text_columns", "label_column", "metric"}  # nothing that the model needs
 
 
 @pytest.mark.parametrize("order", [THREE, THREE[::-1]])

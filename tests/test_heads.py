@@ -6,30 +6,34 @@ import warnings
 import pytest
 import torch
 
-from hf_minbert import TASKS, Task
-from hf_minbert.heads import HEADS, LinearHead, TaskHeads
+from hf_minbert import TASKS, Task, get_tasks
+from hf_minbert.heads import HEADS, TaskHeads, build_head, check_heads
 
 
-def head(config, name):
-    return LinearHead(config, TASKS[name].to_config())
+def head(config, name, **fields):
+    return build_head(config, get_tasks({name: fields})[0].to_config())
+
+
+def loss(part, name, logits, labels):
+    return part.loss(torch.zeros(len(logits), 1, 32), logits, labels, TASKS[name].to_config())
 
 
 @pytest.mark.parametrize(("name", "outputs"), [("sst", 5), ("para", 1), ("sts", 1), ("cfimdb", 2)])
 def test_a_head_gives_one_logit_per_class_and_else_one(tiny_config, name, outputs):
-    assert head(tiny_config(), name)(torch.zeros(3, 32)).shape == (3, outputs)
+    assert head(tiny_config(), name)(torch.zeros(3, 1, 32)).shape == (3, outputs)
 
 
 def test_classes_loss_is_cross_entropy(tiny_config):
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0], [math.log(6), 0.0, 0.0, 0.0, 0.0]])
-    loss = head(tiny_config(), "sst").loss(logits, torch.tensor([3, 0]))
-    assert loss.item() == pytest.approx((math.log(5) + math.log(10 / 6)) / 2)
+    found = loss(head(tiny_config(), "sst"), "sst", logits, torch.tensor([3, 0]))
+    assert found.item() == pytest.approx((math.log(5) + math.log(10 / 6)) / 2)
 
 
 def test_binary_loss_is_that_of_the_second_label(tiny_config):
     # sigmoid(log 3) = 3/4, so the loss is -log(3/4) for label 1 and -log(1/4) for label 0.
     logits = torch.full((2, 1), math.log(3))
-    loss = head(tiny_config(), "para").loss(logits, torch.tensor([1, 0]))
-    assert loss.item() == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
+    found = loss(head(tiny_config(), "para"), "para", logits, torch.tensor([1, 0]))
+    assert found.item() == pytest.approx((math.log(4 / 3) + math.log(4)) / 2)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1)])
@@ -37,23 +41,23 @@ def test_score_loss_does_not_broadcast(tiny_config, shape):
     values = torch.tensor([1.0, 2.0, 3.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loss = head(tiny_config(), "sts").loss(values[:, None], values.reshape(shape))
-    assert loss.item() == 0  # a table of 3 x 3 differences would give 4/3
+        found = loss(head(tiny_config(), "sts"), "sts", values[:, None], values.reshape(shape))
+    assert found.item() == 0  # a table of 3 x 3 differences would give 4/3
 
 
 @pytest.mark.parametrize("name", ["sst", "para", "sts"])
 def test_fewer_labels_than_examples_are_refused(tiny_config, name):
     part = head(tiny_config(), name)
     with pytest.raises(ValueError, match="1 labels for 3 examples"):
-        part.loss(part(torch.zeros(3, 32)), torch.zeros(1, dtype=torch.long))
+        loss(part, name, part(torch.zeros(3, 1, 32)), torch.zeros(1, dtype=torch.long))
 
 
 @pytest.mark.parametrize("name", ["sst", "para", "sts"])
 def test_loss_is_computed_in_float32(tiny_config, name):
     part = head(tiny_config(), name).bfloat16()
-    loss = part.loss(part(torch.ones(2, 32, dtype=torch.bfloat16)), torch.tensor([1, 0]))
-    assert loss.dtype == torch.float32
-    loss.backward()
+    found = loss(part, name, part(torch.ones(2, 1, 32, dtype=torch.bfloat16)), torch.tensor([1, 0]))
+    assert found.dtype == torch.float32
+    found.backward()
     assert part.linear.weight.grad.dtype == torch.bfloat16
 
 
@@ -63,7 +67,7 @@ def test_head_dropout_is_the_hidden_one_unless_it_has_its_own(tiny_config, own, 
     assert head(config, "sst").dropout.p == dropout
 
 
-@pytest.mark.parametrize("name", ["train", "loss", "half"])
+@pytest.mark.parametrize("name", ["train", "get", "half"])
 def test_a_task_cannot_take_a_name_of_torch_modules(tiny_config, name):
     task = Task(name=name, kind="score", text_columns=("text",), label_column="label", range=(0, 1))
     with pytest.raises(ValueError, match=f"cannot be called '{name}'"):
@@ -74,6 +78,70 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
     task = {**TASKS["sst"].to_config(), "head": "linaer"}
     with pytest.raises(ValueError, match=f"'sst'.*'linaer'.*{sorted(HEADS)[0]}"):
         TaskHeads(tiny_config(tasks=[task]))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        (
+            "sts",
+            {"head": "cosine"},
+            "'sts': `head: cosine` needs a pair that is encoded apart. Set `pair_encoding: bi`",
+        ),
+        ("sst", {"head": "cosine"}, "'sst': `head: cosine` needs a pair"),
+        ("sst", {"join": "concat"}, "`join: concat` has no meaning: there are no two vectors to join"),
+        ("sts", {"pair_encoding": "bi", "head": "cosine", "join": "concat"}, "compares the two vectors itself"),
+        ("sts", {"layers": "mix"}, "`layers: mix` does not go with `pooling: pooler`"),
+        ("sts", {"layers": "first"}, "unknown layers 'first'. Choose from: last, mix"),
+        ("sts", {"pooling": "min"}, "unknown pooling 'min'. Choose from: attention, bigru, cls, max, mean, pooler"),
+        ("sts", {"pair_encoding": "bi", "join": "sum"}, "unknown join 'sum'. Choose from: concat,"),
+        ("sts", {"loss": "bce"}, "unknown loss 'bce' for kind 'score'. Choose from: cosent, cosine_mse, mse"),
+        ("para", {"loss": "mnr"}, "`loss: mnr` needs a pair that is encoded apart"),
+        ("sts", {"loss": "cosine_mse"}, "`loss: cosine_mse` trains a cosine. Set `head: cosine`"),
+        ("sst", {"head_options": {"size": 3}}, "unknown option 'size'. The head linear has: dropout, scale"),
+        ("sts", {"loss_options": {"scale": 3}}, "unknown option 'scale'. The loss of this kind has no options"),
+        (
+            "sst",
+            {"pooling_options": {"size": 3}},
+            "`pooling_options`: unknown option 'size'. The pooling pooler has no",
+        ),
+        ("sst", {"head_options": {"dropout": 1.0}}, "'sst': `dropout` must be a number from 0 to below 1. Found 1.0"),
+        ("sst", {"head_options": {"dropout": "x"}}, "`dropout` must be a number from 0 to below 1. Found 'x'"),
+        ("sst", {"head_options": {"scale": 0}}, "`scale` must be a number above 0. Found 0"),
+        ("sst", {"sentence_dropout": -0.1}, "`sentence_dropout` must be a number from 0"),
+        ("sst", {"head": "mlp", "head_options": {"dropouts": [0.1]}}, "`dropouts` must be 2 rates.*Found \\[0.1\\]"),
+        ("sst", {"head": "mlp", "head_options": {"activation": "relo"}}, "`activation` must be one of:.*Found 'relo'"),
+        ("sst", {"head": "blocks", "head_options": {"hidden_sizes": []}}, "`hidden_sizes` must be a list of sizes"),
+        ("sst", {"head": "blocks", "head_options": {"hidden_sizes": [0]}}, "`hidden_sizes` must be a whole number"),
+        ("sst", {"pooling": "bigru", "pooling_options": {"hidden_size": 2.5}}, "`hidden_size` must be a whole number"),
+        ("para", {"pair_encoding": "bi", "head": "cosine", "head_options": {"mapping": "relu"}}, "is for scores"),
+        ("sst", {"loss_options": {"class_weights": [1, 2]}}, "`loss_options`: `class_weights` must be 5 numbers"),
+        ("sst", {"loss_options": {"class_weights": [1, 1, 1, 1, 0]}}, "`class_weights` must be a number above 0"),
+        ("sst", {"loss_options": {"label_smoothing": 2}}, "`label_smoothing` must be a number from 0 to 1. Found 2"),
+        ("para", {"loss_options": {"pos_weight": "x"}}, "`pos_weight` must be a number above 0. Found 'x'"),
+        ("para", {"pair_encoding": "bi", "loss": "mnr", "loss_options": {"scores": "dot"}}, "Found 'dot'"),
+        ("sts", {"loss": "cosent", "loss_options": {"scale": -1}}, "`scale` must be a number above 0. Found -1"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_a_sentence(tiny_config, name, fields, said):
+    with pytest.raises(ValueError, match=said):
+        check_heads(tiny_config(tasks=get_tasks({name: fields})))
+
+
+def test_checking_the_heads_draws_no_random_number(tiny_config):
+    torch.manual_seed(0)
+    first = torch.rand(1)
+    torch.manual_seed(0)
+    check_heads(tiny_config(tasks=get_tasks({"sst": {"pooling": "bigru", "head": "blocks"}})))
+    assert torch.equal(torch.rand(1), first)
+
+
+def test_weights_that_are_still_to_be_counted_pass_the_check_and_no_batch(tiny_config):
+    tasks = get_tasks({"para": {"loss_options": {"pos_weight": "auto"}}})
+    check_heads(tiny_config(tasks=tasks))
+    part = head(tiny_config(), "para")
+    with pytest.raises(ValueError, match="`pos_weight: auto` is counted from the training rows"):
+        part.loss(torch.zeros(2, 1, 32), torch.zeros(2, 1), torch.tensor([0, 1]), tasks[0].to_config())
 
 
 def test_a_fresh_score_starts_in_the_middle_of_its_range_and_a_saved_one_where_it_was(tiny_model, tmp_path):

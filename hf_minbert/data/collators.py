@@ -34,18 +34,24 @@ class PaddedCollator:
         """A batch of B rows, T tokens long.
 
         Returns:
-            `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T]; and `labels` [B]
-            where the rows have them.
+            `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
+            that is encoded apart; and `labels` [B] where the rows have them.
         """
-        lengths = np.array([len(row["input_ids"]) for row in rows])
-        width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        is_token = np.arange(width) < lengths[:, None]  # [B, T]
-        batch = {
-            "task": self.task.name,
-            "input_ids": _fill(rows, "input_ids", is_token, self.pad_token_id),
-            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
-            "token_type_ids": _fill(rows, "token_type_ids", is_token, 0),
+        apart = self.task.pair_encoding == "bi"
+        inputs = {
+            name: list(chain.from_iterable(row[name] for row in rows)) if apart else [row[name] for row in rows]
+            for name in ("input_ids", "token_type_ids")
         }
+        lengths = np.array([len(ids) for ids in inputs["input_ids"]])
+        width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        is_token = np.arange(width) < lengths[:, None]  # [B, T], or [2 * B, T]
+        tensors = {
+            "input_ids": _fill(inputs["input_ids"], is_token, self.pad_token_id),
+            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
+            "token_type_ids": _fill(inputs["token_type_ids"], is_token, 0),
+        }
+        batch = {"task": self.task.name}
+        batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
         if "labels" in rows[0]:
             labels = [label_value(self.task, row["labels"], "A batch") for row in rows]
             dtype = torch.float32 if self.task.kind == "score" else torch.int64
@@ -68,7 +74,7 @@ class RoundCollator:
         return {name: self.collators[name](rows) for name, rows in rounds[0].items()}
 
 
-def _fill(rows: Sequence[Mapping[str, Any]], column: str, is_token: np.ndarray, padding: int) -> torch.Tensor:
+def _fill(inputs: Sequence[Sequence[int]], is_token: np.ndarray, padding: int) -> torch.Tensor:
     filled = np.full(is_token.shape, padding, dtype=np.int64)
-    filled[is_token] = np.fromiter(chain.from_iterable(row[column] for row in rows), np.int64, is_token.sum())
+    filled[is_token] = np.fromiter(chain.from_iterable(inputs), np.int64, is_token.sum())
     return torch.from_numpy(filled)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..errors import MinBertError
 from ..tasks import Task
@@ -54,9 +56,10 @@ def encode(
 ) -> datasets.Dataset | list[dict[str, Any]]:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
-    A pair becomes one input with segment ids 0 and 1; what is too long is cut from the longer side, token by token,
-    and how many inputs were cut is logged. The label is read from `labels`, `label` or the task's own column.
-    Rows that hold `input_ids` already are checked and passed on.
+    A pair becomes one input with segment ids 0 and 1, whose longer side is cut, token by token, if it is too long;
+    with `pair_encoding: bi` it becomes two inputs, each cut by itself, and the columns hold a list of two lists. How
+    many rows were cut is logged. The label is read from `labels`, `label` or the task's own column.
+    Rows that hold `input_ids` already are checked and passed on, less what their `attention_mask` hides.
 
     Args:
         dataset: a `datasets.Dataset`, or any map-style dataset whose rows are dicts.
@@ -90,6 +93,16 @@ def encode(
     return encoded
 
 
+def longest(row: Mapping[str, Any]) -> int:
+    """Tokens of an encoded row's longest input; there are two where a pair is encoded apart."""
+    ids = row["input_ids"]
+    return max(map(len, ids)) if _is_apart(ids) else len(ids)
+
+
+def _is_apart(ids: Sequence) -> bool:
+    return len(ids) == 2 and isinstance(ids[0], Sequence | np.ndarray)
+
+
 def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
     return dataset.with_format(None).map(
         encoder,
@@ -112,8 +125,11 @@ class _Encoder:
         self.label_column = next((name for name in ("labels", "label", task.label_column) if name in columns), None)
         self.is_encoded = "input_ids" in columns
         self.has_segments = "token_type_ids" in columns
+        self.has_mask = "attention_mask" in columns
+        self.apart = task.pair_encoding == "bi"
         if self.is_encoded:
-            self.columns = ["input_ids", "token_type_ids"] if self.has_segments else ["input_ids"]
+            optional = {"token_type_ids": self.has_segments, "attention_mask": self.has_mask}
+            self.columns = ["input_ids", *(name for name, there in optional.items() if there)]
         else:
             self.columns = list(task.text_columns)
             missing = [name for name in self.columns if name not in columns]
@@ -138,6 +154,8 @@ class _Encoder:
         import datasets
 
         features = {"input_ids": [datasets.Value("int32")], "token_type_ids": [datasets.Value("int8")]}
+        if self.apart:
+            features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
             features["labels"] = datasets.Value("float32" if self.task.kind == "score" else "int64")
         return datasets.Features(features)
@@ -150,25 +168,54 @@ class _Encoder:
                     raise MinBertError(
                         f"Task {self.task.name!r}, row {number}: {name!r} must be text. Found {text!r}."
                     )
+        if not self.apart:
+            encoded, cut = self._inputs(*texts)
+        else:
+            sides, cuts = zip(*map(self._inputs, texts), strict=True)
+            encoded = {name: list(zip(*(side[name] for side in sides), strict=True)) for name in sides[0]}
+            cut = set.union(*cuts)
+        self.cut += len(cut)
+        return encoded
+
+    def _inputs(self, *texts: list[str]) -> tuple[dict[str, list], set[int]]:
+        """One input for each row of one or two columns, and the places of those that were cut."""
         wanted = {"return_attention_mask": False, "return_token_type_ids": True, "verbose": False}
         encoded = self.tokenizer(*texts, truncation=True, max_length=self.max_length, **wanted)
         # Only an input of full length can have been cut, so only those are tokenized again to see.
         full = [place for place, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
+        cut = set()
         if full:
             whole = self.tokenizer(*([column[place] for place in full] for column in texts), **wanted)
-            self.cut += sum(len(ids) > self.max_length for ids in whole["input_ids"])
-        return {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+            cut = {place for place, ids in zip(full, whole["input_ids"], strict=True) if len(ids) > self.max_length}
+        return {name: encoded[name] for name in ("input_ids", "token_type_ids")}, cut
 
     def _check_encoded(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
-        all_ids = batch["input_ids"]
-        segments = batch["token_type_ids"] if self.has_segments else [[0] * len(ids) for ids in all_ids]
-        for number, ids, kinds in zip(numbers, all_ids, segments, strict=True):
-            if not 0 < len(ids) <= self.max_length or len(ids) != len(kinds):
+        columns = ("input_ids", "token_type_ids")
+        checked: dict[str, list] = {name: [] for name in columns}
+        for place, number in enumerate(numbers):
+            ids = batch["input_ids"][place]
+            if self.apart != _is_apart(ids):
                 raise MinBertError(
-                    f"Task {self.task.name!r}, row {number}: `input_ids` must hold 1 to {self.max_length} ids, and "
-                    f"`token_type_ids` as many. Found {len(ids)} and {len(kinds)}."
+                    f"Task {self.task.name!r}, row {number}: with `pair_encoding: {self.task.pair_encoding}`, "
+                    f"`input_ids` must be {'two lists' if self.apart else 'one list'} of ids. Found {ids!r:.60}."
                 )
-        return {"input_ids": all_ids, "token_type_ids": segments}
+            row = {name: batch[name][place] for name in self.columns if name != self.label_column}
+            inputs = [self._input(number, row, side) for side in ((0, 1) if self.apart else (None,))]
+            for name, values in zip(columns, zip(*inputs, strict=True), strict=True):
+                checked[name].append(list(values) if self.apart else values[0])
+        return checked
+
+    def _input(self, number: int, row: Mapping[str, Any], side: int | None) -> tuple[list[int], list[int]]:
+        """The ids and segments of one input that was encoded already, without its padding."""
+        given = {name: list(values if side is None else values[side]) for name, values in row.items()}
+        ids = given["input_ids"]
+        segments, mask = given.get("token_type_ids", [0] * len(ids)), given.get("attention_mask", [1] * len(ids))
+        if not len(ids) == len(segments) == len(mask) or not 0 < sum(map(bool, mask)) <= self.max_length:
+            raise MinBertError(
+                f"Task {self.task.name!r}, row {number}: `input_ids` must hold 1 to {self.max_length} ids, and "
+                f"`token_type_ids` and `attention_mask` as many. Found {len(ids)}, {len(segments)} and {len(mask)}."
+            )
+        return list(compress(ids, mask)), list(compress(segments, mask))
 
 
 def _is_hf_dataset(dataset: object) -> bool:

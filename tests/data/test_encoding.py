@@ -107,6 +107,11 @@ def test_encoded_rows_pass_through(tiny_tokenizer, container):
     assert encode(once, SST, tiny_tokenizer, 8)[0] == once[0]
 
 
+def test_padding_of_encoded_rows_is_dropped():
+    row = {"input_ids": [2, 9, 3, 0], "token_type_ids": [0, 0, 1, 0], "attention_mask": [1, 1, 1, 0]}
+    assert encode([row], SST, None, 8)[0] == {"input_ids": [2, 9, 3], "token_type_ids": [0, 0, 1]}
+
+
 def test_segment_ids_of_encoded_rows_default_to_the_first_segment():
     assert encode([{"input_ids": [2, 9, 3]}], SST, None, 8)[0]["token_type_ids"] == [0, 0, 0]
 
@@ -128,7 +133,9 @@ GOOD = {"sentence": "good", "label": 1}
             "Task 'sst': the dataset has no column 'sentence'. Columns found: text, label",
         ),
         ([{"input_ids": list(range(17))}], "row 0: `input_ids` must hold 1 to 16 ids.*Found 17"),
-        ([{"input_ids": [1, 2], "token_type_ids": [0]}], "row 0: .*Found 2 and 1"),
+        ([{"input_ids": [1, 2], "token_type_ids": [0]}], "row 0: .*Found 2, 1 and 2"),
+        ([{"input_ids": [1, 2], "attention_mask": [0, 0]}], "row 0: `input_ids` must hold 1 to 16 ids"),
+        ([{"input_ids": [[1, 2], [3]]}], "row 0: with `pair_encoding: single`, `input_ids` must be one list"),
         ([], "Task 'sst': the dataset is empty"),
     ],
 )

@@ -1,0 +1,232 @@
+"""What a head is trained on, and how far two of its outputs are apart.
+
+This file travels to the Hub with a model: it may import published libraries only. Letters in shapes:
+B examples, C outputs of the task, S sentences of an example (1 or 2), D size of a sentence's vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .pooling import cosine
+
+if TYPE_CHECKING:
+    from .heads import Head
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A head's work on one batch, all that a loss may look at.
+
+    Args:
+        head: it, for further outputs and for the vectors that it compares by.
+        vectors: [B, S, D], one per sentence.
+        logits: [B, C], float32.
+        labels: [B]; class ids, or scores.
+        range: lowest and highest score; `None` unless the task is a score.
+    """
+
+    head: Head
+    vectors: Tensor
+    logits: Tensor
+    labels: Tensor
+    range: Sequence[float] | None
+
+    def cosines(self) -> Tensor:
+        """Of each pair's two vectors, [B]."""
+        return cosine(*self.head.embed(self.vectors).unbind(dim=1))[:, 0]
+
+    def to_unit(self, scores: Tensor) -> Tensor:
+        """Scores moved from `range` to [0, 1]."""
+        low, high = self.range
+        return (scores.float() - low) / (high - low)
+
+
+# ---- Classes ------------------------------------------------------------------------------------------------------
+
+
+def cross_entropy(
+    outcome: Outcome, *, class_weights: Sequence[float] | str | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """Cross-entropy.
+
+    Args:
+        class_weights: one per label, in their order; the mean is over weights, as in torch. `auto` is the inverse of
+            a label's frequency in the training rows, with mean 1.
+        label_smoothing: share of the probability that goes to all labels alike.
+    """
+    weights = None
+    if class_weights is not None:
+        _refuse_auto("class_weights", class_weights)
+        classes = outcome.logits.shape[1]
+        if not isinstance(class_weights, Sequence) or len(class_weights) != classes:
+            raise ValueError(f"`class_weights` must be {classes} numbers, one per label. Found {class_weights!r}.")
+        weights = torch.tensor([_positive("class_weights", weight) for weight in class_weights])
+        weights = weights.to(outcome.logits.device)
+    if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
+        raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
+    return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
+
+
+# ---- Binary -------------------------------------------------------------------------------------------------------
+
+
+def binary_cross_entropy(outcome: Outcome, *, pos_weight: float | str | None = None) -> Tensor:
+    """Binary cross-entropy on one logit.
+
+    Args:
+        pos_weight: factor on the loss of the second label's rows. `auto` is negatives / positives of the training
+            rows (report 000, equation 2).
+    """
+    weight = None
+    if pos_weight is not None:
+        _refuse_auto("pos_weight", pos_weight)
+        weight = torch.tensor(_positive("pos_weight", pos_weight), device=outcome.logits.device)
+    return F.binary_cross_entropy_with_logits(outcome.logits[:, 0], outcome.labels.float(), pos_weight=weight)
+
+
+def multiple_negatives(
+    outcome: Outcome, *, scores: str = "cosine", scale: float = 20.0, bce_weight: float = 0.0
+) -> Tensor:
+    """Multiple negatives ranking over the batch's positive pairs: each first sentence must find its own second one.
+
+    It ranks, and never says where a yes begins: alone, it leaves the accuracy to chance.
+
+    Args:
+        scores: `cosine`: scale * cosine of the vectors, the pair itself among the candidates (Henderson et al. 2017,
+            arXiv:1705.00652, as the field uses it). `head`: the head's logit for all K * K pairs of K positives, the
+            pair itself left out of the candidates (report 001, equation 4).
+        scale: of the cosines.
+        bce_weight: adds that much of the binary cross-entropy, over all rows, to set the threshold.
+    """
+    if scores not in ("cosine", "head"):
+        raise ValueError(f"`scores` must be 'cosine' or 'head'. Found {scores!r}.")
+    scale = _positive("scale", scale)
+    weight = bce_weight if bce_weight == 0 else _positive("bce_weight", bce_weight)
+    positives = outcome.vectors[outcome.labels == 1]  # [K, 2, D]
+    if scores == "cosine":
+        u, v = F.normalize(outcome.head.embed(positives).float(), dim=-1).unbind(dim=1)
+        ranking = ranking_loss(scale * u @ v.T)
+    else:
+        u, v = positives.unbind(dim=1)
+        pairs = torch.stack(torch.broadcast_tensors(u[:, None], v[None, :]), dim=2)  # [K, K, 2, D]
+        logits = outcome.head(pairs.flatten(0, 1)).float()
+        ranking = ranking_loss(logits.reshape(len(u), len(u)), with_own=False)
+    return ranking + weight * binary_cross_entropy(outcome) if weight else ranking
+
+
+def ranking_loss(scores: Tensor, with_own: bool = True) -> Tensor:
+    """mean_i [log sum_j exp(s_ij) - s_ii], over all j or over j other than i.
+
+    Args:
+        scores: [K, K]; row i holds the scores of all candidates for i.
+
+    Returns:
+        a scalar; 0 where there is nothing to tell apart, for K of 0 or 1.
+    """
+    if len(scores) < 2:
+        return scores.sum() * 0.0
+    own = scores.diagonal()
+    if not with_own:
+        scores = scores.masked_fill(torch.eye(len(scores), dtype=torch.bool, device=scores.device), -math.inf)
+    return (scores.logsumexp(dim=1) - own).mean()
+
+
+# ---- Scores -------------------------------------------------------------------------------------------------------
+
+
+def squared_error(outcome: Outcome) -> Tensor:
+    """Mean squared error of the score."""
+    # Both sides flat: [B, 1] against [B] would broadcast to [B, B] without a word.
+    return F.mse_loss(outcome.logits[:, 0], outcome.labels.float())
+
+
+def cosine_squared_error(outcome: Outcome) -> Tensor:
+    """Mean squared error of the pair's cosine against the score moved to [0, 1] (Sentence-BERT's regression)."""
+    return F.mse_loss(outcome.cosines(), outcome.to_unit(outcome.labels))
+
+
+def cosent(outcome: Outcome, *, scale: float = 20.0) -> Tensor:
+    """CoSENT: log(1 + sum exp(scale * (s_j - s_i))) over all i, j where i has the higher label.
+
+    s is the pair's cosine where the head compares by it, else the predicted score moved to [0, 1]. It looks at order
+    alone, as Spearman's correlation does (Su 2022, https://kexue.fm/archives/8847).
+
+    Args:
+        scale: of the similarities.
+    """
+    scale = _positive("scale", scale)
+    similarities = outcome.cosines() if outcome.head.compares else outcome.to_unit(outcome.logits[:, 0])
+    return order_loss(scale * similarities, outcome.labels)
+
+
+def order_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """log(1 + sum exp(s_j - s_i)) over all i, j with labels_i > labels_j; both [B]. 0 if all labels are equal."""
+    differences = scores[None, :] - scores[:, None]  # [i, j]: s_j - s_i
+    differences = differences.masked_fill(labels[:, None] <= labels[None, :], -math.inf)
+    return F.pad(differences.flatten(), (1, 0)).logsumexp(dim=0)  # the pad is the 1
+
+
+# ---- Divergences --------------------------------------------------------------------------------------------------
+
+
+def symmetric_kl(logits: Tensor, other: Tensor) -> Tensor:
+    """KL(P||Q) + KL(Q||P) of two softmax distributions, [B, C] and [B, C] -> [B]."""
+    p, q = logits.float().log_softmax(dim=-1), other.float().log_softmax(dim=-1)
+    return ((p.exp() - q.exp()) * (p - q)).sum(dim=-1)  # a difference of small numbers, never of large ones
+
+
+def symmetric_bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
+    """KL(P||Q) + KL(Q||P) of two coins, whose logits are [B, 1] and [B, 1] -> [B]."""
+    a, b = logits.float()[:, 0], other.float()[:, 0]
+    return (a.sigmoid() - b.sigmoid()) * (a - b)
+
+
+def squared_difference(logits: Tensor, other: Tensor) -> Tensor:
+    """[B, 1] and [B, 1] -> [B]"""
+    return (logits.float()[:, 0] - other.float()[:, 0]).square()
+
+
+# ---- Options ------------------------------------------------------------------------------------------------------
+
+
+def options_of(function: Callable[..., Any]) -> list[str]:
+    """Names of the options that a loss, or a class, takes: its keyword-only parameters."""
+    return [p.name for p in signature(function).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+
+
+def _positive(name: str, value: object) -> float:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ValueError(f"`{name}` must be a number above 0. Found {value!r}.")
+    return float(value)
+
+
+def _refuse_auto(name: str, value: object) -> None:
+    if value == AUTO:
+        raise ValueError(
+            f"`{name}: auto` is counted from the training rows, which MultiTaskTrainer does. Without it, give numbers."
+        )
+
+
+Loss = Callable[..., Tensor]
+#: Kind of task to its losses. The first is what a task has that names none.
+LOSSES: dict[str, dict[str, Loss]] = {
+    "classes": {"cross_entropy": cross_entropy},
+    "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
+    "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
+}
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "classes": symmetric_kl,
+    "binary": symmetric_bernoulli_kl,
+    "score": squared_difference,
+}
