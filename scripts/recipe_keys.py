@@ -124,14 +124,21 @@ def options() -> str:
     return table(("choice", "what it is", "its options"), rows)
 
 
-def recipe_list() -> str:
-    """A line for every recipe here: the first sentence of the comment at its top."""
-    rows = []
+def recipe_lists() -> str:
+    """For each folder a table of its recipes, each with the first sentence of the comment at its top."""
+    folders: dict[Path, list[tuple[str, ...]]] = {}
     for name, path in packaged_recipes().items():
         comment = re.match(r"(?:#.*\n)+", path.read_text(encoding="utf-8"))
         text = " ".join(line.removeprefix("#").strip() for line in comment[0].split("\n#\n")[0].splitlines())
-        rows.append((f"[`{name}`]({name}.yaml)", re.split(r"(?<=[.:]) ", text)[0].rstrip(":.") + "."))
-    return table(("recipe", "what it is"), rows)
+        row = (f"[`{name}`]({name}.yaml)", re.split(r"(?<=[.:]) ", text)[0].rstrip(":.") + ".")
+        folders.setdefault(Path(name).parent, []).append(row)
+    parts = []
+    for folder, rows in sorted(folders.items()):  # those outside any folder come first, under no heading
+        about = (README.parent / folder / "README.md").is_file()
+        name = f"[{folder.as_posix()}]({folder.as_posix()}/README.md)" if about else folder.as_posix()
+        parts += [f"### {name}"] if folder.parts else []
+        parts.append(table(("recipe", "what it is"), rows))
+    return "\n\n".join(parts)
 
 
 def render() -> str:
@@ -143,7 +150,7 @@ def render() -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
     parts = [
         HEAD,
-        recipe_list(),
+        recipe_lists(),
         "## Model, tasks and data",
         own_keys(RunSettings, settings),
         "## How the tasks share a step",
