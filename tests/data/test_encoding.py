@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hf_minbert.data.collators import PaddedCollator, RoundCollator
-from hf_minbert.data.encoding import check_max_length, encode
+from hf_minbert.data.encoding import check_max_length, encode, longest
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS
+from hf_minbert.tasks import TASKS, get_tasks
 
 SST, PARA, STS = TASKS["sst"], TASKS["para"], TASKS["sts"]
 ROWS = [
@@ -105,6 +105,57 @@ def test_encoded_rows_pass_through(tiny_tokenizer, container):
     once = encode(CONTAINERS[container](rows), SST, None, 8)
     assert once[0] == {"input_ids": [2, 9, 3], "token_type_ids": [0, 0, 1], "labels": 3}
     assert encode(once, SST, tiny_tokenizer, 8)[0] == once[0]
+
+
+# ---- Pairs that are encoded apart
+
+APART = get_tasks({"sts": {"pair_encoding": "bi"}})[0]
+LONG = " ".join(["good"] * 40)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_a_pair_apart_is_two_inputs_each_within_the_length(tiny_tokenizer, container, caplog):
+    texts = [("good film", "bad"), ("", LONG), (LONG, ""), (LONG, "a dog")]
+    rows = [{"sentence1": a, "sentence2": b, "label": 1.5} for a, b in texts]
+    encoded = encode(CONTAINERS[container](rows), APART, tiny_tokenizer, 16)
+    for row, pair in zip(encoded, texts, strict=True):
+        assert row["labels"] == 1.5
+        for ids, segments, text in zip(row["input_ids"], row["token_type_ids"], pair, strict=True):
+            expected = tiny_tokenizer(text, truncation=True, max_length=16)["input_ids"]
+            assert list(ids) == expected and list(segments) == [0] * len(ids) and len(ids) <= 16
+    assert "sts: 3 of 4 inputs were cut to 16 tokens." in caplog.text
+    assert [longest(row) for row in encoded] == [4, 16, 16, 16]
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_encoded_pairs_pass_through(tiny_tokenizer, container):
+    given = {"input_ids": [[2, 9, 3], [2, 3]], "attention_mask": [[1, 1, 1], [1, 1]], "label": 2.0}
+    once = encode(CONTAINERS[container]([given]), APART, None, 8)
+    row = {"input_ids": [[2, 9, 3], [2, 3]], "token_type_ids": [[0, 0, 0], [0, 0]], "labels": 2.0}
+    assert once[0] == row
+    assert encode(once, APART, tiny_tokenizer, 8)[0] == row
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([2, 9, 3], "row 0: with `pair_encoding: bi`, `input_ids` must be two lists of ids. Found \\[2, 9, 3\\]"),
+        ([[2, 9, 3]], "must be two lists"),
+        ([[2, 9, 3], []], "`input_ids` must hold 1 to 8 ids"),
+        ([[2, 3], [2] * 9], "`input_ids` must hold 1 to 8 ids.*Found 9"),
+    ],
+)
+def test_bad_encoded_pairs_are_refused(ids, said):
+    with pytest.raises(MinBertError, match=said):
+        encode([{"input_ids": ids, "label": 1.0}], APART, None, 8)
+
+
+def test_a_pair_apart_collates_to_two_rows_of_one_width():
+    rows = [{"input_ids": [[2, 9, 3], [2, 3]], "token_type_ids": [[0] * 3, [0] * 2], "labels": 1.5}] * 2
+    batch = PaddedCollator(APART, pad_token_id=7)(rows)
+    assert batch["input_ids"].tolist() == [[[2, 9, 3], [2, 3, 7]]] * 2
+    assert batch["attention_mask"].tolist() == [[[1, 1, 1], [1, 1, 0]]] * 2
+    assert batch["token_type_ids"].shape == (2, 2, 3) and batch["labels"].shape == (2,)
 
 
 def test_padding_of_encoded_rows_is_dropped():

@@ -1,0 +1,264 @@
+"""Every head with every pooling and encoding that it allows: trained, saved, loaded; and what tasks share."""
+
+import itertools
+import time
+
+import pytest
+import torch
+from transformers import AutoModel, BertModel
+
+from hf_minbert import MinBertForMultiTask, Predictor, get_tasks
+from hf_minbert.data.collators import PaddedCollator
+from hf_minbert.heads import HEADS
+from hf_minbert.losses import LOSSES
+from hf_minbert.pooling import JOINS, POOLINGS
+
+ENCODINGS = {"sst": ["single"], "para": ["cross", "bi"], "sts": ["cross", "bi"]}
+LABELS = {"sst": [4, 0, 2, 1], "para": [1, 0, 1, 1], "sts": [5.0, 0.0, 2.5, 1.25]}
+
+
+def allowed() -> list[tuple[str, dict]]:
+    """Each head with each encoding that it allows; then each pooling and mix, each join, each loss."""
+    found = [
+        (name, {"head": head, "pair_encoding": encoding})
+        for name, encodings in ENCODINGS.items()
+        for head, encoding in itertools.product(HEADS, encodings)
+        if encoding == "bi" or not HEADS[head].compares
+    ]
+    for pooling, layers in itertools.product(POOLINGS, ("last", "mix")):
+        if (pooling, layers) != ("pooler", "mix"):
+            pooled = {"pooling": pooling, "layers": layers}
+            found += [("sst", pooled), ("para", pooled), ("sts", {**pooled, "pair_encoding": "bi", "head": "cosine"})]
+    found += [("para", {"pair_encoding": "bi", "join": join, "sentence_dropout": 0.2}) for join in JOINS]
+    siamese = {"pair_encoding": "bi", "head": "cosine", "head_options": {"projection_size": 8}}
+    found += [("para", {**siamese, "loss": loss}) for loss in LOSSES["binary"]]
+    found += [("sts", {**siamese, "loss": loss}) for loss in LOSSES["score"]]
+    found.append(("sts", {"loss": "cosent"}))
+    by_head = {"loss": "mnr", "loss_options": {"scores": "head", "bce_weight": 1}}
+    found.append(("para", {"pair_encoding": "bi", "head": "mlp", **by_head}))
+    return found
+
+
+def batch(task, rows=4):
+    """A random batch whose first row ends in padding."""
+    torch.manual_seed(0)
+    shape = (4, 2, 9) if task.pair_encoding == "bi" else (4, 9)
+    mask = torch.ones(shape, dtype=torch.long)
+    mask[0, ..., 5:] = 0
+    made = {
+        "input_ids": torch.randint(5, 60, shape),
+        "attention_mask": mask,
+        "labels": torch.tensor(LABELS[task.name]),
+    }
+    return {"task": task.name, **{key: value[:rows] for key, value in made.items()}}
+
+
+@pytest.mark.parametrize(("name", "fields"), allowed(), ids=str)
+def test_it_trains_saves_and_loads(tiny_model, tmp_path, name, fields):
+    (task,) = get_tasks({name: fields})
+    model, given = tiny_model([task]), batch(task)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses, reached = [], set()
+    for _ in range(5):
+        torch.manual_seed(7)  # the same dropout each time: what lowers the loss is learning
+        loss = model(**given).loss
+        loss.backward()
+        reached |= {key for key, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    unused = set() if task.pooling == "pooler" else {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    if (task.head, task.loss) == ("cosine", "mnr"):  # which ranks, and never asks for the threshold
+        unused |= {"heads.para.logit.weight", "heads.para.logit.bias"}
+    assert {key for key, _ in model.named_parameters()} - reached == unused
+
+    model.eval().save_pretrained(tmp_path)
+    loaded = MinBertForMultiTask.from_pretrained(tmp_path)
+    assert torch.equal(loaded(**given).logits, model(**given).logits)
+    one = model(**batch(task, rows=1))
+    torch.testing.assert_close(one.logits, model(**given).logits[:1], atol=1e-5, rtol=0)
+    assert one.loss.isfinite()
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(("name", "encoding"), [("sst", "single"), ("sts", "cross"), ("sts", "bi")])
+def test_padding_changes_no_result(tiny_model, name, encoding, pooling):
+    (task,) = get_tasks({name: {"pooling": pooling, "pair_encoding": encoding}})
+    model, collate = tiny_model([task]).eval(), PaddedCollator(task, pad_token_id=0)
+    short, long = [2, 9, 8, 3], [2, *range(5, 30), 3]
+    rows = [[short, long[:7]], [long, short]] if encoding == "bi" else [short, long]
+    zeros = [[[0] * len(side) for side in ids] if encoding == "bi" else [0] * len(ids) for ids in rows]
+    rows = [{"input_ids": ids, "token_type_ids": segments} for ids, segments in zip(rows, zeros, strict=True)]
+    together = model(**collate(rows)).logits
+    alone = torch.cat([model(**collate([row])).logits for row in rows])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+# ---- Pairs that are encoded apart
+
+
+@pytest.fixture
+def bi(tiny_model):
+    (task,) = get_tasks({"sts": {"pair_encoding": "bi", "pooling": "mean"}})
+    model = tiny_model([task]).eval()
+
+    def separately(input_ids, attention_mask):
+        """The head on the vectors of two forward passes."""
+        means = []
+        for side in (0, 1):
+            mask = attention_mask[:, side]
+            states = model.bert(input_ids[:, side], mask).last_hidden_state * mask[..., None]
+            means.append(states.sum(1) / mask.sum(1, keepdim=True))
+        return model.heads.sts(torch.stack(means, dim=1))
+
+    return task, model, separately
+
+
+def test_one_forward_for_both_equals_two(bi):
+    task, model, separately = bi
+    given = batch(task)
+    expected = separately(given["input_ids"], given["attention_mask"])
+    torch.testing.assert_close(model(**given).logits, expected, atol=1e-6, rtol=0)
+
+
+def test_one_forward_for_both_is_faster_than_two(bi):
+    task, model, separately = bi
+    given = batch(task)
+    del given["labels"]
+    together, apart = [], []
+    with torch.inference_mode():
+        for _ in range(30):
+            start = time.perf_counter()
+            model(**given)
+            middle = time.perf_counter()
+            separately(given["input_ids"], given["attention_mask"])
+            together.append(middle - start)
+            apart.append(time.perf_counter() - middle)
+    assert min(together) < min(apart)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "inputs", "said"),
+    [
+        ("bi", {"input_ids": torch.ones(3, 7).long()}, r"'sts' encodes .* apart: `input_ids` must be \[B, 2, T\]"),
+        ("bi", {"input_ids": torch.ones(3, 3, 7).long()}, r"must be \[B, 2, T\]. Found \[3, 3, 7\]"),
+        ("bi", {"inputs_embeds": torch.ones(3, 7, 32)}, r"`inputs_embeds` must be \[B, 2, T, H\]. Found \[3, 7, 32\]"),
+        ("cross", {"input_ids": torch.ones(3, 2, 7).long()}, r"one input per example: `input_ids` must be \[B, T\]"),
+    ],
+)
+def test_inputs_of_the_other_encoding_are_refused(tiny_model, encoding, inputs, said):
+    with pytest.raises(ValueError, match=said):
+        tiny_model(get_tasks({"sts": {"pair_encoding": encoding}}))(**inputs)
+
+
+def test_embeddings_in_place_of_ids(bi):
+    task, model, _ = bi
+    given = batch(task)
+    embeds = model.get_input_embeddings()(given["input_ids"])
+    torch.testing.assert_close(
+        model(task="sts", inputs_embeds=embeds, attention_mask=given["attention_mask"]).logits, model(**given).logits
+    )
+
+
+def test_hidden_states_are_given_when_asked_for_and_only_then(tiny_model):
+    (task,) = get_tasks({"sst": {"pooling": "mean", "layers": "mix"}})
+    model = tiny_model([task])
+    assert model(**batch(task)).hidden_states is None
+    assert len(model(**batch(task), output_hidden_states=True).hidden_states) == 3
+
+
+def test_a_saved_bi_encoder_answers_sentences(tiny_model, tiny_tokenizer, tmp_path):
+    (task,) = get_tasks({"sts": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}})
+    tiny_model([task]).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    predictor = Predictor.from_pretrained(tmp_path, batch_size=2)
+    firsts, seconds = ["a good film", "bad", "why is it"], ["a good film", "the man plays a very good dog", "why"]
+    answers = [answer["prediction"] for answer in predictor("sts", firsts, seconds)]
+    assert answers[0] == pytest.approx(5.0)  # a sentence beside itself
+    swapped = [answer["prediction"] for answer in predictor("sts", seconds, firsts)]
+    assert answers == pytest.approx(swapped, abs=1e-5)  # a cosine knows no order
+
+
+# ---- Private layers and encoders
+
+
+def names_with_gradients(model, task, **given):
+    model.zero_grad()
+    model(**batch(get_tasks([task])[0]), **given).loss.backward()
+    return {name for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_private_layers_start_as_copies_of_the_checkpoint(tiny_bert):
+    shared = MinBertForMultiTask.from_pretrained(tiny_bert, tasks=get_tasks(["sst", "para", "sts"]))
+    model = MinBertForMultiTask.from_pretrained(tiny_bert, tasks=get_tasks(["sst", "para", "sts"]), private_layers=1)
+    bert = BertModel.from_pretrained(tiny_bert).state_dict()
+    for task in ("para", "sts"):
+        for name, parameter in model.bert.encoder.private.get(task).named_parameters():
+            assert torch.equal(parameter, bert[f"encoder.layer.1.{name.removeprefix('0.')}"]), name
+        given = batch(get_tasks([task])[0])
+        model.heads.load_state_dict(shared.heads.state_dict())
+        assert torch.equal(model(**given).logits, shared(**given).logits)
+
+
+def test_private_layers_of_a_fresh_model_start_alike(tiny_model):
+    model = tiny_model(private_layers=2)
+    first = dict(model.bert.encoder.layer.named_parameters())
+    for name, parameter in model.bert.encoder.private.get("sts").named_parameters():
+        assert torch.equal(parameter, first[name])
+
+
+def test_each_task_trains_its_own_layers_and_the_shared_ones(tiny_model):
+    model = tiny_model(private_layers=1)
+    reached = {task: names_with_gradients(model, task) for task in ("sst", "para", "sts")}
+    own = {"sst": "bert.encoder.layer.1.", "para": "bert.encoder.private.para.", "sts": "bert.encoder.private.sts."}
+    for task in reached:
+        others = set.union(*(names for other, names in reached.items() if other != task))
+        assert {name for name in reached[task] if name not in others} == {
+            name for name, _ in model.named_parameters() if name.startswith((own[task], f"heads.{task}."))
+        }
+    assert any(name.startswith("bert.encoder.layer.0.") for name in set.intersection(*reached.values()))
+
+
+@pytest.mark.parametrize("changes", [{"private_layers": 1}, {"private_encoders": True}])
+def test_what_is_private_survives_the_file(tiny_model, tmp_path, changes):
+    model = tiny_model(**changes).eval()
+    torch.manual_seed(1)
+    for parameter in model.parameters():  # all copies apart
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    loaded, report = MinBertForMultiTask.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    states = []
+    for task in get_tasks(["sst", "para", "sts"]):
+        given = batch(task)
+        assert torch.equal(loaded(**given).logits, model(**given).logits)
+        states.append(model.encoder_of(task.name)(given["input_ids"], task=task.name).last_hidden_state)
+    assert not torch.equal(states[1], states[2])
+
+
+def test_the_encoder_of_one_task_loads_by_itself(tiny_model, tmp_path):
+    model = tiny_model(private_layers=1).eval()
+    model.bert.encoder.private.get("sts")[0].output.dense.bias.data += 1
+    model.save_pretrained(tmp_path)
+    encoder, ids = AutoModel.from_pretrained(tmp_path), torch.tensor([[2, 9, 8, 3]])
+    for task in ("sst", "sts"):
+        expected = model.bert(ids, task=task).last_hidden_state
+        assert torch.equal(encoder(ids, task=task).last_hidden_state, expected)
+    assert not torch.equal(encoder(ids, task="sts").last_hidden_state, encoder(ids).last_hidden_state)
+
+
+def test_private_encoders_share_nothing(tiny_model):
+    model = tiny_model(private_encoders=True)
+    reached = [names_with_gradients(model, task) for task in ("sst", "para", "sts")]
+    assert not any(a & b for a, b in itertools.combinations(reached, 2))
+    assert set.union(*reached) == {name for name, _ in model.named_parameters()}
+
+
+def test_hidden_states_are_those_of_the_tasks_own_layers(tiny_model):
+    model = tiny_model(private_layers=1).eval()
+    model.bert.encoder.private.get("sts")[0].output.dense.bias.data += 1
+    given = batch(get_tasks(["sts"])[0])
+    output = model(**given, output_hidden_states=True)
+    expected = model.bert(given["input_ids"], given["attention_mask"], task="sts").last_hidden_state
+    assert len(output.hidden_states) == 3 and torch.equal(output.hidden_states[-1], expected)

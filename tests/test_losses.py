@@ -1,0 +1,198 @@
+"""Losses and divergences: each against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from hf_minbert import get_tasks
+from hf_minbert.heads import build_head
+from hf_minbert.losses import order_loss, ranking_loss, squared_difference, symmetric_bernoulli_kl, symmetric_kl
+
+
+class Sizes:
+    hidden_size, num_hidden_layers = 2, 2
+    hidden_dropout_prob, classifier_dropout, layer_norm_eps = 0.0, None, 1e-12
+
+
+@pytest.fixture
+def compute():
+    """`compute("para", logits, labels, vectors=..., loss_options={...})`: the loss of a head with these fields."""
+
+    def loss(name, logits, labels, vectors=None, **fields):
+        task = get_tasks({name: fields})[0].to_config()
+        head = build_head(Sizes, task)
+        vectors = torch.zeros(len(labels), head.sentences, 2) if vectors is None else torch.tensor(vectors)
+        logits = head(vectors) if logits is None else torch.tensor(logits)
+        return head.loss(vectors, logits, torch.tensor(labels), task).item()
+
+    return loss
+
+
+# ---- Classes
+
+#: Probabilities 1/2, 1/8, 1/8, 1/8, 1/8.
+ROW = [math.log(4), 0.0, 0.0, 0.0, 0.0]
+
+
+def test_class_weights_weigh_rows_and_the_mean_is_over_weights(compute):
+    weights = [3.0, 1.0, 1.0, 1.0, 1.0]
+    found = compute("sst", [ROW, ROW], [0, 1], loss_options={"class_weights": weights})
+    assert found == pytest.approx((3 * math.log(2) + 1 * math.log(8)) / 4)
+
+
+def test_label_smoothing_gives_a_share_to_all_labels(compute):
+    found = compute("sst", [ROW], [0], loss_options={"label_smoothing": 0.5})
+    assert found == pytest.approx(0.5 * math.log(2) + 0.5 * (math.log(2) + 4 * math.log(8)) / 5)
+
+
+# ---- Binary
+
+
+def test_pos_weight_weighs_the_second_label(compute):
+    # sigmoid(log 3) = 3/4. Negatives are 63 to 37 positives in Quora, hence 1.70.
+    found = compute("para", [[math.log(3)], [math.log(3)]], [1, 0], loss_options={"pos_weight": 63 / 37})
+    assert found == pytest.approx((63 / 37 * math.log(4 / 3) + math.log(4)) / 2)
+
+
+def test_ranking_loss_by_hand():
+    scores = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
+    with_own = (math.log(math.e**2 + math.e) - 2 + math.log(1 + math.e**3) - 3) / 2
+    assert ranking_loss(scores).item() == pytest.approx(with_own)
+    # The report's form leaves the pair itself out: log e^1 - 2 and log e^0 - 3.
+    assert ranking_loss(scores, with_own=False).item() == pytest.approx(((1 - 2) + (0 - 3)) / 2)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("with_own", [True, False])
+def test_ranking_needs_two_and_is_else_zero_with_a_gradient(size, with_own):
+    scores = torch.ones(size, size, requires_grad=True)
+    loss = ranking_loss(scores, with_own)
+    loss.backward()
+    assert loss.item() == 0 and not scores.grad.any()
+
+
+PAIRS = [[[1.0, 0.0], [1.0, 0.0]], [[3.0, 3.0], [-5.0, 5.0]], [[0.0, 2.0], [0.0, 7.0]]]
+
+
+def test_multiple_negatives_takes_positive_pairs_only(compute):
+    # Rows 0 and 2 are positive: cosines [[1, 0], [0, 1]], twenty times.
+    found = compute("para", None, [1, 0, 1], PAIRS, pair_encoding="bi", loss="mnr")
+    assert found == pytest.approx(math.log(1 + math.exp(-20)), abs=1e-6)
+    options = {"scale": 1.0}
+    found = compute("para", None, [1, 1, 1], PAIRS, pair_encoding="bi", loss="mnr", loss_options=options)
+    half = math.sqrt(0.5)
+    cosines = torch.tensor([[1.0, -half, 0.0], [half, 0.0, half], [0.0, half, 1.0]])
+    assert found == pytest.approx((cosines.logsumexp(1) - cosines.diagonal()).mean().item())
+
+
+def test_multiple_negatives_can_score_with_the_head(compute):
+    task = get_tasks({"para": {"pair_encoding": "bi", "loss": "mnr", "loss_options": {"scores": "head"}}})[0]
+    task = task.to_config()
+    head = build_head(Sizes, task)
+    head.linear.weight.data, head.linear.bias.data = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([0.5])
+    vectors = torch.tensor(PAIRS)
+    found = head.loss(vectors, head(vectors), torch.tensor([1, 0, 1]), task).item()
+    # s(i, j) = u_i . (1, 2) + v_j . (3, 4) + 1/2
+    s00, s02, s20, s22 = 1 + 3 + 0.5, 1 + 28 + 0.5, 4 + 3 + 0.5, 4 + 28 + 0.5
+    assert found == pytest.approx(((s02 - s00) + (s20 - s22)) / 2)
+
+
+def test_a_share_of_binary_cross_entropy_can_set_the_threshold(compute):
+    given = {"pair_encoding": "bi", "loss": "mnr"}
+    logits, labels = [[math.log(3)]] * 3, [1, 0, 1]
+    alone = compute("para", logits, labels, PAIRS, **given)
+    both = compute("para", logits, labels, PAIRS, **given, loss_options={"bce_weight": 0.5})
+    assert both - alone == pytest.approx(0.5 * (2 * math.log(4 / 3) + math.log(4)) / 3)
+
+
+# ---- Scores
+
+
+def test_cosine_squared_error_is_against_the_score_between_0_and_1(compute):
+    found = compute("sts", None, [5.0, 2.5, 0.0], PAIRS, pair_encoding="bi", head="cosine", loss="cosine_mse")
+    assert found == pytest.approx(((1 - 1) ** 2 + (0 - 0.5) ** 2 + (1 - 0) ** 2) / 3)
+
+
+def test_order_loss_by_hand():
+    scores, labels = torch.tensor([1.0, 3.0, 2.0]), torch.tensor([2.0, 1.0, 2.0])
+    # 0 and 2 are above 1 in label: s1 - s0 = 2 and s1 - s2 = 1. 0 and 2 are equal, and say nothing.
+    assert order_loss(scores, labels).item() == pytest.approx(math.log(1 + math.e**2 + math.e))
+    assert order_loss(scores, torch.zeros(3)).item() == 0
+
+
+def test_cosent_looks_at_the_cosine_of_a_cosine_head_and_else_at_the_score_between_0_and_1(compute):
+    given = {"loss": "cosent", "loss_options": {"scale": 2.0}}
+    found = compute("sts", None, [1.0, 4.0, 1.0], PAIRS, pair_encoding="bi", head="cosine", **given)
+    assert found == pytest.approx(math.log(1 + 2 * math.exp(2 * (1 - 0))))  # cosines 1, 0, 1
+    found = compute("sts", [[5.0], [0.0]], [1.0, 4.0], **given)
+    assert found == pytest.approx(math.log(1 + math.exp(2 * (1 - 0))))
+
+
+# ---- Cosine heads
+
+
+@pytest.mark.parametrize(
+    ("mapping", "expected", "bounds"),
+    [
+        ("raw", [1.0, 0.0, -1.0], (-1.0, 1.0)),
+        ("shifted", [5.0, 2.5, 0.0], (0.0, 5.0)),
+        ("relu", [5.0, 0.0, 0.0], (0.0, 5.0)),
+    ],
+)
+def test_a_cosine_head_maps_to_its_range(mapping, expected, bounds):
+    fields = {"pair_encoding": "bi", "head": "cosine", "head_options": {"mapping": mapping}}
+    head = build_head(Sizes, get_tasks({"sts": fields})[0].to_config())
+    vectors = torch.tensor([[[2.0, 0.0], [9.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [-2.0, -2.0]]])
+    assert head(vectors)[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert head.output_range == bounds
+
+
+def test_relu_has_no_gradient_for_negative_cosines():
+    fields = {"pair_encoding": "bi", "head": "cosine", "head_options": {"mapping": "relu"}}
+    head = build_head(Sizes, get_tasks({"sts": fields})[0].to_config())
+    vectors = torch.tensor([[[1.0, 0.2], [-2.0, 1.0]]], requires_grad=True)
+    head(vectors).sum().backward()
+    assert not vectors.grad.any()
+
+
+def test_a_binary_cosine_is_scaled_and_shifted_to_a_logit():
+    task = get_tasks({"para": {"pair_encoding": "bi", "head": "cosine"}})[0].to_config()
+    head = build_head(Sizes, task)
+    head.logit.weight.data, head.logit.bias.data = torch.tensor([4.0]), torch.tensor([-1.0])
+    vectors = torch.tensor([[[2.0, 0.0], [9.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    assert head(vectors)[:, 0].tolist() == pytest.approx([3.0, -1.0])
+    assert head.output_range is None
+
+
+def test_a_linear_head_can_be_scaled_and_still_starts_in_the_middle(tiny_model):
+    task = get_tasks({"sts": {"head_options": {"scale": 5}}})[0]
+    head = tiny_model([task]).heads.sts
+    assert head.linear.bias.item() == 0.5
+    assert head(torch.zeros(1, 1, 32)).item() == 2.5
+
+
+# ---- Divergences
+
+
+def test_divergences_by_hand():
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
+    assert symmetric_kl(p.log(), q.log() + 3).item() == pytest.approx(2 * 0.25 * math.log(2))
+    a, b = torch.tensor([[math.log(3)]]), torch.tensor([[0.0]])  # coins of 3/4 and 1/2
+    kl = 0.75 * math.log(1.5) + 0.25 * math.log(0.5) + 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+    assert symmetric_bernoulli_kl(a, b).item() == pytest.approx(kl)
+    assert squared_difference(torch.tensor([[1.0], [4.0]]), torch.tensor([[3.0], [4.0]])).tolist() == [4.0, 0.0]
+
+
+@pytest.mark.parametrize("divergence", [symmetric_kl, symmetric_bernoulli_kl, squared_difference])
+def test_divergences_are_symmetric_zero_at_equality_and_finite(divergence):
+    torch.manual_seed(0)
+    columns = 5 if divergence is symmetric_kl else 1
+    a, b = torch.randn(3, columns), torch.randn(3, columns, requires_grad=True)
+    torch.testing.assert_close(divergence(a, b), divergence(b, a))
+    assert not divergence(a, a).any() and (divergence(a, b) > 0).all()
+    far = torch.full((1, columns), -1000.0)
+    far[0, 0] = 1000.0
+    loss = divergence(far, (-far).requires_grad_()).sum() + divergence(a, b).sum()
+    loss.backward()
+    assert loss.isfinite() and b.grad.isfinite().all()
