@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +15,12 @@ from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from .errors import MinBertError, explain
+from .heads import build_head
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
 from .tasks import Task
 from .weights import MODEL, hub_answers, kept_weights
+
+logger = logging.getLogger(__name__)
 
 REMEDY = "Give the folder of a BERT checkpoint or of a finished run, or an id on the Hub."
 
@@ -88,12 +92,16 @@ def load_weights(
 ) -> tuple[MinBertForMultiTask, list[str]]:
     """The model in float32 (in half precision it would be trained so), and the weights that the checkpoint lacks.
 
+    A head that the checkpoint has for another architecture or for other labels counts as lacking, and starts anew.
+
     Raises:
         MinBertError: there are no weights, the file is broken, or a weight has another shape than the config says.
     """
+    place = _place(name, revision)
     with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
+        saved = MinBertConfig.from_pretrained(place, revision=revision).tasks or []
         model, report = MinBertForMultiTask.from_pretrained(
-            _place(name, revision),
+            place,
             config=config,
             revision=revision,
             dtype=torch.float32,
@@ -101,13 +109,40 @@ def load_weights(
             ignore_mismatched_sizes=True,  # the library's error does not say which
             output_loading_info=True,
         )
-    if report["mismatched_keys"]:
-        key, found, wanted = sorted(report["mismatched_keys"])[0]
+    mismatched = sorted(report["mismatched_keys"])
+    other = {task["name"] for task in saved if task["name"] in config.task_names and _is_other(task, config)}
+    other |= {key.split(".")[1] for key, *_ in mismatched if key.startswith("heads.")}
+    missing = {key for key in report["missing_keys"] if not _in_heads(key, other)}
+    for task in sorted(other):
+        logger.warning("%s: the head of %r is for another architecture or other labels; it starts anew.", name, task)
+        missing |= {f"heads.{task}.{key}" for key in _renew_head(model, task)}
+    mismatched = [found for found in mismatched if not _in_heads(found[0], other)]
+    if mismatched:
+        key, found, wanted = mismatched[0]
         raise MinBertError(
             f"The weight {key} of {name!r} has the shape {list(found)} and its config asks for {list(wanted)}. "
             f"They do not belong together. {REMEDY}"
         )
-    return model, sorted(report["missing_keys"])
+    return model, sorted(missing)
+
+
+def _is_other(saved: dict[str, Any], config: MinBertConfig) -> bool:
+    """Whether a saved task's head means something else than that of the config's task of the same name."""
+    task = config.get_task(saved["name"])
+    return any(saved[key] != task[key] for key in ("kind", "labels", "pair_encoding", "pooling", "join", "head"))
+
+
+def _in_heads(key: str, tasks: set[str]) -> bool:
+    return key.startswith("heads.") and key.split(".")[1] in tasks
+
+
+def _renew_head(model: MinBertForMultiTask, task: str) -> list[str]:
+    """Puts a fresh head in the place of the task's; the names of its weights."""
+    head = build_head(model.config, model.config.get_task(task))
+    for module in head.modules():
+        model._init_weights(module)
+    setattr(model.heads, task, head.to(model.device))
+    return [name for name, _ in head.named_parameters()]
 
 
 @contextmanager

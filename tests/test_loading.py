@@ -1,0 +1,63 @@
+"""Loading a checkpoint to train it on: which heads are taken over and which start anew."""
+
+import pytest
+import torch
+
+from hf_minbert import get_tasks
+from hf_minbert.loading import load_config, load_weights
+from hf_minbert.recipe import RunSettings
+from hf_minbert.run import model_config
+
+
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    """A saved model of sst and sts, its folder, and `load(tasks)` as a run loads it."""
+    model = tiny_model(["sst", "sts"], seed=3)
+    model.save_pretrained(tmp_path)
+
+    def load(tasks):
+        return load_weights(str(tmp_path), model_config(RunSettings(str(tmp_path), "out"), get_tasks(tasks)))
+
+    return model, load
+
+
+def equal_heads(model, loaded, task):
+    return all(map(torch.equal, model.heads.get(task).parameters(), loaded.heads.get(task).parameters()))
+
+
+def test_heads_of_the_same_tasks_are_taken_over(saved, caplog):
+    model, load = saved
+    loaded, missing = load({"sts": {"head_options": {"dropout": 0.3}}, "sst": None, "para": None})
+    assert equal_heads(model, loaded, "sst") and equal_heads(model, loaded, "sts")
+    assert missing == ["heads.para.linear.bias", "heads.para.linear.weight"]
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"labels": ["one", "two", "three", "four", "five"]},  # as many as before
+        {"labels": ["down", "up"]},
+        {"head": "mlp"},
+        {"pooling": "mean"},
+    ],
+    ids=str,
+)
+def test_a_head_for_other_labels_or_of_another_kind_starts_anew(saved, caplog, fields):
+    model, load = saved
+    loaded, missing = load({"sst": fields, "sts": None})
+    assert {key.split(".")[1] for key in missing} == {"sst"}
+    assert set(missing) == {f"heads.sst.{name}" for name, _ in loaded.heads.sst.named_parameters()}
+    assert equal_heads(model, loaded, "sts") and not equal_heads(model, loaded, "sst")
+    assert "the head of 'sst' is for another architecture or other labels; it starts anew" in caplog.text
+    labels = torch.tensor([1])
+    assert loaded(task="sst", input_ids=torch.tensor([[2, 9, 3]]), labels=labels).loss.isfinite()
+
+
+def test_a_head_of_other_sizes_starts_anew(tiny_model, tmp_path, caplog):
+    sizes = [{"head": "blocks", "head_options": {"hidden_sizes": [size]}} for size in (8, 4)]
+    tiny_model(get_tasks({"sst": sizes[0]})).save_pretrained(tmp_path)
+    config = load_config(str(tmp_path), tasks=get_tasks({"sst": sizes[1]}))
+    loaded, missing = load_weights(str(tmp_path), config)
+    assert set(missing) == {f"heads.sst.{name}" for name, _ in loaded.heads.sst.named_parameters()}
+    assert "starts anew" in caplog.text
