@@ -24,6 +24,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
 from .heads import Encoded, PerTask, TaskHeads
+from .packing import Packing, packed_attention
 from .pooling import SelfInitialized
 
 
@@ -114,7 +115,7 @@ class MinBertSelfAttention(nn.Module):
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, packing: Packing | None = None, **kwargs
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T, H] -> [B, T, H], and the probabilities where the attention function gives them"""
         shape = hidden_states.shape[:-1]
@@ -122,9 +123,12 @@ class MinBertSelfAttention(nn.Module):
             project(hidden_states).view(*shape, -1, self.head_size).transpose(1, 2)  # [B, N, T, D]
             for project in (self.query, self.key, self.value)
         )
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         # The fused functions apply the rate they are given whatever the module's mode.
         dropout = self.attention_dropout if self.training else 0.0
+        if packing is not None:
+            mixed = packed_attention(self, query, key, value, packing, dropout, self.scaling)
+            return mixed.reshape(*shape, -1), None
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         mixed, probabilities = attend(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
@@ -307,6 +311,7 @@ class MinBertModel(MinBertPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         task: str | None = None,
+        packing: Packing | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPooling:
         """Encode a batch.
@@ -317,15 +322,32 @@ class MinBertModel(MinBertPreTrainedModel):
             token_type_ids: [B, T], the segment of each token; zeros unless given.
             position_ids: [B, T] or [1, T]; 0 to T - 1 unless given.
             task: whose private layers to use, where there are any; without one, the first task's.
+            packing: where the real tokens stand; then they alone go through the layers. It says what `attention_mask`
+                says, which is not looked at, and zeros come out at padding.
 
         Raises:
             ValueError: the input is longer than the model has positions, or not exactly one kind of input is given.
         """
+        if packing is not None:
+            inputs = (input_ids, token_type_ids, position_ids, inputs_embeds)
+            return self._encode_packed(packing, *inputs, task=task, **kwargs)
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         if attention_mask is not None and attention_mask.dim() == 2:
             attention_mask = tokens_of(attention_mask)
         mask = create_bidirectional_mask(config=self.config, inputs_embeds=embedded, attention_mask=attention_mask)
         hidden_states = self.encoder(embedded, mask, task=task, **kwargs)
+        return self._pooled(hidden_states)
+
+    def _encode_packed(self, packing: Packing, *inputs: Tensor | None, **kwargs) -> BaseModelOutputWithPooling:
+        input_ids, token_type_ids, position_ids, inputs_embeds = (
+            None if given is None else packing.pack(given) for given in inputs
+        )
+        if position_ids is None:
+            position_ids = packing.positions()
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        return self._pooled(packing.unpack(self.encoder(embedded, packing=packing, **kwargs)))
+
+    def _pooled(self, hidden_states: Tensor) -> BaseModelOutputWithPooling:
         pooled = None if self.pooler is None else self.pooler(hidden_states)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
@@ -459,6 +481,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         task: str | None = None,
+        packing: dict[str, Any] | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
         """Inputs as for `MinBertModel`, and the task whose head answers.
@@ -470,6 +493,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             labels: [B]; class ids for classes and binary, scores for a score.
             task: its name. Without one the active task answers, in the form that stock tools expect: a binary
                 head's one logit z then comes as the two logits (0, z), whose softmax is the sigmoid of z.
+            packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
 
         Returns:
             `logits` [B, C] and, with labels, `loss`, which is the same in both forms. Hidden states and attentions
@@ -492,11 +516,18 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         inputs = sentences(inputs, spec)
         wanted = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         mix = head.layer_mix is not None
-        outputs = self.encoder_of(name)(**inputs, task=name, output_hidden_states=wanted or mix, **kwargs)
-        last, mask = outputs.last_hidden_state, inputs["attention_mask"]
+        if packing is not None:
+            packing = Packing(shape=tuple(inputs["attention_mask"].shape), **packing)
+        outputs = self.encoder_of(name)(
+            **inputs, task=name, packing=packing, output_hidden_states=wanted or mix, **kwargs
+        )
+        last, mask, layers = outputs.last_hidden_state, inputs["attention_mask"], outputs.hidden_states
+        if packing is not None and layers is not None:
+            # The library gives the last one as it came out, padded; the others as they were recorded.
+            layers = tuple(layer if layer.shape[:2] == packing.shape else packing.unpack(layer) for layer in layers)
         made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
         mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
-        vectors = head.vectors(Encoded(outputs.hidden_states if mix else (last,), mask, outputs.pooler_output))
+        vectors = head.vectors(Encoded(layers if mix else (last,), mask, outputs.pooler_output))
         logits = head(vectors)
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
         if task is None and spec["kind"] == "binary":
@@ -504,7 +535,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,
-            hidden_states=outputs.hidden_states if wanted else None,
+            hidden_states=layers if wanted else None,
             attentions=outputs.attentions,
         )
 

@@ -338,7 +338,14 @@ def test_a_saved_folder_needs_no_package(tmp_path, tiny_model):
     for answer in answers:
         torch.testing.assert_close(torch.tensor(answer), expected)
     for folder in ("again", "third"):
-        for file in ("configuration_minbert.py", "modeling_minbert.py", "heads.py", "losses.py", "pooling.py"):
+        for file in (
+            "configuration_minbert.py",
+            "modeling_minbert.py",
+            "heads.py",
+            "losses.py",
+            "packing.py",
+            "pooling.py",
+        ):
             assert (tmp_path / folder / file).read_text() == (tmp_path / "saved" / file).read_text()
 
 

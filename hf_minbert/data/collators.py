@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import MinBertError
+from ..packing import Packing
 from ..tasks import Task
 from .labels import label_value
 
@@ -23,19 +24,21 @@ class PaddedCollator:
         pad_token_id: the tokenizer's.
         pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
             longest inputs would be padded past it.
+        packing: say where the real tokens stand, so that the encoder computes on them alone.
     """
 
-    def __init__(self, task: Task, pad_token_id: int, pad_to_multiple_of: int | None = None):
+    def __init__(self, task: Task, pad_token_id: int, pad_to_multiple_of: int | None = None, packing: bool = False):
         self.task = task
         self.pad_token_id = pad_token_id
         self.pad_to_multiple_of = pad_to_multiple_of or 1
+        self.packing = packing
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of B rows, T tokens long.
 
         Returns:
             `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
-            that is encoded apart; and `labels` [B] where the rows have them.
+            that is encoded apart; `labels` [B] where the rows have them; and `packing` where it is asked for.
         """
         apart = self.task.pair_encoding == "bi"
         inputs = {
@@ -52,6 +55,8 @@ class PaddedCollator:
         }
         batch = {"task": self.task.name}
         batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
+        if self.packing:
+            batch["packing"] = Packing.describe(is_token)
         if "labels" in rows[0]:
             labels = [label_value(self.task, row["labels"], "A batch") for row in rows]
             dtype = torch.float32 if self.task.kind == "score" else torch.int64

@@ -1,0 +1,83 @@
+"""Only real tokens go through the encoder: a padded batch without its padding, and back.
+
+This file travels to the Hub with a model: it may import published libraries only. Letters in shapes: N sentences,
+T tokens of the longest, S real tokens of all of them together, H hidden size, A attention heads, D = H / A.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the real tokens of a padded batch [N, T] stand.
+
+    Args:
+        tokens: int64 [S], the place of each in the flattened batch, sentence by sentence.
+        starts: int32 [N + 1], where each sentence begins in S, and S.
+        shape: N and T.
+        longest: tokens of the longest sentence, or more.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+    shape: tuple[int, int]
+    longest: int
+
+    @staticmethod
+    def describe(is_token: np.ndarray) -> dict[str, Any]:
+        """The packing of a batch whose real tokens are these, [N, T], as a batch carries it to the device."""
+        starts = np.concatenate([[0], is_token.sum(axis=1).cumsum()]).astype(np.int32)
+        return {
+            "tokens": torch.from_numpy(np.flatnonzero(is_token)),
+            "starts": torch.from_numpy(starts),
+            "longest": int(np.diff(starts).max()),
+        }
+
+    def pack(self, values: Tensor) -> Tensor:
+        """[N, T, ...] -> [1, S, ...]"""
+        return values.flatten(0, 1)[self.tokens][None]
+
+    def unpack(self, values: Tensor) -> Tensor:
+        """[1, S, ...] -> [N, T, ...], with zeros at padding."""
+        rows, width = self.shape
+        padded = values.new_zeros(rows * width, *values.shape[2:])
+        return padded.index_copy(0, self.tokens, values[0]).unflatten(0, (rows, width))
+
+    def positions(self) -> Tensor:
+        """Each token's position in its sentence, [1, S]."""
+        return (self.tokens % self.shape[1])[None]
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, scaling: float
+) -> Tensor:
+    """Attention inside each sentence of a packed batch.
+
+    On CUDA in half precision without dropout it is the variable-length flash kernel; else the sentences are padded for
+    the attention alone, whose share of the work is small.
+
+    Args:
+        query, key, value: [1, A, S, D].
+
+    Returns:
+        the mixed values, [1, S, A, D].
+    """
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))  # [1, S, A, D]
+    if query.is_cuda and query.dtype != torch.float32 and not dropout:
+        from torch.nn.attention.varlen import varlen_attn
+
+        starts, longest = packing.starts, packing.longest
+        return varlen_attn(query[0], key[0], value[0], starts, starts, longest, longest, scale=scaling)[None]
+    padded = (packing.unpack(states).transpose(1, 2) for states in (query, key, value))  # [N, A, T, D]
+    lengths = packing.starts.diff()
+    mask = torch.arange(packing.shape[1], device=query.device) < lengths[:, None]  # [N, T]
+    mixed = F.scaled_dot_product_attention(*padded, attn_mask=mask[:, None, None], dropout_p=dropout, scale=scaling)
+    return packing.pack(mixed.transpose(1, 2))

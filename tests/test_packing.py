@@ -1,0 +1,139 @@
+"""Packing: only real tokens through the encoder, and the same answers and gradients."""
+
+import numpy as np
+import pytest
+import torch
+
+from hf_minbert import get_tasks
+from hf_minbert.data.collators import PaddedCollator
+from hf_minbert.heads import HEADS
+from hf_minbert.packing import Packing
+from hf_minbert.pooling import POOLINGS
+
+LENGTHS = (3, 9, 1, 6)
+
+
+def rows(task):
+    """Random encoded rows of these lengths; the two sides of a pair apart have different ones."""
+    draw = np.random.default_rng(0)
+    made = []
+    for number, length in enumerate(LENGTHS):
+        ids = [draw.integers(5, 60, size).tolist() for size in (length, LENGTHS[-1 - number])]
+        segments = [[place % 2 for place in range(len(side))] for side in ids]
+        labels = {"sst": number, "para": number % 2, "sts": number + 0.5}[task.name]
+        if task.pair_encoding != "bi":
+            ids, segments = ids[0], segments[0]
+        made.append({"input_ids": ids, "token_type_ids": segments, "labels": labels})
+    return made
+
+
+def both(task, **changes):
+    """The padded batch, and the same with its packing."""
+    plain, packed = (PaddedCollator(task, 0, packing=packing, **changes)(rows(task)) for packing in (False, True))
+    assert "packing" not in plain and set(packed) - set(plain) == {"packing"}
+    return plain, packed
+
+
+def test_pack_and_unpack_by_hand():
+    is_token = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
+    packing = Packing(shape=(3, 3), **Packing.describe(is_token))
+    assert packing.tokens.tolist() == [0, 1, 3, 6, 7, 8]
+    assert packing.starts.tolist() == [0, 2, 3, 6] and packing.longest == 3
+    assert packing.positions().tolist() == [[0, 1, 0, 0, 1, 2]]
+    values = torch.arange(9).reshape(3, 3)
+    assert packing.pack(values).tolist() == [[0, 1, 3, 6, 7, 8]]
+    assert packing.unpack(packing.pack(values)).tolist() == [[0, 1, 0], [3, 0, 0], [6, 7, 8]]
+
+
+FIELDS = [
+    *(("sst", {"pooling": pooling}) for pooling in POOLINGS),
+    *(("sts", {"pooling": pooling, "pair_encoding": "bi", "head": "cosine"}) for pooling in POOLINGS),
+    *(("para", {"head": head}) for head in HEADS if not HEADS[head].compares),
+    ("sst", {"pooling": "mean", "layers": "mix"}),
+    ("para", {"pair_encoding": "bi", "loss": "mnr", "head": "cosine"}),
+]
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+@pytest.mark.parametrize(("name", "fields"), FIELDS, ids=str)
+def test_answers_and_gradients_are_those_of_the_padded_batch(tiny_model, name, fields, multiple):
+    (task,) = get_tasks({name: fields})
+    model = tiny_model([task])
+    found = []
+    for batch in both(task, pad_to_multiple_of=multiple):
+        model.zero_grad()
+        output = model(**batch)
+        output.loss.backward()
+        found.append((output, {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}))
+    (plain, gradients), (packed, packed_gradients) = found
+    torch.testing.assert_close(packed.logits, plain.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(packed_gradients, gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+def test_a_batch_of_one(tiny_model, multiple):
+    (task,) = get_tasks({"sst": {"pooling": "mean", "layers": "mix"}})
+    model = tiny_model([task])
+    logits = [
+        model(**PaddedCollator(task, 0, pad_to_multiple_of=multiple, packing=packing)(rows(task)[:1])).logits
+        for packing in (False, True)
+    ]
+    torch.testing.assert_close(*logits)
+
+
+def test_only_real_tokens_go_through_the_layers(tiny_model):
+    (task,) = get_tasks(["sst"])
+    model, seen = tiny_model([task]), []
+    model.bert.encoder.layer[0].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    for batch in both(task):
+        model(**batch)
+    assert seen == [(4, 9, 32), (1, sum(LENGTHS), 32)]
+
+
+def test_embeddings_in_place_of_ids_are_packed_too(tiny_model):
+    (task,) = get_tasks(["sst"])
+    model = tiny_model([task])
+    plain, packed = both(task)
+    given = {key: value for key, value in packed.items() if key != "input_ids"}
+    embeds = model.get_input_embeddings()(packed["input_ids"])
+    torch.testing.assert_close(model(**given, inputs_embeds=embeds).logits, model(**plain).logits)
+
+
+def test_private_layers_and_encoders_are_packed_too(tiny_model):
+    for changes in ({"private_layers": 1}, {"private_encoders": True}):
+        model = tiny_model(**changes)
+        (task,) = get_tasks(["sts"])
+        plain, packed = both(task)
+        torch.testing.assert_close(model(**packed).logits, model(**plain).logits)
+
+
+def test_dropout_on_attention_is_drawn_in_training_and_only_then(tiny_model):
+    (task,) = get_tasks(["sst"])
+    model = tiny_model([task], attention_probs_dropout_prob=0.5)
+    _, packed = both(task)
+    assert not torch.equal(model(**packed).logits, model(**packed).logits)
+    model.eval()
+    assert torch.equal(model(**packed).logits, model(**packed).logits)
+
+
+def test_hidden_states_come_padded(tiny_model):
+    (task,) = get_tasks(["sst"])
+    model = tiny_model([task])
+    plain, packed = (model(**batch, output_hidden_states=True).hidden_states for batch in both(task))
+    mask = both(task)[0]["attention_mask"].bool()
+    for ours, theirs in zip(packed, plain, strict=True):
+        torch.testing.assert_close(ours[mask], theirs[mask], atol=1e-5, rtol=1e-5)
+        assert not ours[~mask].any()
+
+
+def test_activation_checkpointing_goes_with_packing(tiny_model):
+    (task,) = get_tasks(["sst"])
+    model = tiny_model([task])
+    _, packed = both(task)
+    model(**packed).loss.backward()
+    expected = {key: p.grad.clone() for key, p in model.named_parameters()}
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    model(**packed).loss.backward()
+    torch.testing.assert_close({key: p.grad for key, p in model.named_parameters()}, expected)
