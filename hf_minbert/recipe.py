@@ -274,7 +274,10 @@ def _unknown_key(key: object, known: Iterable[str]) -> MinBertError:
 
 def cast(key: str, value: Value, hint: Any) -> Any:
     """`value` as the type `hint` asks for. Raises `MinBertError` where it does not fit."""
-    for option in _options(hint):
+    options = _options(hint)
+    if type(value.value) is float and float in options:  # where whole numbers are taken too, 1.0 is not 1
+        return value.value
+    for option in options:
         fits, result = _fit(value, option)
         if fits:
             return result

@@ -32,7 +32,8 @@ RUN_FILES = ("metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "mo
 #: Keys that decide what a step computes: a run that resumes with another value would be neither run.
 FIXED_ON_RESUME = (
     "tasks", "train_tasks", "max_length", "mixing", "task_batch_sizes", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "seed", "data_seed", "aggregator", "regularizer", "task_weights",
+    "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins", "rows_per_epoch", "redraw_rows",
+    "aggregator", "regularizer", "task_weights", "freeze",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Which examples make a step. A round is one mini-batch of every task in training.
+"""Which examples make a step. A round holds a mini-batch of each of its tasks.
 
 To add a way to mix: a class here and a line in `MIXING`.
 """
@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..errors import MinBertError
+from ..tasks import Task
 
 Rows = list[dict[str, Any]]
 
@@ -25,38 +26,117 @@ def fetch(dataset: Sequence, indices: Sequence[int]) -> Rows:
     return [dataset[index] for index in indices]
 
 
+def labels_of(dataset: Sequence) -> np.ndarray:
+    """The labels of encoded rows, [rows]. Those of a `datasets.Dataset` as one column: row by row it takes minutes."""
+    return np.asarray([row["labels"] for row in dataset] if isinstance(dataset, list) else dataset["labels"][:])
+
+
+def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
+    """What balanced sampling balances: the class ids, or the bin of each score among `bins` of equal width."""
+    if task.kind != "score":
+        return labels
+    low, high = task.range
+    # A score that went through float32 may be a rounding below the edge that it stands on.
+    places = (labels.astype(np.float64) - low) / (high - low) * bins + 1e-4
+    return np.clip(places, 0, bins - 1).astype(np.int64)  # the highest score is in the last bin
+
+
+class RowSampler:
+    """The rows of one task in the order in which an epoch takes them, pass after pass.
+
+    A pass is a pure function of seed, task, epoch and its number. Without `groups` it is a shuffle of the epoch's
+    rows: all of them, or a draw of `rows` without replacement, whose every pass is over the same ones. With `groups`
+    each pass is a draw with replacement in which every group is equally likely, and every row of a group.
+
+    Args:
+        task: its name.
+        size: how many rows there are.
+        seed: of every draw.
+        groups: [size], the group of each row, to balance them.
+        rows: how many rows a pass has; a float is a share of `size`, of which at least one row is left.
+        redraw: whether each epoch draws its `rows` anew. If not, the first draw serves all epochs and passes, each in
+            an order of its own. Without `rows` there is nothing to keep.
+
+    Raises:
+        MinBertError: there are no rows, or fewer than `rows`.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        size: int,
+        *,
+        seed: int,
+        groups: np.ndarray | None = None,
+        rows: float | None = None,
+        redraw: bool = True,
+    ):
+        if size == 0:
+            raise MinBertError(f"Task {task!r} has no training rows. Give it some, or do not train it.")
+        if rows is not None and rows > size:
+            raise MinBertError(
+                f"`rows_per_epoch` of {task!r} asks for {rows} rows, and there are {size}. Lower it, or leave it out "
+                f"to take all."
+            )
+        self.task, self.size, self.seed = task, size, seed
+        self.rows = size if rows is None else max(1, round(rows * size)) if isinstance(rows, float) else rows
+        self.chances = None
+        if groups is not None:
+            _, group, counts = np.unique(groups, return_inverse=True, return_counts=True)
+            self.chances = 1 / (counts[group] * len(counts))
+        self.kept = None if redraw or rows is None else self._draw()
+
+    def order(self, epoch: int, number: int) -> np.ndarray:
+        """The rows of pass `number` of an epoch, [rows]."""
+        if self.kept is not None:
+            return self._generator(epoch, number).permutation(self.kept)
+        if self.chances is not None:
+            return self._draw(epoch, number)
+        if self.rows == self.size:
+            return self._generator(epoch, number).permutation(self.size)
+        return self._generator(epoch, number).permutation(self._draw(epoch))
+
+    def within_reach(self) -> np.ndarray:
+        """The rows that training may come to see, each once."""
+        return np.arange(self.size) if self.kept is None else np.unique(self.kept)
+
+    def _draw(self, *when: int) -> np.ndarray:
+        replace = self.chances is not None
+        return self._generator(*when).choice(self.size, self.rows, replace=replace, p=self.chances)
+
+    def _generator(self, *when: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, *when, zlib.crc32(self.task.encode())])
+
+
 class Rounds(Dataset, ABC):
     """A map-style dataset of rounds: item `i` is `{task: rows}`, a pure function of seed, epoch and `i`.
 
     With `W` processes and a global step `s`, process `r` takes round `s * W + r`. Rounds follow each other in
     one order of the rows, so `W` processes with batches of `b` see at each step the rows that one process
-    with batches of `W * b` sees. The order is drawn here and not by a sampler, because a sampler's epoch is
-    lost when several processes resume in the middle of an epoch.
+    with batches of `W * b` sees. The order is drawn here and not by a sampler of torch's, because such a sampler's
+    epoch is lost when several processes resume in the middle of an epoch.
+
+    All batches are full: a task whose rows do not fill its last ones begins its next pass there.
 
     Args:
         datasets: rows by task name.
         batch_sizes: rows a round takes from each task.
-        seed: of the order.
-        num_processes: the number of rounds is a multiple of it, so that every process takes equally many.
-
-    Raises:
-        MinBertError: a task has no rows.
+        samplers: the order of each task's rows.
+        num_processes: the number of rounds, and of those with a task, is a multiple of it, so that at each step every
+            process takes a round, with the same tasks.
     """
 
     def __init__(
         self,
         datasets: Mapping[str, Sequence],
         batch_sizes: Mapping[str, int],
+        samplers: Mapping[str, RowSampler],
         *,
-        seed: int,
         num_processes: int = 1,
     ):
-        for task, dataset in datasets.items():
-            if len(dataset) == 0:
-                raise MinBertError(f"Task {task!r} has no training rows. Give it some, or do not train it.")
         self.datasets = dict(datasets)
         self.batch_sizes = {task: batch_sizes[task] for task in datasets}
-        self.seed = seed
+        self.samplers = {task: samplers[task] for task in datasets}
         self.num_processes = num_processes
         self.epoch = 0
         self._orders: dict[tuple[str, int], np.ndarray] = {}
@@ -67,43 +147,55 @@ class Rounds(Dataset, ABC):
             self._orders.clear()
 
     def rounds_to_see(self, task: str) -> int:
-        """How many rounds, over all processes, it takes to see each of the task's rows once."""
+        """How many rounds, over all processes, it takes to see each of the epoch's rows of a task once."""
         per_step = self.batch_sizes[task] * self.num_processes
-        return -(-len(self.datasets[task]) // per_step) * self.num_processes
+        return -(-self.samplers[task].rows // per_step) * self.num_processes
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def rounds_with(self, task: str) -> int:
+        """How many of the epoch's rounds hold the task: it is in the first ones."""
 
-    @abstractmethod
-    def __getitem__(self, index: int) -> dict[str, Rows]: ...
+    def __len__(self) -> int:
+        return max(self.rounds_with(task) for task in self.datasets)
 
-    def order(self, task: str, number: int) -> np.ndarray:
-        """The order of a task's rows in its pass `number` of this epoch. Another task does not change it."""
+    def __getitem__(self, index: int) -> dict[str, Rows]:
+        return {task: self._batch(task, index) for task in self.datasets if index < self.rounds_with(task)}
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tasks that an epoch shows, those that it shows again counted again."""
+        return sum(self.rounds_with(task) * size for task, size in self.batch_sizes.items())
+
+    def _batch(self, task: str, index: int) -> Rows:
+        size, rows = self.batch_sizes[task], self.samplers[task].rows
+        places = (divmod(position, rows) for position in range(index * size, (index + 1) * size))
+        return fetch(self.datasets[task], [int(self._order(task, number)[place]) for number, place in places])
+
+    def _order(self, task: str, number: int) -> np.ndarray:
         key = (task, number)
         if key not in self._orders:
-            draw = np.random.default_rng([self.seed, self.epoch, number, zlib.crc32(task.encode())])
-            self._orders[key] = draw.permutation(len(self.datasets[task]))
+            self._orders[key] = self.samplers[task].order(self.epoch, number)
         return self._orders[key]
 
 
 class Cycle(Rounds):
     """Goes on until the task with the most rounds has been seen whole; shorter tasks start again.
 
-    Every row of that task is seen at least once an epoch, and so is every row of the shorter ones. All batches are
-    full: the last round is filled up from the next pass. A task that starts again does so in a new order.
+    Every row of an epoch is seen at least once in it, whichever task it is of.
     """
 
-    def __len__(self) -> int:
-        return max(self.rounds_to_see(task) for task in self.datasets)
-
-    def __getitem__(self, index: int) -> dict[str, Rows]:
-        return {task: self._batch(task, index) for task in self.datasets}
-
-    def _batch(self, task: str, index: int) -> Rows:
-        dataset, size = self.datasets[task], self.batch_sizes[task]
-        positions = range(index * size, (index + 1) * size)
-        passes = [divmod(position, len(dataset)) for position in positions]
-        return fetch(dataset, [int(self.order(task, number)[offset]) for number, offset in passes])
+    def rounds_with(self, task: str) -> int:
+        return max(map(self.rounds_to_see, self.datasets))
 
 
-MIXING: dict[str, type[Rounds]] = {"cycle": Cycle}
+class Once(Rounds):
+    """Goes through each task's rows once; a task that is through leaves the rounds to the others.
+
+    So the last rounds are those of the longest task alone. Rows that fill up a task's last batches are seen twice.
+    """
+
+    def rounds_with(self, task: str) -> int:
+        return self.rounds_to_see(task)
+
+
+MIXING: dict[str, type[Rounds]] = {"cycle": Cycle, "once": Once}

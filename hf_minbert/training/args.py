@@ -9,12 +9,14 @@ from typing import Any, Literal, get_args
 
 import torch
 from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import metric_names
 from ..tasks import Task
 from .aggregators import AGGREGATORS
+from .optimizers import OPTIMIZERS, OwnOptimizer
 from .regularizers import REGULARIZERS
 
 #: Stock arguments that a step of several tasks cannot honour: the only value allowed, and why.
@@ -33,20 +35,28 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "prediction_loss_only": (False, "`eval_overall` needs predictions"),
     "remove_unused_columns": (False, "columns are chosen by task"),
     "label_names": (None, "labels are named by the task"),
+    "length_column_name": ("length", "rows are not grouped by length"),
+    "use_cache": (False, "an encoder generates no text, and keeps nothing for it"),
     "use_liger_kernel": (False, "its kernels are for models of the library"),
+    "liger_kernel_config": (None, "it is for Liger's kernels, which are for models of the library"),
     "torch_empty_cache_steps": (None, "the step of several tasks does not empty the cache"),
     "ddp_find_unused_parameters": (None, "the step averages gradients itself, without DDP's hooks"),
     "ddp_bucket_cap_mb": (None, "the step averages gradients itself, in buckets of its own"),
     "ddp_broadcast_buffers": (None, "the step does not go through DDP's forward"),
     "ddp_static_graph": (None, "the step averages gradients itself, without DDP's hooks"),
+    "average_tokens_across_devices": (True, "a task's loss is a mean over rows, which processes have equally many of"),
     "fsdp": (None, "the step runs on the unwrapped model, whose parameters FSDP would have sharded"),
+    "fsdp_config": (None, "it is for FSDP, which the step does not go with"),
     "deepspeed": (None, "the step averages gradients itself, and DeepSpeed takes them away"),
     "parallelism_config": (None, "the step averages over whole copies of the model"),
+    "local_rank": (-1, "the launcher tells each process its number"),
     "do_train": (False, "`minbert train` trains"),
     "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
 }
 
 TrainMetrics = Literal["running", "full", "none"]
+Sampling = Literal["shuffle", "balanced"]
+Freeze = Literal["none", "encoder"]
 
 
 @dataclass
@@ -62,8 +72,18 @@ class MultiTaskTrainingArguments(TrainingArguments):
         task_batch_sizes: rows a round takes from a task, per device, where it differs from
             `per_device_train_batch_size`.
         task_weights: factor on a task's loss, 1 unless given.
-        mixing: which examples make a round; a name from `hf_minbert.data.rounds.MIXING`.
+        mixing: which examples make a round. `cycle`: an epoch ends with the task that takes the most rounds, and
+            shorter ones start again; `once`: a task goes through its rows once an epoch, and then leaves the rounds.
+        task_sampling: how a task's rows are drawn, `shuffle` unless given. `shuffle`: each row once, in a new order;
+            `balanced`: with replacement, each label equally often (for a score, each bin of its range).
+        score_bins: how many bins of equal width `balanced` puts the range of a score into.
+        rows_per_epoch: how much of a task's rows an epoch takes, where that is not all of them: a number with a point
+            is a share (`0.1` a tenth, `1.0` all), a whole number counts rows (`1` is one row).
+        redraw_rows: whether each epoch draws its `rows_per_epoch` anew, or all epochs keep the first draw.
         aggregator: how the tasks' gradients become one; a name from `hf_minbert.training.aggregators.AGGREGATORS`.
+        optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
+        freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
+            in all training, so a head sees other features in each epoch.
         regularizer: a term added to each task's loss; `none`, or a name from
             `hf_minbert.training.regularizers.REGULARIZERS`.
         train_metrics: scores on the training rows at the end of each epoch: `running` from the epoch's own outputs,
@@ -80,7 +100,13 @@ class MultiTaskTrainingArguments(TrainingArguments):
     task_batch_sizes: dict[str, int] | None = None
     task_weights: dict[str, float] | None = None
     mixing: str = "cycle"
+    task_sampling: dict[str, Sampling] | None = None
+    score_bins: int = 5
+    rows_per_epoch: dict[str, int | float] | None = None
+    redraw_rows: bool = True
     aggregator: str = "sum"
+    optim: OptimizerNames | OwnOptimizer | str = TrainingArguments.optim
+    freeze: Freeze = "none"
     regularizer: str = "none"
     train_metrics: TrainMetrics = "none"
     early_stopping_patience: int | None = None
@@ -103,7 +129,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             self.metric_for_best_model = "eval_overall"
         self._refuse_unsupported()  # before the stock class acts on them, as it does for DeepSpeed
         self._check_ranges()  # nor are the stock words for what is out of range always to the point
+        own = self._own_optimizer()
         super().__post_init__()
+        self.optim = own or self.optim
         self._refuse_settings()
         self._check_values()
         if self.n_gpu > 1:
@@ -117,13 +145,23 @@ class MultiTaskTrainingArguments(TrainingArguments):
         # One of several CPU processes has the device "cpu:1", to which transformers 5.17 cannot load an optimizer.
         return torch.device("cpu") if device.type == "cpu" else device
 
+    def _own_optimizer(self) -> OwnOptimizer | None:
+        """The optimizer, if it is one of ours; then a stock one stands in for it while the stock class looks."""
+        if self.optim in [*OwnOptimizer]:
+            own, self.optim = OwnOptimizer(self.optim), OptimizerNames.ADAMW_TORCH
+            return own
+        stock = [name.value for name in OptimizerNames]
+        if self.optim not in stock:
+            raise unknown_name("optim", self.optim, [*OPTIMIZERS, *stock])
+        return None
+
     def _refuse_unsupported(self) -> None:
         known = {f.name for f in fields(self)}
         for name, (allowed, reason) in REFUSED.items():
             if name not in known:  # a field that only newer versions of transformers have
                 continue
             value = getattr(self, name)
-            asks_for_nothing = not value and allowed is not True
+            asks_for_nothing = not value and allowed not in (True, -1)
             if value != allowed and not asks_for_nothing:
                 raise MinBertError(f"`{name}: {value}` is not supported: {reason}. Leave it out.")
 
@@ -152,6 +190,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
             ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
             ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
+            ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
+            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= lowest:
@@ -166,23 +206,34 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
 
     def _check_values(self) -> None:
-        for name, registry in (("mixing", MIXING), ("aggregator", AGGREGATORS)):
-            if getattr(self, name) not in registry:
-                raise unknown_name(name, getattr(self, name), registry)
-        if self.regularizer not in ("none", *REGULARIZERS):
-            raise unknown_name("regularizer", self.regularizer, ("none", *REGULARIZERS))
-        if self.train_metrics not in get_args(TrainMetrics):
-            raise unknown_name("train_metrics", self.train_metrics, get_args(TrainMetrics))
+        choices = {"mixing": MIXING, "aggregator": AGGREGATORS, "regularizer": ("none", *REGULARIZERS)}
+        choices |= {"train_metrics": get_args(TrainMetrics), "freeze": get_args(Freeze)}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise unknown_name(name, getattr(self, name), known)
+        self._check_per_task()
+        if self.do_eval and self.eval_strategy == "no":
+            raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+    def _check_per_task(self) -> None:
         for task, size in (self.task_batch_sizes or {}).items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
         for task, weight in (self.task_weights or {}).items():
             if not 0 <= weight < float("inf"):
                 raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
-        if self.do_eval and self.eval_strategy == "no":
-            raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
-        if self.early_stopping_patience is not None and self.eval_strategy == "no":
-            raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+        for task, sampling in (self.task_sampling or {}).items():
+            if sampling not in get_args(Sampling):
+                raise unknown_name(f"`task_sampling` of {task!r}:", sampling, get_args(Sampling))
+        for task, rows in (self.rows_per_epoch or {}).items():
+            counts = type(rows) is int and rows >= 1
+            if not counts and not (type(rows) is float and 0 < rows <= 1):
+                raise MinBertError(
+                    f"`rows_per_epoch` of {task!r} must be a whole number of rows from 1, or a share of them above 0 "
+                    f"and up to 1.0. Found {rows!r}."
+                )
 
     # ---- What depends on the model's tasks -------------------------------------------------------------------
 
@@ -207,7 +258,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
         Raises:
             MinBertError: a task or a metric is unknown.
         """
-        for option in ("train_tasks", "eval_tasks", "task_batch_sizes", "task_weights"):
+        for option in (
+            "train_tasks", "eval_tasks", "task_batch_sizes", "task_weights", "task_sampling", "rows_per_epoch",
+        ):  # fmt: skip
             self.chosen_tasks(option, tasks)
         if (metric := self.metric_for_best_model) is not None:
             known = [f"eval_{name}" for name in metric_names(tasks[n] for n in self.chosen_tasks("eval_tasks", tasks))]

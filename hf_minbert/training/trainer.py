@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,14 +14,17 @@ from transformers.trainer_utils import TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import check_max_length, encode
-from ..data.rounds import MIXING
+from ..data.rounds import MIXING, Rounds, RowSampler, label_groups, labels_of
 from ..errors import MinBertError, unknown_name
 from ..tasks import Task
 from .aggregators import AGGREGATORS
 from .args import MultiTaskTrainingArguments
 from .checkpoints import newest_complete_checkpoint
+from .class_weights import auto_options, counted, warnings_of
 from .evaluation import TaskEvaluation, TrainingScores
+from .freezing import check_trainable, count_parameters, freeze_encoder
 from .gradients import collector
+from .optimizers import OPTIMIZERS
 from .regularizers import REGULARIZERS
 
 logger = logging.getLogger(__name__)
@@ -32,8 +35,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
     Args:
         model: a model with `config.tasks` and `forward(task=..., labels=..., ...)`, such as
-            `MinBertForMultiTask`, plain or wrapped by `peft.get_peft_model`.
-        args: its `train_tasks`, `eval_tasks`, `task_batch_sizes` and `task_weights` name the model's tasks.
+            `MinBertForMultiTask`, plain or wrapped by `peft.get_peft_model`. Where a task's loss options say `auto`,
+            its config gets the numbers that are counted from the training rows; where `args.freeze` says so, its
+            parameters lose `requires_grad`.
+        args: its `train_tasks`, `eval_tasks` and what it gives by task name the model's tasks.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
             accepted where the model has one task or an active one.
@@ -45,7 +50,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         optimizers: optimizer and schedule to use instead of those that `args` name.
 
     Raises:
-        MinBertError: a task, a metric or a length does not fit the model, or a task has no rows.
+        MinBertError: a task, a metric or a length does not fit the model, or a task has no rows, or fewer than an
+            epoch is to have.
     """
 
     def __init__(
@@ -76,10 +82,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.collators = {name: PaddedCollator(task, pad) for name, task in self.tasks.items()}
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
+            self._prepare_losses(train_dataset, args)
         if eval_dataset is not None:
             eval_dataset = self._encode(eval_dataset, self.eval_tasks, "eval_dataset")
+        self._check_counted([*(train_dataset or ()), *(eval_dataset or ())])
         if args.eval_strategy != "no" and not eval_dataset:
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
+        if args.freeze == "encoder":
+            freeze_encoder(model)
         if args.n_gpu > 1:
             logger.warning("%d GPUs are visible and one is used. To use all: accelerate launch.", args.n_gpu)
             args._n_gpu = 1  # DataParallel would wrap the model, and the step would not use it
@@ -137,13 +147,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
         if self.train_dataset is None:
             raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
-        args = self.args
-        rounds = MIXING[args.mixing](
-            self.train_dataset,
-            self.batch_sizes,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            num_processes=args.world_size,
-        )
+        args, rounds = self.args, self._rounds()
         return self.accelerator.prepare(
             DataLoader(
                 rounds,
@@ -155,6 +159,52 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 prefetch_factor=args.dataloader_prefetch_factor,
             )
         )
+
+    def _rounds(self) -> Rounds:
+        samplers = self._samplers(self.train_dataset, self.args)
+        mixing = MIXING[self.args.mixing]
+        return mixing(self.train_dataset, self.batch_sizes, samplers, num_processes=self.args.world_size)
+
+    def _samplers(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> dict[str, RowSampler]:
+        """How each task's rows are drawn."""
+        samplers = {}
+        for name, rows in train.items():
+            groups = None
+            if _is_balanced(name, args):
+                groups = label_groups(self.tasks[name], labels_of(rows), args.score_bins)
+            samplers[name] = RowSampler(
+                name,
+                len(rows),
+                seed=args.seed if args.data_seed is None else args.data_seed,
+                groups=groups,
+                rows=(args.rows_per_epoch or {}).get(name),
+                redraw=args.redraw_rows,
+            )
+        return samplers
+
+    def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
+        """Counts what the loss options leave to be counted, and says what goes ill with what."""
+        samplers = self._samplers(train, args)
+        for saved in self.model.config.tasks:
+            name = saved["name"]
+            if name not in train:
+                continue
+            if auto_options(self.tasks[name]):
+                labels = labels_of(train[name])[samplers[name].within_reach()]
+                numbers = counted(self.tasks[name], labels)
+                saved["loss_options"].update(numbers)  # where the model reads them
+                self.tasks[name] = Task.from_config(saved)
+                logger.info("Counted from %d training rows of %s: %s.", len(labels), name, numbers)
+            for warning in warnings_of(self.tasks[name], _is_balanced(name, args)):
+                logger.warning(warning)
+
+    def _check_counted(self, names: Iterable[str]) -> None:
+        for name in names:
+            for option in auto_options(self.tasks[name]):
+                raise MinBertError(
+                    f"Task {name!r}: `{option}: auto` is counted from training rows, and the task is not trained. "
+                    f"Give `{option}` in numbers, or add the task to `train_tasks`."
+                )
 
     @property
     def pin_memory(self) -> bool:
@@ -169,12 +219,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
     def num_examples(self, dataloader: DataLoader) -> int:
         """Rows an epoch of this loader shows; the stock count would be of rounds."""
         if isinstance(dataloader.collate_fn, RoundCollator):
-            return len(dataloader.dataset) * sum(self.batch_sizes.values())
+            return dataloader.dataset.num_rows
         return super().num_examples(dataloader)
 
     def get_total_train_batch_size(self, args: MultiTaskTrainingArguments) -> int:
-        """Rows of all tasks that one optimizer step sees, over all processes."""
-        return sum(self.batch_sizes.values()) * args.gradient_accumulation_steps * args.world_size
+        """Rows of all tasks that an optimizer step sees, over all processes; a mean, where tasks leave the rounds."""
+        rounds = self._rounds()
+        return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
     def floating_point_ops(self, inputs: dict[str, dict[str, Any]]) -> int:
         return sum(super(MultiTaskTrainer, self).floating_point_ops(batch) for batch in inputs.values())
@@ -188,9 +239,19 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             if resume_from_checkpoint is None:
                 raise MinBertError(f"There is no complete checkpoint in {self.args.output_dir} to resume from.")
             logger.info("Resuming from %s.", resume_from_checkpoint)
+        check_trainable(self.model, self.train_tasks)
+        logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         self._gradients = collector(self.model.parameters(), AGGREGATORS[self.args.aggregator])
         self._task_losses.clear()
         return super().train(resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs)
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: MultiTaskTrainingArguments, model: nn.Module | None = None) -> tuple:
+        """The optimizer's class and arguments; ours take those of the stock AdamW."""
+        if args.optim.value not in OPTIMIZERS:
+            return Trainer.get_optimizer_cls_and_kwargs(args, model)
+        betas = (args.adam_beta1, args.adam_beta2)
+        return OPTIMIZERS[args.optim.value], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, dict[str, Any]], num_items_in_batch: Any = None
@@ -255,3 +316,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             logs.update({f"loss_{task}": mean for task, mean in zip(self._task_losses, means, strict=True)})
             self._task_losses.clear()
         super().log(logs, start_time)
+
+
+def _is_balanced(task: str, args: MultiTaskTrainingArguments) -> bool:
+    return (args.task_sampling or {}).get(task) == "balanced"

@@ -1,6 +1,8 @@
 """Training arguments: which stock ones are refused, which are honoured, and what ours accept."""
 
-from dataclasses import fields
+import pickle
+from dataclasses import fields, replace
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from accelerate.utils import ParallelismConfig
 from transformers import TrainingArguments
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
+from hf_minbert.recipe import Value, cast
 from hf_minbert.training.args import REFUSED
 
 STOCK = {field.name for field in fields(TrainingArguments)}
@@ -27,15 +30,21 @@ REFUSED_VALUES = {
     "prediction_loss_only": True,
     "remove_unused_columns": True,
     "label_names": ["labels"],
+    "length_column_name": "size",
+    "use_cache": True,
     "use_liger_kernel": True,
+    "liger_kernel_config": {"rope": True},
     "torch_empty_cache_steps": 2,
     "ddp_find_unused_parameters": True,
     "ddp_bucket_cap_mb": 5,
     "ddp_broadcast_buffers": True,
     "ddp_static_graph": True,
+    "average_tokens_across_devices": False,
     "fsdp": True,
+    "fsdp_config": {"min_num_params": 1},
     "deepspeed": {"zero_optimization": {"stage": 2}},
     "parallelism_config": ParallelismConfig(),
+    "local_rank": 0,
     "do_train": True,
     "do_predict": True,
 }
@@ -58,7 +67,6 @@ HONOURED_VALUES = {
     "adam_beta2": 0.9,
     "adam_epsilon": 1e-6,
     "gradient_accumulation_steps": 2,
-    "average_tokens_across_devices": False,
     "max_grad_norm": 0.0,
     "bf16": True,
     "bf16_full_eval": True,
@@ -70,8 +78,6 @@ HONOURED_VALUES = {
     "torch_compile": True,
     "torch_compile_backend": "eager",
     "torch_compile_mode": "default",
-    "liger_kernel_config": {},
-    "use_cache": True,
     "neftune_noise_alpha": 5.0,
     "logging_strategy": "epoch",
     "logging_steps": 3,
@@ -118,13 +124,10 @@ HONOURED_VALUES = {
     "dataloader_num_workers": 2,
     "dataloader_pin_memory": False,
     "dataloader_multiprocessing_context": "spawn",
-    "length_column_name": "size",
     "ddp_timeout": 60,
-    "fsdp_config": {},
     "debug": "underflow_overflow",
     "skip_memory_metrics": False,
     "resume_from_checkpoint": True,
-    "local_rank": 0,
 }
 #: These need another argument beside them, a GPU, or several processes.
 NOT_ALONE = {
@@ -179,6 +182,37 @@ def test_other_stock_arguments_are_accepted(name):
 def test_asking_for_nothing_is_not_refused(nothing):
     arguments(fsdp=nothing, include_for_metrics=nothing, label_names=nothing, deepspeed=nothing)
     arguments(include_num_input_tokens_seen=False, ddp_find_unused_parameters=False)
+    arguments(liger_kernel_config=nothing, fsdp_config=nothing)
+
+
+def test_arguments_can_be_built_again_from_what_they_became():
+    args = arguments(optim="course_adamw", task_sampling={"sst": "balanced"}, eval_strategy="epoch")
+    for again in (replace(args), MultiTaskTrainingArguments(**args.to_dict()), pickle.loads(pickle.dumps(args))):
+        assert again.to_dict() == args.to_dict()
+
+
+# ---- ours
+
+
+@pytest.mark.parametrize("name", ["course_adamw", "adamw_torch", "sgd"])
+def test_an_optimizer_of_ours_stands_beside_the_stock_ones(name):
+    written = cast("optim", Value(name, name), get_type_hints(MultiTaskTrainingArguments)["optim"])
+    for given in (name, written):
+        args = arguments(optim=given)
+        assert args.optim == args.optim.value == args.to_dict()["optim"] == name
+
+
+def test_a_misspelt_optimizer_is_answered_with_the_nearest():
+    with pytest.raises(MinBertError, match="Unknown optim 'course_adam'. Did you mean 'course_adamw'?"):
+        arguments(optim="course_adam")
+
+
+@pytest.mark.parametrize("rows", [1, 1.0, 0.1, 500])
+def test_a_number_of_rows_and_a_share_are_told_apart(rows):
+    hint = get_type_hints(MultiTaskTrainingArguments)["rows_per_epoch"]
+    found = cast("rows_per_epoch", Value({"para": rows}, None), hint)["para"]
+    assert (type(found), found) == (type(rows), rows)
+    assert arguments(rows_per_epoch={"para": rows}).rows_per_epoch == {"para": rows}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +244,23 @@ def test_asking_for_nothing_is_not_refused(nothing):
         ({"task_batch_sizes": {"sst": True}}, "Found True."),
         ({"task_weights": {"sst": -1}}, "`task_weights` of 'sst' must be a number from 0. Found -1."),
         ({"task_weights": {"sst": float("nan")}}, "Found nan."),
+        (
+            {"task_sampling": {"sst": "balancd"}},
+            "Unknown `task_sampling` of 'sst': 'balancd'. Did you mean 'balanced'?",
+        ),
+        ({"score_bins": 1}, "`score_bins` must be at least 2 ... Found 1."),
+        ({"rows_per_epoch": {"para": 0}}, "`rows_per_epoch` of 'para' must be a whole number ... Found 0."),
+        ({"rows_per_epoch": {"para": 0.0}}, "Found 0.0."),
+        ({"rows_per_epoch": {"para": 1.5}}, "a share of them above 0 and up to 1.0. Found 1.5."),
+        ({"rows_per_epoch": {"para": True}}, "Found True."),
+        ({"rows_per_epoch": {"para": "all"}}, "Found 'all'."),
+        ({"freeze": "encoders"}, "Unknown freeze 'encoders'. Did you mean 'encoder'?"),
+        ({"eval_accumulation_steps": 0}, "`eval_accumulation_steps` must be at least 1 ... Found 0."),
+        ({"save_total_limit": 0}, "`save_total_limit` must be at least 1 ... Found 0."),
+        ({"logging_steps": -1}, "`logging_steps` must be at least 0 ... Found -1."),
+        ({"save_steps": -1}, "`save_steps` must be at least 0 ... Found -1."),
+        ({"eval_steps": -0.5}, "`eval_steps` must be at least 0 ... Found -0.5."),
+        ({"eval_delay": -1}, "`eval_delay` must be at least 0 ... Found -1."),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_what_was_found(given, said):
@@ -236,7 +287,9 @@ def test_what_needs_a_best_metric_takes_the_overall_score(given):
 
 def test_our_defaults():
     args = arguments()
-    assert (args.mixing, args.aggregator, args.regularizer) == ("cycle", "sum", "none")
+    assert (args.mixing, args.aggregator, args.regularizer, args.freeze) == ("cycle", "sum", "none", "none")
+    assert args.optim == TrainingArguments(output_dir="run").optim
+    assert args.task_sampling is args.rows_per_epoch is None
     assert args.train_tasks is args.eval_tasks is args.task_batch_sizes is args.task_weights is None
     assert args.early_stopping_patience is args.metric_for_best_model is None
     assert not args.remove_unused_columns

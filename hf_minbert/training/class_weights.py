@@ -1,0 +1,66 @@
+"""Labels of unequal frequency: what the loss options `auto` come to, and what goes ill with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import MinBertError
+from ..losses import AUTO
+from ..tasks import Task
+
+WEIGHTS = ("class_weights", "pos_weight")
+
+
+def auto_options(task: Task) -> list[str]:
+    """The names of the task's loss options that are to be counted."""
+    return [name for name, value in task.loss_options.items() if value == AUTO]
+
+
+def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
+    """Numbers for the loss options that say `auto`.
+
+    `class_weights`: the inverse of each label's frequency, with mean 1. `pos_weight`: rows of the first label for each
+    of the second, negatives / positives.
+
+    Args:
+        labels: class ids of the rows that training may see.
+
+    Raises:
+        MinBertError: a label has no row, so its weight would be infinite.
+    """
+    wanted = auto_options(task)
+    if not wanted:
+        return {}
+    counts = np.bincount(labels, minlength=len(task.labels))
+    missing = [label for label, count in zip(task.labels, counts, strict=True) if count == 0]
+    if missing:
+        raise MinBertError(
+            f"Task {task.name!r}: `{wanted[0]}: auto` is counted from the training rows, and none of these has the "
+            f"label {' or '.join(map(repr, missing))}. Give `{wanted[0]}` in numbers, or rows of every label."
+        )
+    inverse = 1 / counts
+    numbers = {"class_weights": (inverse / inverse.mean()).tolist(), "pos_weight": float(counts[0] / counts[-1])}
+    return {name: numbers[name] for name in wanted}
+
+
+def warnings_of(task: Task, balanced: bool) -> list[str]:
+    """What a person should know of a task's loss before it is trained.
+
+    Args:
+        balanced: whether its rows are drawn so that each label is equally likely.
+    """
+    warnings = []
+    weights = [f"`{name}`" for name in WEIGHTS if task.loss_options.get(name) is not None]
+    if weights and balanced:
+        warnings.append(
+            f"Task {task.name!r}: {' and '.join(weights)} and `task_sampling: balanced` correct the same imbalance, "
+            f"and together too much. Leave one of them out."
+        )
+    if task.loss == "mnr" and not task.loss_options.get("bce_weight"):
+        warnings.append(
+            f"Task {task.name!r}: `loss: mnr` ranks pairs and never learns where a yes begins, so the accuracy may "
+            f"stay at chance. Add `loss_options: {{bce_weight: 1}}`."
+        )
+    return warnings
