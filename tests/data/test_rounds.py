@@ -3,9 +3,12 @@
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
+from datasets import Dataset
 
-from hf_minbert.data.rounds import Cycle, fetch
+from hf_minbert import get_tasks
+from hf_minbert.data.rounds import MIXING, RowSampler, fetch, label_groups, labels_of
 from hf_minbert.errors import MinBertError
 
 STARTS = {"sst": 0, "para": 100, "sts": 200}
@@ -15,16 +18,22 @@ def toy(**sizes):
     return {task: [{"row": STARTS[task] + i} for i in range(size)] for task, size in sizes.items()}
 
 
-def cycle(sizes, batch=2, *, seed=0, processes=1, epoch=0):
+def rounds_of(sizes, batch=2, *, mixing="cycle", seed=0, processes=1, epoch=0, **options):
+    """`options`, such as `rows`, are of the samplers: `{task: value}`."""
     batches = batch if isinstance(batch, dict) else dict.fromkeys(sizes, batch)
-    rounds = Cycle(toy(**sizes), batches, seed=seed, num_processes=processes)
+    samplers = {
+        task: RowSampler(task, size, seed=seed, **{name: of[task] for name, of in options.items() if task in of})
+        for task, size in sizes.items()
+    }
+    rounds = MIXING[mixing](toy(**sizes), batches, samplers, num_processes=processes)
     rounds.set_epoch(epoch)
     return rounds
 
 
 def numbers(rounds, task):
     """The task's rows over the epoch, batch by batch."""
-    return [[row["row"] for row in rounds[index][task]] for index in range(len(rounds))]
+    held = [rounds[index] for index in range(len(rounds))]
+    return [[row["row"] for row in one[task]] for one in held if task in one]
 
 
 def flat(rounds, task):
@@ -32,7 +41,7 @@ def flat(rounds, task):
 
 
 def test_cycle_goes_on_until_the_longest_task_ends():
-    rounds = cycle({"sst": 6, "para": 8, "sts": 6})  # 3, 4 and 3 batches of 2
+    rounds = rounds_of({"sst": 6, "para": 8, "sts": 6})  # 3, 4 and 3 batches of 2
     assert len(rounds) == 4
     seen = [rounds[index] for index in range(4)]
     assert sum(len(one) for one in seen) == 12  # batches
@@ -46,7 +55,7 @@ def test_cycle_goes_on_until_the_longest_task_ends():
 @pytest.mark.parametrize("batch", [1, 3, 16])
 @pytest.mark.parametrize("processes", [1, 3])
 def test_every_row_is_seen_equally_often_and_under_its_own_task(sizes, batch, processes):
-    rounds = cycle(sizes, batch, processes=processes)
+    rounds = rounds_of(sizes, batch, processes=processes)
     for task, size in sizes.items():
         assert {len(rows) for rows in numbers(rounds, task)} == {batch}
         counts = Counter(flat(rounds, task))
@@ -55,11 +64,11 @@ def test_every_row_is_seen_equally_often_and_under_its_own_task(sizes, batch, pr
 
 
 def test_the_length_is_the_epoch_of_the_longest_task_rounded_up_to_the_processes():
-    assert [len(cycle({"sst": 9, "para": 4}, 2, processes=n)) for n in (1, 2, 3, 4)] == [5, 6, 6, 8]
+    assert [len(rounds_of({"sst": 9, "para": 4}, 2, processes=n)) for n in (1, 2, 3, 4)] == [5, 6, 6, 8]
 
 
 def test_each_task_has_its_own_batch_size_and_the_longest_is_counted_in_rounds():
-    rounds = cycle({"sst": 8, "para": 6}, {"sst": 4, "para": 1})
+    rounds = rounds_of({"sst": 8, "para": 6}, {"sst": 4, "para": 1})
     assert len(rounds) == 6  # para has fewer rows and more batches
     assert {len(rows) for rows in numbers(rounds, "sst")} == {4}
     assert sorted(flat(rounds, "para")) == list(range(100, 106))
@@ -67,51 +76,203 @@ def test_each_task_has_its_own_batch_size_and_the_longest_is_counted_in_rounds()
 
 def test_the_order_is_new_in_each_epoch_and_in_each_pass():
     sizes = {"sst": 60, "para": 20}
-    rounds = cycle(sizes)
+    rounds = rounds_of(sizes)
     passes = [flat(rounds, "para")[start : start + 20] for start in (0, 20, 40)]
     assert [sorted(one) for one in passes] == [list(range(100, 120))] * 3
-    epochs = [flat(cycle(sizes, epoch=epoch), "para")[:20] for epoch in (1, 2)]
+    epochs = [flat(rounds_of(sizes, epoch=epoch), "para")[:20] for epoch in (1, 2)]
     different = {tuple(order) for order in [*passes, *epochs, range(100, 120)]}
     assert len(different) == 6
 
 
 def test_a_round_is_a_function_of_seed_epoch_and_index_alone():
     sizes = {"sst": 30, "para": 11}
-    there = cycle(sizes, seed=3, epoch=5)
+    there = rounds_of(sizes, seed=3, epoch=5)
     forwards = [there[index] for index in range(len(there))]
-    again = cycle(sizes, seed=3)
+    again = rounds_of(sizes, seed=3)
     for epoch in (1, 5, 0, 5):  # as after a resume, or in a loader that looks ahead
         again.set_epoch(epoch)
     backwards = [again[index] for index in reversed(range(len(again)))]
     assert backwards[::-1] == forwards
-    assert [cycle(sizes, seed=4, epoch=5)[index] for index in range(len(there))] != forwards
+    assert [rounds_of(sizes, seed=4, epoch=5)[index] for index in range(len(there))] != forwards
 
 
 def test_tasks_of_equal_length_are_ordered_independently():
-    rounds = cycle({"sst": 30, "para": 30})
+    rounds = rounds_of({"sst": 30, "para": 30})
     assert [number + 100 for number in flat(rounds, "sst")] != flat(rounds, "para")
 
 
 def test_another_task_does_not_change_a_tasks_order():
-    alone, beside = cycle({"para": 20}), cycle({"sts": 60, "para": 20, "sst": 3})
+    alone, beside = rounds_of({"para": 20}), rounds_of({"sts": 60, "para": 20, "sst": 3})
     assert numbers(beside, "para")[:10] == numbers(alone, "para")
 
 
+#: Options of the samplers of sst, para and sts; groups of 13, 7 and 4 rows.
+DRAWS = {
+    "shuffled": {},
+    "fewer rows": {"rows": {"sst": 0.5, "sts": 3}},
+    "the same fewer rows": {"rows": {"sst": 0.5, "sts": 3}, "redraw": {"sst": False, "sts": False}},
+    "balanced": {"groups": {"sst": np.arange(13) // 9, "para": np.arange(7) % 3}},
+    "balanced and fewer": {"groups": {"sst": np.arange(13) // 9}, "rows": {"sst": 9}, "redraw": {"sst": False}},
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("mixing", MIXING)
 @pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_see_at_each_step_what_one_sees_in_a_larger_batch(processes):
-    sizes = {"sst": 13, "para": 7, "sts": 4}
-    many, one = cycle(sizes, 2, processes=processes, epoch=1), cycle(sizes, 2 * processes, epoch=1)
+def test_several_processes_see_at_each_step_what_one_sees_in_a_larger_batch(processes, mixing, draw):
+    sizes, given = {"sst": 13, "para": 7, "sts": 4}, {"epoch": 1, "mixing": mixing, **DRAWS[draw]}
+    many = rounds_of(sizes, {"sst": 2, "para": 1, "sts": 2}, processes=processes, **given)
+    one = rounds_of(sizes, {"sst": 2 * processes, "para": processes, "sts": 2 * processes}, **given)
     assert len(many) == processes * len(one)
+    assert many.num_rows == one.num_rows
     for step in range(len(one)):
         dealt = [many[step * processes + rank] for rank in range(processes)]
-        for task in sizes:
+        assert all(share.keys() == one[step].keys() for share in dealt)
+        for task in one[step]:
             assert list(chain.from_iterable(share[task] for share in dealt)) == one[step][task]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("mixing", MIXING)
+def test_any_draw_is_a_function_of_seed_epoch_and_index_alone(mixing, draw):
+    sizes = {"sst": 13, "para": 7, "sts": 4}
+    there = rounds_of(sizes, mixing=mixing, epoch=2, **DRAWS[draw])
+    forwards = [there[index] for index in range(len(there))]
+    again = rounds_of(sizes, mixing=mixing, **DRAWS[draw])
+    for epoch in (0, 3, 2):
+        again.set_epoch(epoch)
+    assert [again[index] for index in reversed(range(len(again)))][::-1] == forwards
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_another_task_does_not_change_what_is_drawn_of_a_task(draw):
+    sizes, batches = {"sts": 4, "sst": 13, "para": 7}, {"sts": 3, "sst": 2, "para": 1}
+    alone, beside = rounds_of({"sst": 13}, **DRAWS[draw]), rounds_of(sizes, batches, **DRAWS[draw])
+    assert numbers(beside, "sst")[: len(alone)] == numbers(alone, "sst")
+
+
+# ---- once
+
+
+def test_once_lets_a_task_that_is_through_leave_the_rounds():
+    rounds = rounds_of({"sst": 6, "para": 4, "sts": 10}, mixing="once")
+    assert len(rounds) == 5
+    held = [set(rounds[index]) for index in range(5)]
+    assert held == [{"sst", "para", "sts"}] * 2 + [{"sst", "sts"}] + [{"sts"}] * 2
+    for task, size in (("sst", 6), ("para", 4), ("sts", 10)):
+        assert sorted(flat(rounds, task)) == list(range(STARTS[task], STARTS[task] + size))
+    assert rounds.num_rows == 6 + 4 + 10
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize("processes", [1, 3])
+def test_once_shows_every_row_and_fills_the_last_batches_of_a_task_up(batch, processes):
+    sizes = {"sst": 5, "para": 7, "sts": 1}
+    rounds = rounds_of(sizes, batch, mixing="once", processes=processes)
+    for task, size in sizes.items():
+        steps = -(-size // (batch * processes))
+        assert [len(rows) for rows in numbers(rounds, task)] == [batch] * steps * processes
+        counts = Counter(flat(rounds, task))
+        assert len(counts) == size
+        assert counts.total() - size < batch * processes  # less than a step's rows are seen again
+
+
+def test_a_cycle_counts_the_rows_that_it_shows_again():
+    assert rounds_of({"sst": 6, "para": 4}, {"sst": 2, "para": 3}).num_rows == 3 * (2 + 3)
+
+
+# ---- fewer rows
+
+
+@pytest.mark.parametrize(("asked", "found"), [(0.25, 5), (7, 7), (1, 1), (1.0, 20), (0.001, 1), (0.12, 2), (None, 20)])
+def test_the_length_of_an_epoch_follows_from_the_rows_drawn(asked, found):
+    rounds = rounds_of({"para": 20}, 1, rows={"para": asked})
+    assert len(rounds) == found
+    assert len(set(flat(rounds, "para"))) == found  # without replacement
+
+
+def test_each_epoch_draws_anew_and_its_passes_are_over_the_same_rows():
+    draws = []
+    for epoch in range(3):
+        rounds = rounds_of({"sst": 40, "para": 40}, epoch=epoch, rows={"para": 10})
+        passes = [flat(rounds, "para")[start : start + 10] for start in (0, 10, 20, 30)]
+        assert len({frozenset(one) for one in passes}) == 1
+        assert len({tuple(one) for one in passes}) == 4  # each in an order of its own
+        draws.append(frozenset(passes[0]))
+    assert len(set(draws)) == 3
+
+
+def test_without_redrawing_all_epochs_keep_the_first_draw():
+    epochs = [
+        flat(rounds_of({"para": 40}, epoch=epoch, rows={"para": 10}, redraw={"para": False}), "para")
+        for epoch in range(3)
+    ]
+    assert len({frozenset(one) for one in epochs}) == 1
+    assert len({tuple(one) for one in epochs}) == 3
+    other = flat(rounds_of({"para": 40}, seed=1, rows={"para": 10}, redraw={"para": False}), "para")
+    assert set(other) != set(epochs[0])
+
+
+def test_what_training_may_come_to_see():
+    assert RowSampler("para", 9, seed=0, rows=3).within_reach().tolist() == list(range(9))
+    kept = RowSampler("para", 9, seed=0, rows=3, redraw=False)
+    assert kept.within_reach().tolist() == sorted(kept.order(epoch=4, number=1).tolist())
+
+
+def test_without_a_number_of_rows_there_is_nothing_to_keep():
+    groups = np.arange(9) % 2
+    keeping, drawing = (RowSampler("para", 9, seed=0, groups=groups, redraw=redraw) for redraw in (False, True))
+    assert keeping.order(1, 0).tolist() == drawing.order(1, 0).tolist()
+
+
+def test_more_rows_than_there_are_are_refused_with_both_numbers():
+    with pytest.raises(MinBertError, match="`rows_per_epoch` of 'para' asks for 10 rows, and there are 9."):
+        rounds_of({"para": 9}, rows={"para": 10})
+
+
+# ---- balanced
+
+
+def test_balanced_sampling_draws_each_group_and_each_row_of_a_group_equally_often():
+    groups = np.repeat([0, 1, 4], [900, 90, 10])  # groups without a row take no part
+    order = np.concatenate([RowSampler("sst", 1000, seed=0, groups=groups).order(0, number) for number in range(30)])
+    shares = np.bincount(groups[order]) / len(order)
+    assert shares[[0, 1, 4]] == pytest.approx([1 / 3] * 3, abs=0.02)
+    rare = np.bincount(order[order >= 990] - 990, minlength=10)
+    assert rare / rare.sum() == pytest.approx([0.1] * 10, abs=0.02)
+
+
+def test_a_balanced_pass_is_as_long_as_the_rows_and_each_pass_and_epoch_draws_anew():
+    sampler = RowSampler("sst", 50, seed=0, groups=np.arange(50) % 2)
+    passes = [sampler.order(epoch, number) for epoch in (0, 1) for number in (0, 1)]
+    assert {len(one) for one in passes} == {50}
+    assert len({frozenset(one.tolist()) for one in passes}) == 4
+    assert all(len(set(one.tolist())) < 50 for one in passes)  # with replacement
+    fewer = RowSampler("sst", 50, seed=0, groups=np.arange(50) % 2, rows=0.2)
+    assert len(fewer.order(0, 0)) == 10
+
+
+def test_scores_are_put_in_bins_of_equal_width():
+    (sts,), scores = get_tasks(["sts"]), np.array([0.0, 0.99, 1.0, 2.5, 4.0, 4.99, 5.0])
+    assert label_groups(sts, scores, 5).tolist() == [0, 0, 1, 2, 4, 4, 4]
+    assert label_groups(sts, scores, 2).tolist() == [0, 0, 0, 1, 1, 1, 1]
+    edges = np.arange(51) / 10
+    assert label_groups(sts, edges, 50).tolist() == label_groups(sts, edges.astype(np.float32), 50).tolist()
+    assert label_groups(get_tasks(["sst"])[0], np.array([3, 0]), 5).tolist() == [3, 0]
+
+
+def test_labels_are_read_from_a_dataset_as_from_a_list_of_rows():
+    rows = [{"labels": number % 3, "input_ids": [number]} for number in range(7)]
+    dataset = Dataset.from_list(rows)
+    assert labels_of(rows).tolist() == labels_of(dataset).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    chosen = dataset.select([4, 0])
+    assert labels_of(chosen).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("empty", ["sst", "para", "sts"])
 def test_an_empty_task_is_refused(empty):
     with pytest.raises(MinBertError, match=f"'{empty}' has no training rows.*do not train it"):
-        cycle({"sst": 4, "para": 4, "sts": 4, empty: 0})
+        rounds_of({"sst": 4, "para": 4, "sts": 4, empty: 0})
 
 
 def test_rows_are_fetched_in_one_call_where_the_dataset_can():

@@ -44,7 +44,7 @@ def assert_same_end(resumed, trainer):
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], value), name
     for old, new in zip(trainer.optimizer.state.values(), resumed.optimizer.state.values(), strict=True):
-        assert all(torch.equal(old[key], new[key]) for key in old)
+        assert all(torch.equal(torch.as_tensor(old[key]), torch.as_tensor(new[key])) for key in old)
     logs = [[entry for entry in each.state.log_history if "loss" in entry] for each in (trainer, resumed)]
     assert len(logs[0]) == len(logs[1])
     for one, two in zip(*logs, strict=True):  # the old part from the checkpoint, the new part computed
@@ -67,6 +67,22 @@ def test_worker_processes_do_not_change_a_run_nor_its_resuming(build_trainer, dr
     folder, trainer = whole_run
     resumed = build_trainer(tmp_path / "run", dropout_model(seed=9), dataloader_num_workers=2, **RUN)
     resumed.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert_same_end(resumed, trainer)
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_resuming_where_rows_are_drawn_tasks_leave_and_the_optimizer_is_ours(
+    build_trainer, dropout_model, tmp_path, step
+):
+    """Four rounds an epoch, of which sts is in the first one and para in two. Both checkpoints are within an epoch."""
+    given = {
+        **RUN, "gradient_accumulation_steps": 1, "optim": "course_adamw", "mixing": "once", "weight_decay": 0.1,
+        "task_sampling": {"sst": "balanced", "sts": "balanced"}, "rows_per_epoch": {"sst": 0.8, "sts": 4, "para": 8},
+    }  # fmt: skip
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    assert trainer.state.global_step == 8
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
     assert_same_end(resumed, trainer)
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from torch.nn.utils import clip_grad_norm_
 from transformers import set_seed
 
+from hf_minbert import MinBertError, get_tasks
 from hf_minbert.data.collators import RoundCollator
 from hf_minbert.training.regularizers import REGULARIZERS, Regularizer
 
@@ -49,6 +51,13 @@ LOOPS = {
     # The windows are 4 and 3 rounds, so the second is a mean over 3, and nothing is left over for the next epoch.
     "incomplete window": (SEVEN, {"gradient_accumulation_steps": 4}, {"accumulate": 4}, 4),
     "window longer than the epoch": (THREE, {"gradient_accumulation_steps": 8}, {"accumulate": 8}, 2),
+    "tasks that leave": (SEVEN, {"mixing": "once"}, {}, 14),
+    "a window that tasks leave": (
+        SEVEN,
+        {"mixing": "once", "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "task_weights": {"para": 2.0}},
+        {"accumulate": 2, "clip": 0.5, "task_weights": {"para": 2.0}},
+        8,
+    ),
     "weights": (THREE, *({"task_weights": {"sts": 0.25, "para": 0.0}},) * 2, 6),
     "clipping": (THREE, {"max_grad_norm": 0.5}, {"clip": 0.5}, 6),
     "all together": (
@@ -135,13 +144,27 @@ def test_an_epoch_of_batches_of_different_sizes(make_trainer):
     assert sizes == [{"sst": 4, "para": 1, "sts": 3}] * 6
 
 
-def test_biases_and_layer_norms_are_never_decayed(make_trainer):
-    trainer = make_trainer(optim="adamw_torch", weight_decay=0.1)
-    groups = trainer.create_optimizer().param_groups
+#: Every kind of layer that a head may have beside the plain ones.
+RICH = {
+    "sst": {"pooling": "attention", "layers": "mix", "head": "mlp"},
+    "para": {"pair_encoding": "bi", "pooling": "bigru", "head": "cosine"},
+    "sts": {"head": "blocks", "head_options": {"hidden_sizes": [8]}},
+}
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "course_adamw"])
+@pytest.mark.parametrize("tasks", [["sst", "para", "sts"], RICH])
+def test_biases_and_layer_norms_are_never_decayed(make_trainer, tiny_model, tasks, optim):
+    model = tiny_model(get_tasks(tasks), private_layers=1)
+    groups = make_trainer(model, optim=optim, weight_decay=0.1).create_optimizer().param_groups
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
-    found = {name: decay[id(parameter)] for name, parameter in trainer.model.named_parameters()}
+    found = {name: decay[id(parameter)] for name, parameter in model.named_parameters()}
+    norms = {
+        id(p) for module in model.modules() if isinstance(module, torch.nn.LayerNorm) for p in module.parameters()
+    }
+    expected = {n for n, p in model.named_parameters() if id(p) in norms or n.rpartition(".")[2].startswith("bias")}
     spared = {name for name, value in found.items() if value == 0}
-    assert spared == {name for name in found if name.endswith(".bias") or "LayerNorm" in name}
+    assert spared == expected
     assert {value for name, value in found.items() if name not in spared} == {0.1}
 
 
@@ -204,6 +227,23 @@ def test_per_task_losses_are_means_since_the_last_log(make_trainer, aggregator):
         assert log["loss"] == pytest.approx(log["loss_sst"] + log["loss_para"] + log["loss_sts"] / 2)
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_task_that_left_the_rounds_is_not_logged_until_it_is_back(make_trainer, aggregator, every):
+    """Three rounds an epoch, of which sts is in the first and para in the first two."""
+    given = {"train": {"sst": 12, "para": 8, "sts": 4}, "mixing": "once", "max_steps": 6, "aggregator": aggregator}
+    trainer = make_trainer(**given, logging_steps=every)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    losses = [{key[5:]: value for key, value in log.items() if key.startswith("loss_")} for log in logs]
+    if every == 1:
+        assert [set(one) for one in losses] == [{"sst", "para", "sts"}, {"sst", "para"}, {"sst"}] * 2
+        assert [log["loss"] for log in logs] == pytest.approx([sum(one.values()) for one in losses])
+    else:  # a task's loss is a mean over the rounds that hold it
+        shares = {"sst": 1, "para": 2 / 3, "sts": 1 / 3}
+        totals = [sum(one[task] * share for task, share in shares.items()) for one in losses]
+        assert [log["loss"] for log in logs] == pytest.approx(totals)
+
+
 def test_a_second_training_does_not_log_what_the_first_left_over(make_trainer):
     trainer = make_trainer(logging_steps=3, max_steps=5, learning_rate=0.0)
     trainer.train()  # two steps after the last log
@@ -221,6 +261,14 @@ def test_speed_counts_rows_and_not_rounds(make_trainer, length):
     assert rows == pytest.approx(rounds * (4 + 3 + 4), rel=0.01)
 
 
+@pytest.mark.parametrize("length", [{"max_steps": 12}, {"max_steps": -1, "num_train_epochs": 4}])
+def test_speed_counts_the_rows_that_an_epoch_draws(make_trainer, length):
+    given = {"rows_per_epoch": {"sst": 0.6, "para": 8, "sts": 4}, "mixing": "once"}
+    metrics = make_trainer(**given, **length).train().metrics
+    rows = metrics["train_samples_per_second"] * metrics["train_runtime"]
+    assert rows == pytest.approx(4 * (12 + 8 + 4), rel=0.02)
+
+
 def test_floating_point_operations_are_those_of_all_tasks(make_trainer):
     trainer = make_trainer()
     rounds = list(trainer.get_train_dataloader())[:2]
@@ -230,6 +278,47 @@ def test_floating_point_operations_are_those_of_all_tasks(make_trainer):
 
 
 # ---- the order of the rows
+
+
+def labels_seen(trainer):
+    """Each task's labels in the order in which the model is trained on them."""
+    seen = {}
+
+    def keep(model, args, batch):
+        seen.setdefault(batch["task"], []).extend(batch["labels"].tolist())
+
+    hook = trainer.model.register_forward_pre_hook(keep, with_kwargs=True)
+    trainer.train()
+    hook.remove()
+    return seen
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+def test_a_balanced_task_shows_its_labels_equally_often(make_trainer, toy_rows, as_dataset):
+    rows = toy_rows(sst=60, para=60, sts=60)
+    for number in range(60):  # nine in ten are alike
+        rows["sst"][number]["label"] = 3 if number < 54 else 1
+        rows["sts"][number]["label"] = 1.5 if number < 54 else 4.5
+    if as_dataset:
+        rows = {task: Dataset.from_list(of) for task, of in rows.items()}
+    trainer = make_trainer(
+        train=rows, max_steps=-1, num_train_epochs=5, per_device_train_batch_size=20,
+        task_sampling={"sst": "balanced", "sts": "balanced"}, score_bins=2,
+    )  # fmt: skip
+    seen = labels_seen(trainer)
+    assert {len(labels) for labels in seen.values()} == {300}
+    assert seen["sst"].count(1) / 300 == pytest.approx(0.5, abs=0.1)
+    assert seen["sts"].count(4.5) / 300 == pytest.approx(0.5, abs=0.1)
+    assert seen["para"].count(1) == 150
+
+
+def test_a_tenth_of_a_tasks_rows_an_epoch_shortens_the_epoch(make_trainer):
+    given = {"train": {"sst": 8, "para": 80}, "train_tasks": ["sst", "para"], "max_steps": -1, "num_train_epochs": 2}
+    trainer = make_trainer(**given, rows_per_epoch={"para": 0.1})
+    trainer.train()
+    assert trainer.state.max_steps == 2 * 2  # two rounds of four an epoch
+    with pytest.raises(MinBertError, match="`rows_per_epoch` of 'sst' asks for 9 rows, and there are 8"):
+        make_trainer(**given, rows_per_epoch={"sst": 9})
 
 
 def seen_rows(trainer):

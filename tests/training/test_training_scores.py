@@ -22,15 +22,19 @@ def test_each_epoch_is_scored_on_every_training_task(make_trainer, mode):
     assert {"train_sst_accuracy", "train_para_accuracy", "train_sts_pearson"} <= set(entries[0])
 
 
-def test_running_equals_full_where_the_model_does_not_change(make_trainer):
+@pytest.mark.parametrize(
+    ("mixing", "rows"),
+    [("cycle", {"sst": 8, "para": 8, "sts": 8}), ("once", {"sst": 4, "para": 12, "sts": 8})],
+)
+def test_running_equals_full_where_the_model_does_not_change(make_trainer, mixing, rows):
     """With learning rate 0, no dropout, and every row seen exactly once."""
-    rows = {"sst": 8, "para": 8, "sts": 8}
     settings = {
         "num_train_epochs": 1,
         "max_steps": -1,
         "learning_rate": 0.0,
         "per_device_train_batch_size": 4,
         "train": rows,
+        "mixing": mixing,
     }
     scores = []
     for mode in ("running", "full"):
