@@ -90,7 +90,7 @@ def type_of(name: str, hint: Any) -> str:
     if options == [tuple[float, float]]:
         return "two numbers like [0, 5] or null"
     words = type_in_words(list[str] if hint == tuple[str, ...] else hint)
-    if not name.startswith("task_"):  # the example is a task's
+    if not name.startswith(("task_", "rows_per_")):  # the example is a task's
         words = words.replace(" like {sts: ...}", "")
     names = re.search(r"one of ([^ ,]+(?:, [^ ,]+)*)", words)
     if names and len(names[1].split(", ")) > MANY:
