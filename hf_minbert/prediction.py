@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from .data.collators import PaddedCollator
-from .data.encoding import check_max_length, encode, longest
+from .data.encoding import check_max_length, encode
 from .errors import MinBertError, unknown_name
 from .evaluation.decoding import Decoded, clip, decode
 from .evaluation.metrics import overall, task_metrics
@@ -115,14 +115,14 @@ class Predictor:
         """
         spec = self.task(task)
         encoded = encode(list(rows), spec, self.tokenizer, self.max_length)  # a list has no bar of its own
-        encoded = [{k: v for k, v in row.items() if k != "labels"} for row in encoded]
         # Equal lengths side by side: no batch is padded to a stray long row.
-        order = sorted(range(len(encoded)), key=lambda i: longest(encoded[i]), reverse=True)
+        order = np.argsort(-encoded.row_lengths, kind="stable")
         collate = PaddedCollator(spec, self.tokenizer.pad_token_id)
         result = np.empty((len(encoded), spec.num_outputs), dtype=np.float32)
         for start in range(0, len(order), self.batch_size):
             indices = order[start : start + self.batch_size]
-            batch = collate([encoded[i] for i in indices])
+            batch = collate(encoded.take(indices))
+            batch.pop("labels", None)
             batch = {k: v.to(self.model.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
             result[indices] = self.model(**batch).logits.float().cpu().numpy()
             if progress is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from ..errors import MinBertError
 from ..packing import Packing
 from ..tasks import Task
 from .labels import label_value
+from .rows import EncodedRows
 
 
 class PaddedCollator:
@@ -33,7 +33,7 @@ class PaddedCollator:
         self.pad_to_multiple_of = pad_to_multiple_of or 1
         self.packing = packing
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __call__(self, rows: EncodedRows | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of B rows, T tokens long.
 
         Returns:
@@ -41,27 +41,28 @@ class PaddedCollator:
             that is encoded apart; `labels` [B] where the rows have them; and `packing` where it is asked for.
         """
         apart = self.task.pair_encoding == "bi"
-        inputs = {
-            name: list(chain.from_iterable(row[name] for row in rows)) if apart else [row[name] for row in rows]
-            for name in ("input_ids", "token_type_ids")
-        }
-        lengths = np.array([len(ids) for ids in inputs["input_ids"]])
+        if not isinstance(rows, EncodedRows):
+            rows = EncodedRows.of([self._checked(row) for row in rows], self.task.kind == "score", apart)
+        lengths = rows.lengths
         width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
         is_token = np.arange(width) < lengths[:, None]  # [B, T], or [2 * B, T]
         tensors = {
-            "input_ids": _fill(inputs["input_ids"], is_token, self.pad_token_id),
+            "input_ids": _fill(rows.ids, is_token, self.pad_token_id),
             "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
-            "token_type_ids": _fill(inputs["token_type_ids"], is_token, 0),
+            "token_type_ids": _fill(rows.segments, is_token, 0),
         }
         batch = {"task": self.task.name}
         batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
         if self.packing:
             batch["packing"] = Packing.describe(is_token)
-        if "labels" in rows[0]:
-            labels = [label_value(self.task, row["labels"], "A batch") for row in rows]
-            dtype = torch.float32 if self.task.kind == "score" else torch.int64
-            batch["labels"] = torch.tensor(labels, dtype=dtype)
+        if rows.labels is not None:
+            batch["labels"] = torch.from_numpy(rows.labels)
         return batch
+
+    def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if "labels" not in row:
+            return row
+        return {**row, "labels": label_value(self.task, row["labels"], "A batch")}
 
 
 class RoundCollator:
@@ -73,13 +74,13 @@ class RoundCollator:
     def __init__(self, collators: Mapping[str, PaddedCollator]):
         self.collators = dict(collators)
 
-    def __call__(self, rounds: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, dict[str, Any]]:
+    def __call__(self, rounds: Sequence[Mapping[str, EncodedRows]]) -> dict[str, dict[str, Any]]:
         if len(rounds) != 1:
             raise MinBertError(f"A step takes one round: `batch_size` of the loader must be 1. Found {len(rounds)}.")
         return {name: self.collators[name](rows) for name, rows in rounds[0].items()}
 
 
-def _fill(inputs: Sequence[Sequence[int]], is_token: np.ndarray, padding: int) -> torch.Tensor:
+def _fill(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
     filled = np.full(is_token.shape, padding, dtype=np.int64)
-    filled[is_token] = np.fromiter(chain.from_iterable(inputs), np.int64, is_token.sum())
+    filled[is_token] = values
     return torch.from_numpy(filled)

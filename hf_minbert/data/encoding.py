@@ -15,6 +15,7 @@ from ..errors import MinBertError
 from ..tasks import Task
 from .cache import EncodedCache
 from .labels import label_value
+from .rows import EncodedRows
 
 if TYPE_CHECKING:
     import datasets
@@ -53,7 +54,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase | None,
     max_length: int,
     cache_dir: str | Path | None = None,
-) -> datasets.Dataset | list[dict[str, Any]]:
+) -> EncodedRows:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
     A pair becomes one input with segment ids 0 and 1, whose longer side is cut, token by token, if it is too long;
@@ -68,7 +69,7 @@ def encode(
         cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
 
     Returns:
-        A `datasets.Dataset` in memory if one was given, else a list of dicts. Lists are unpadded.
+        the rows in memory, unpadded.
 
     Raises:
         MinBertError: no rows, a column is missing, a text is not text, or a label is not one of the task's.
@@ -90,13 +91,7 @@ def encode(
             encoded, cut = kept
     if cut:
         logger.warning("%s: %s of %s inputs were cut to %d tokens.", task.name, f"{cut:,}", f"{size:,}", max_length)
-    return encoded
-
-
-def longest(row: Mapping[str, Any]) -> int:
-    """Tokens of an encoded row's longest input; there are two where a pair is encoded apart."""
-    ids = row["input_ids"]
-    return max(map(len, ids)) if _is_apart(ids) else len(ids)
+    return EncodedRows.of(encoded, is_score=task.kind == "score", apart=task.pair_encoding == "bi")
 
 
 def _is_apart(ids: Sequence) -> bool:

@@ -26,11 +26,6 @@ def fetch(dataset: Sequence, indices: Sequence[int]) -> Rows:
     return [dataset[index] for index in indices]
 
 
-def labels_of(dataset: Sequence) -> np.ndarray:
-    """The labels of encoded rows, [rows]. Those of a `datasets.Dataset` as one column: row by row it takes minutes."""
-    return np.asarray([row["labels"] for row in dataset] if isinstance(dataset, list) else dataset["labels"][:])
-
-
 def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
     """What balanced sampling balances: the class ids, or the bin of each score among `bins` of equal width."""
     if task.kind != "score":

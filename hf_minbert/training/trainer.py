@@ -14,7 +14,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import check_max_length, encode
-from ..data.rounds import MIXING, Rounds, RowSampler, label_groups, labels_of
+from ..data.rounds import MIXING, Rounds, RowSampler, label_groups
 from ..errors import MinBertError, unknown_name
 from ..tasks import Task
 from .aggregators import AGGREGATORS
@@ -171,7 +171,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         for name, rows in train.items():
             groups = None
             if _is_balanced(name, args):
-                groups = label_groups(self.tasks[name], labels_of(rows), args.score_bins)
+                groups = label_groups(self.tasks[name], rows.labels, args.score_bins)
             samplers[name] = RowSampler(
                 name,
                 len(rows),
@@ -190,7 +190,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             if name not in train:
                 continue
             if auto_options(self.tasks[name]):
-                labels = labels_of(train[name])[samplers[name].within_reach()]
+                labels = train[name].labels[samplers[name].within_reach()]
                 numbers = counted(self.tasks[name], labels)
                 saved["loss_options"].update(numbers)  # where the model reads them
                 self.tasks[name] = Task.from_config(saved)

@@ -4,11 +4,12 @@ import subprocess
 import sys
 
 import datasets
+import numpy as np
 import pytest
 import torch
 
 from hf_minbert.data.collators import PaddedCollator, RoundCollator
-from hf_minbert.data.encoding import check_max_length, encode, longest
+from hf_minbert.data.encoding import check_max_length, encode
 from hf_minbert.errors import MinBertError
 from hf_minbert.tasks import TASKS, get_tasks
 
@@ -39,7 +40,7 @@ CONTAINERS = {"list": list, "torch": Rows, "datasets": datasets.Dataset.from_lis
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_every_kind_of_dataset_gives_the_same_rows(tiny_tokenizer, container):
     encoded = encode(CONTAINERS[container](ROWS), STS, tiny_tokenizer, 64)
-    assert isinstance(encoded, datasets.Dataset) == (container == "datasets")
+    assert len(encoded) == len(ROWS) and encoded.labels.dtype == np.float32
     for number, row in enumerate(ROWS):
         expected = tiny_tokenizer(row["sentence1"], row["sentence2"])
         assert encoded[number] == {
@@ -54,7 +55,7 @@ def test_many_rows_keep_their_order(tiny_tokenizer):
     encoded = encode(rows, SST, tiny_tokenizer, 64)
     assert [len(row["input_ids"]) - 2 for row in encoded] == [number % 7 + 1 for number in range(2345)]
     assert [row["labels"] for row in encoded] == [number % 5 for number in range(2345)]
-    assert encode(datasets.Dataset.from_list(rows), SST, tiny_tokenizer, 64).to_list() == encoded
+    assert [*encode(datasets.Dataset.from_list(rows), SST, tiny_tokenizer, 64)] == [*encoded]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_a_pair_apart_is_two_inputs_each_within_the_length(tiny_tokenizer, conta
             expected = tiny_tokenizer(text, truncation=True, max_length=16)["input_ids"]
             assert list(ids) == expected and list(segments) == [0] * len(ids) and len(ids) <= 16
     assert "sts: 3 of 4 inputs were cut to 16 tokens." in caplog.text
-    assert [longest(row) for row in encoded] == [4, 16, 16, 16]
+    assert encoded.row_lengths.tolist() == [4, 16, 16, 16]
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -234,10 +235,26 @@ def test_lists_need_no_datasets_library():
         "from hf_minbert.data.encoding import encode\n"
         "from hf_minbert.data.files import read_rows\n"
         "from hf_minbert.tasks import TASKS\n"
-        "print(encode([{'input_ids': [1, 2], 'label': 1}], TASKS['sst'], None, 8))"
+        "print([*encode([{'input_ids': [1, 2], 'label': 1}], TASKS['sst'], None, 8)])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.stdout == "[{'input_ids': [1, 2], 'token_type_ids': [0, 0], 'labels': 1}]\n", ran.stderr
+
+
+# ---- rows in memory
+
+
+@pytest.mark.parametrize("task", [STS, APART], ids=["together", "apart"])
+def test_rows_are_taken_in_the_order_asked_for(tiny_tokenizer, task):
+    encoded = encode(ROWS, task, tiny_tokenizer, 64)
+    taken = encoded.__getitems__([2, 0, 2])
+    assert [*taken] == [encoded[2], encoded[0], encoded[2]] and len(taken) == 3
+    assert encoded[-1] == encoded[2]
+    with pytest.raises(IndexError):
+        encoded[3]
+    assert encoded.row_lengths.tolist() == [
+        max(map(len, row["input_ids"])) if task is APART else len(row["input_ids"]) for row in encoded
+    ]
 
 
 # ---- batches

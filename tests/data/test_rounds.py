@@ -5,10 +5,9 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from datasets import Dataset
 
 from hf_minbert import get_tasks
-from hf_minbert.data.rounds import MIXING, RowSampler, fetch, label_groups, labels_of
+from hf_minbert.data.rounds import MIXING, RowSampler, fetch, label_groups
 from hf_minbert.errors import MinBertError
 
 STARTS = {"sst": 0, "para": 100, "sts": 200}
@@ -259,14 +258,6 @@ def test_scores_are_put_in_bins_of_equal_width():
     edges = np.arange(51) / 10
     assert label_groups(sts, edges, 50).tolist() == label_groups(sts, edges.astype(np.float32), 50).tolist()
     assert label_groups(get_tasks(["sst"])[0], np.array([3, 0]), 5).tolist() == [3, 0]
-
-
-def test_labels_are_read_from_a_dataset_as_from_a_list_of_rows():
-    rows = [{"labels": number % 3, "input_ids": [number]} for number in range(7)]
-    dataset = Dataset.from_list(rows)
-    assert labels_of(rows).tolist() == labels_of(dataset).tolist() == [0, 1, 2, 0, 1, 2, 0]
-    chosen = dataset.select([4, 0])
-    assert labels_of(chosen).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("empty", ["sst", "para", "sts"])

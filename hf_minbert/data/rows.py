@@ -1,0 +1,107 @@
+"""Encoded rows in memory: all tokens of a task in one array, so that a batch is a few array operations."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
+
+    Letters: R rows, I inputs (R, or 2 * R where a pair is encoded apart: a row's two follow each other), S tokens of
+    all inputs together.
+
+    Args:
+        ids: int32 [S], token ids, input by input.
+        segments: int8 [S].
+        starts: int64 [I + 1], where each input begins, and S.
+        labels: [R], class ids in int64 or scores in float32; or `None`.
+        sides: inputs of a row, 1 or 2.
+    """
+
+    ids: np.ndarray
+    segments: np.ndarray
+    starts: np.ndarray
+    labels: np.ndarray | None
+    sides: int
+
+    @classmethod
+    def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], is_score: bool, apart: bool) -> EncodedRows:
+        """From rows with these columns; `apart` says whether the first two hold two lists each.
+
+        A score's labels are float32 and all others int64, whatever the numbers look like.
+        """
+        library = sys.modules.get("datasets")
+        if library is not None and isinstance(rows, library.Dataset):
+            (ids, starts), (segments, _) = (_flat(rows, name, apart) for name in ("input_ids", "token_type_ids"))
+            labels = np.asarray(rows.data.column("labels")) if "labels" in rows.column_names else None
+        else:
+            ids, segments = ([row[name] for row in rows] for name in ("input_ids", "token_type_ids"))
+            if apart:
+                ids, segments = list(chain.from_iterable(ids)), list(chain.from_iterable(segments))
+            starts = np.cumsum([0, *map(len, ids)])
+            ids, segments = (
+                np.fromiter(chain.from_iterable(lists), np.int32, starts[-1]) for lists in (ids, segments)
+            )
+            labels = np.array([row["labels"] for row in rows]) if "labels" in rows[0] else None
+        if labels is not None:
+            labels = labels.astype(np.float32 if is_score else np.int64)
+        return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), labels, 2 if apart else 1)
+
+    def __len__(self) -> int:
+        return (len(self.starts) - 1) // self.sides
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One row, as lists and numbers."""
+        row = self.take([range(len(self))[index]])
+        spans = [slice(*row.starts[side : side + 2]) for side in range(self.sides)]
+        ids, segments = ([values[span].tolist() for span in spans] for values in (row.ids, row.segments))
+        made = {"input_ids": ids, "token_type_ids": segments} if self.sides == 2 else {
+            "input_ids": ids[0], "token_type_ids": segments[0]
+        }  # fmt: skip
+        return made if row.labels is None else made | {"labels": row.labels[0].item()}
+
+    def __getitems__(self, indices: Sequence[int]) -> EncodedRows:
+        """Several rows in one call, as torch's loaders ask for them."""
+        return self.take(indices)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> EncodedRows:
+        """The rows at these places, in this order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        inputs = indices if self.sides == 1 else (2 * indices[:, None] + [0, 1]).ravel()
+        lengths = self.lengths[inputs]
+        starts = np.concatenate([[0], lengths.cumsum()])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
+        labels = None if self.labels is None else self.labels[indices]
+        return EncodedRows(self.ids[places], self.segments[places], starts, labels, self.sides)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each input, [I]."""
+        return np.diff(self.starts)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """Tokens of each row's longest input, [R]."""
+        return self.lengths.reshape(-1, self.sides).max(axis=1)
+
+
+def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A column of lists as one array, and where each list begins in it."""
+    array = rows.with_format(None).data.table.column(column).combine_chunks()
+    array = array.flatten() if apart else array
+    starts = np.asarray(array.offsets)
+    return np.asarray(array.flatten()), starts - starts[0]
