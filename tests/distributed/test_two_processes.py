@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-COMPARED = ["plain", "accumulated", "uneven", "row_sum", "random_units", "clipped", "two_of_three"]
+COMPARED = [
+    "plain", "accumulated", "uneven", "row_sum", "random_units", "leaving", "frozen", "clipped", "two_of_three",
+]  # fmt: skip
 TRAIN = {"sst": 48, "para": 21, "sts": 13}
 #: With batches of 4, two processes end with 4 + 1 rows of their own, 4 + 1 and 1 + 0; the rest of a batch is repeated.
 DEV = {"sst": 21, "para": 13, "sts": 9}
@@ -104,6 +106,19 @@ def test_a_head_that_is_not_trained_keeps_its_bits(recorded):
         assert run["unmoved"] == ["heads.para.linear.weight", "heads.para.linear.bias"]
         assert run["unreached"] == [run["unmoved"]] * 20
         assert recorded[name]["plain"]["unmoved"] == []
+
+
+def test_a_frozen_encoder_keeps_its_bits_and_no_head_does(recorded):
+    for name in ("one", "first", "second"):
+        unmoved = recorded[name]["frozen"]["unmoved"]
+        assert len(unmoved) > 30 and not any(parameter.startswith("heads.") for parameter in unmoved)
+        assert "bert.pooler.dense.weight" in unmoved
+
+
+def test_tasks_leave_the_rounds_of_all_processes_at_the_same_step(recorded):
+    for name in ("one", "first", "second"):
+        tasks = [{path.split(".")[1] for path in unreached} for unreached in recorded[name]["leaving"]["unreached"]]
+        assert tasks == [set(), set(), {"sts"}, {"para", "sts"}] * 5
 
 
 def test_scores_equal_those_of_one_process(recorded):

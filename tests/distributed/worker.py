@@ -140,6 +140,13 @@ class Scenarios:
         )  # fmt: skip
         self.train("row_sum", rows=48, per_device_train_batch_size=four, aggregator="row_sum")
         self.train("random_units", rows=48, per_device_train_batch_size=own, aggregator="random_units", **twice)
+        # Four steps an epoch: all three tasks in two of them, two in one more, sst alone in the last one.
+        leaving = {
+            "rows": 48, "mixing": "once", "per_device_train_batch_size": four, "task_sampling": {"sst": "balanced"},
+            "rows_per_epoch": {"sst": 0.6, "para": 20}, "redraw_rows": False,
+        }  # fmt: skip
+        self.train("leaving", aggregator="row_sum", **leaving)
+        self.train("frozen", freeze="encoder", **leaving)
         self.train("clipped", rows=48, per_device_train_batch_size=four, max_grad_norm=1.0)
         self.train("two_of_three", rows=48, per_device_train_batch_size=four, train_tasks=["sst", "sts"])
         self.trainer("evaluation", rows=8, per_device_eval_batch_size=4).evaluate()
