@@ -1,0 +1,137 @@
+"""The recipes of the published reports and of the course's first half: what each line rests on, and that they run."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks
+from hf_minbert.recipe import RunSettings, packaged_recipes, read_recipe, split_recipe
+from hf_minbert.run import train
+
+REPORTS = {name: path for name, path in packaged_recipes().items() if name.startswith("reports/")}
+FIRST_HALF = [f"cs224n/{task}_{how}" for task in ("sst", "cfimdb") for how in ("frozen", "finetune")]
+NAMES = [*REPORTS, *FIRST_HALF]
+
+#: What a line of a report's recipe rests on.
+SOURCE = re.compile(r"(sections? \d(\.\d)*|table \d|abstract|not stated)\b")
+#: Settings that every training has, whether a report speaks of them or not.
+NEEDED = {
+    "model_name_or_path", "max_length", "num_train_epochs", "optim", "adam_epsilon", "learning_rate",
+    "lr_scheduler_type", "weight_decay", "max_grad_norm", "seed",
+}  # fmt: skip
+
+
+def read(name: str) -> tuple[RunSettings, dict[str, typing.Any], list[Task]]:
+    settings, training = split_recipe(read_recipe(name), typing.get_type_hints(MultiTaskTrainingArguments))
+    return settings, training, get_tasks(settings.tasks)
+
+
+# ---- What a recipe says
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_says_what_it_is_and_its_own_command(name):
+    comment = re.match(r"(?:#.*\n)+", packaged_recipes()[name].read_text(encoding="utf-8"))[0]
+    said, commands = comment.split("\n#\n")
+    assert 2 <= len(said.splitlines()) <= 5
+    assert commands.splitlines()[0] == f"#   minbert train {name} data_dir=$CS224N_DATA"
+    if name in REPORTS:
+        number = Path(name).parts[1]
+        assert said.startswith(f"# Report {number}, table ")
+        assert re.search(r"Published.* -?\d\.\d{3} on dev", " ".join(said.split("\n# ")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_complete_and_has_a_folder_of_its_own(name):
+    settings, training, tasks = read(name)
+    assert settings.data_dir == "data"
+    assert settings.output_dir == "runs/" + "-".join(Path(name).parts).replace("reports-", "reports/")
+    missing = NEEDED - {*training, *(key for key, value in vars(settings).items() if value is not None)}
+    assert not missing
+    sizes = {task.name: training.get("per_device_train_batch_size") for task in tasks}
+    assert None not in {**sizes, **training.get("task_batch_sizes", {})}.values()
+    MultiTaskTrainingArguments(**training).check_tasks({task.name: task for task in tasks})
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_each_setting_of_a_report_names_its_section_or_is_not_stated(name):
+    text = REPORTS[name].read_text(encoding="utf-8")
+    model, rest = text.split("# -- Model\n")[1].split("# -- Data\n")
+    lines = [*model.splitlines(), *rest.split("# -- Training\n")[1].split("# -- Evaluation\n")[0].splitlines()]
+    settings = [line for line in lines if line and not line.endswith(":")]  # a line that ends so opens a mapping
+    assert len(settings) > len(NEEDED)
+    for line in settings:
+        assert SOURCE.match(line.partition("# ")[2]), line
+
+
+def test_report_001_has_a_recipe_for_each_row_of_its_three_tables():
+    rows = [name for name in REPORTS if name.startswith("reports/001/")]
+    assert [sum(task in name for name in rows) for task in ("/sst_", "/para_", "/sts_")] == [5, 6, 6]
+    rates = {"sst": (2e-5, 0.01), "para": (1e-5, 0.01), "sts": (1e-5, 0.1)}  # section 4.3
+    for name in rows:
+        _, training, (task,) = read(name)
+        assert task.name == Path(name).name.split("_")[0]
+        assert (training["learning_rate"], training["weight_decay"]) == rates[task.name]
+        dropouts = [task.head_options.get("dropout"), *task.head_options.get("dropouts", []), task.sentence_dropout]
+        assert {rate for rate in dropouts if rate} == {0.5}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_frozen") and "cs224n" not in name])
+def test_a_row_without_fine_tuning_is_the_row_with_it_but_for_the_freezing(name):
+    frozen, tuned = read(name), read(name.removesuffix("_frozen"))
+    assert frozen[2] == tuned[2]
+    differ = {key for key in {*frozen[1], *tuned[1]} if frozen[1].get(key) != tuned[1].get(key)}
+    assert differ == {"freeze", "output_dir"}
+
+
+def test_the_batches_of_report_003_come_with_the_factors_of_its_equation_7():
+    names = [name for name in REPORTS if name.startswith("reports/003/") and name.endswith("_batch_sizes")]
+    assert len(names) == 3
+    for name in names:
+        _, training, _ = read(name)
+        sizes, weights = training["task_batch_sizes"], training["task_weights"]
+        assert sizes == {"sst": 1, "para": 24, "sts": 1}  # section 5.3
+        assert weights == pytest.approx({task: min(sizes.values()) / size for task, size in sizes.items()}, rel=1e-4)
+
+
+# ---- That it runs
+
+
+@pytest.fixture(scope="module")
+def tiny_data(write_course_files, tmp_path_factory) -> Path:
+    """The small files in the course's format, with such of cfimdb."""
+    folder = write_course_files(tmp_path_factory.mktemp("course"))
+    for split in ("train", "dev"):
+        rows = [f"{row}\tcfimdb-{split}-{row}\t{('good', 'bad')[row % 2]} film {row}\t{row % 2}" for row in range(6)]
+        (folder / f"ids-cfimdb-{split}.csv").write_text("\n".join(["\tid\tsentence\tsentiment", *rows]) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_steps_train_what_is_not_frozen(name, tiny_bert, tiny_data, tmp_path):
+    settings, training, tasks = read(name)
+    words = {
+        "model_name_or_path": tiny_bert, "data_dir": tiny_data, "output_dir": tmp_path / "run", "max_length": 64,
+        "max_steps": 2, "per_device_train_batch_size": 4, "disable_tqdm": "true", "use_cpu": "true",
+    }  # fmt: skip
+    if "task_batch_sizes" in training:
+        words["task_batch_sizes"] = "{sst: 1, para: 3, sts: 1}"
+    train(read_recipe(name, [f"{key}={value}" for key, value in words.items()]))
+
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert metrics["global_step"] == 2
+    assert {f"eval_{task.name}_{task.metric}" for task in tasks} <= set(metrics)
+    before, after = (load_file(folder / "model.safetensors") for folder in (tiny_bert, tmp_path / "run"))
+    changed = {key for key in before if not torch.equal(before[key], after[f"bert.{key}"])}
+    trained = [task for task in tasks if task.name in training.get("train_tasks", [task.name for task in tasks])]
+    idle = {key for key in before if "pooler" in key and all(task.pooling != "pooler" for task in trained)}
+    assert changed == (set() if training.get("freeze") == "encoder" else set(before) - idle)
+    model = MinBertForMultiTask.from_pretrained(tmp_path / "run")
+    assert model.config.task_names == [task.name for task in tasks]
