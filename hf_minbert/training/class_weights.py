@@ -45,6 +45,11 @@ def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
     return {name: numbers[name] for name in wanted}
 
 
+def in_words(numbers: dict[str, Any]) -> str:
+    """What `counted` gave, for the log."""
+    return ", ".join(f"{name} {' '.join(f'{n:.4g}' for n in np.atleast_1d(of))}" for name, of in numbers.items())
+
+
 def warnings_of(task: Task, balanced: bool) -> list[str]:
     """What a person should know of a task's loss before it is trained.
 

@@ -20,7 +20,7 @@ from ..tasks import Task
 from .aggregators import AGGREGATORS
 from .args import MultiTaskTrainingArguments
 from .checkpoints import newest_complete_checkpoint
-from .class_weights import auto_options, counted, warnings_of
+from .class_weights import auto_options, counted, in_words, warnings_of
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import check_trainable, count_parameters, freeze_encoder
 from .gradients import collector
@@ -194,7 +194,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 numbers = counted(self.tasks[name], labels)
                 saved["loss_options"].update(numbers)  # where the model reads them
                 self.tasks[name] = Task.from_config(saved)
-                logger.info("Counted from %d training rows of %s: %s.", len(labels), name, numbers)
+                logger.info("Counted from %d training rows of %s: %s.", len(labels), name, in_words(numbers))
             for warning in warnings_of(self.tasks[name], _is_balanced(name, args)):
                 logger.warning(warning)
 
