@@ -121,5 +121,5 @@ def test_the_list_of_keys_has_each_key_once(keys):
 def test_every_key_of_ours_has_help(keys):
     stock = {f.name for f in fields(transformers.TrainingArguments)}
     own = {f.name for f in fields(MultiTaskTrainingArguments)} - stock
-    assert set(keys.docs_of(MultiTaskTrainingArguments)) == own
+    assert set(keys.docs_of(MultiTaskTrainingArguments)) == own | {"optim"}  # a stock one, which takes more here
     assert set(keys.docs_of(RunSettings)) == {f.name for f in fields(RunSettings)}
