@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 
+from ..errors import MinBertError
 from .aggregators import Aggregator
 
 #: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
@@ -59,43 +61,95 @@ class SummedGradients:
 class GradientRows:
     """For an aggregator with rows: one gradient per task, accumulated until the optimizer steps.
 
-    Parameters that two or more tasks reach are shared: their gradients, one row per task, go to the aggregator.
-    A parameter that one task reaches (its head) keeps that task's gradient; one that no task reaches keeps
-    `grad=None`. Rows are averaged over processes before they are combined, so that `N` processes do what one
-    process does on the union of their batches.
+    Parameters that two or more of the step's tasks reach are shared: their gradients, one row per task, go to the
+    aggregator, with zeros where a task does not reach one of them. A parameter that one task reaches (its head) keeps
+    that task's gradient; one that no task reaches keeps `grad=None`. Rows are averaged over processes before they are
+    combined, so that `N` processes do what one process does on the union of their batches.
+
+    The rows lie in one matrix, and the backward pass adds to them in place: nothing is copied, and the memory beside
+    that of a summed gradient is one number per task and shared parameter.
+
+    Raises:
+        MinBertError: the trained parameters have several dtypes.
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter], aggregator: Aggregator):
+        dtypes = sorted({str(p.dtype) for p in parameters})
+        if len(dtypes) > 1:
+            raise MinBertError(
+                f"An aggregator of rows needs trained parameters of one dtype. Found {' and '.join(dtypes)}. "
+                "Load the model in float32."
+            )
         self.parameters = parameters
         self.aggregator = aggregator
-        self.rows: dict[str, list[torch.Tensor | None]] = {}
+        #: Per task, the gradient of each parameter that it has ever reached, by the parameter's place.
+        self.rows: dict[str, dict[int, torch.Tensor]] = {}
+        self.open: list[str] = []  # tasks with a gradient since the last step, in the order in which they came
+        self._matrix = torch.empty(0)  # [tasks, numbers of the parameters in `_common`]
+        self._common: list[int] = []  # parameters that two or more tasks have ever reached
 
     def add(self, task: str, loss: torch.Tensor) -> None:
-        fresh = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        row = self.rows.setdefault(task, [None] * len(fresh))
-        for index, gradient in enumerate(fresh):
-            if gradient is not None:
-                # autograd may give one number seen many times over, which nothing can write to
-                row[index] = gradient.contiguous() if row[index] is None else row[index] + gradient
+        row = self.rows.setdefault(task, {})
+        if task not in self.open:
+            self.open.append(task)
+            for gradient in row.values():
+                gradient.zero_()
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = row.get(index)  # where there is one, the backward pass adds to it
+        loss.backward()
+        fresh = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None and i not in row}
+        for parameter in self.parameters:
+            parameter.grad = None
+        if fresh:
+            row |= fresh
+            self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Moves the rows to a matrix that has a place for every parameter that is now known to be shared."""
+        self._common = self._reached_by_several(list(self.rows))
+        sizes = [self.parameters[i].numel() for i in self._common]
+        matrix = self.parameters[0].new_zeros(len(self.rows), sum(sizes))
+        for values, row in zip(matrix, self.rows.values(), strict=True):
+            for i, place in zip(self._common, values.split(sizes), strict=True):
+                if i in row:
+                    row[i] = place.view_as(self.parameters[i]).copy_(row[i])
+            for i in row.keys() - set(self._common):
+                row[i] = row[i].clone()  # autograd may give two parameters one tensor
+        self._matrix = matrix
+
+    def _reached_by_several(self, tasks: list[str]) -> list[int]:
+        counts = Counter(i for task in tasks for i in self.rows[task])
+        return sorted(i for i, tasks in counts.items() if tasks > 1)
 
     def combine(self, generator: torch.Generator) -> None:
-        average_over_processes(g for task in sorted(self.rows) for g in self.rows[task] if g is not None)
-        reached = [sum(row[i] is not None for row in self.rows.values()) for i in range(len(self.parameters))]
-        shared = [i for i, tasks in enumerate(reached) if tasks > 1]
-        for i, tasks in enumerate(reached):
-            if tasks == 1:
-                # A copy: autograd may give two parameters the same tensor, and clipping would scale it twice.
-                self.parameters[i].grad = next(row[i] for row in self.rows.values() if row[i] is not None).clone()
+        self._average()
+        shared = self._reached_by_several(self.open)
+        for task in self.open:
+            for i, gradient in self.rows[task].items():
+                self.parameters[i].grad = gradient  # of its only task; the shared ones are set next
         if shared:
-            matrix = torch.stack([self._flat(row, shared) for row in self.rows.values()])  # [tasks, parameters]
-            combined = self.aggregator(matrix, generator)
+            combined = self.aggregator(self._stacked(shared), generator)
             sizes = [self.parameters[i].numel() for i in shared]
             for i, piece in zip(shared, combined.split(sizes), strict=True):
                 self.parameters[i].grad = piece.view_as(self.parameters[i])
-        self.rows.clear()
+        self.open.clear()
 
-    def _flat(self, row: list[torch.Tensor | None], shared: list[int]) -> torch.Tensor:
-        pieces = [row[i] if row[i] is not None else torch.zeros_like(self.parameters[i]) for i in shared]
+    def _average(self) -> None:
+        if self.open == list(self.rows):
+            average_over_processes([*self._matrix])
+            common = set(self._common)
+        else:
+            common = set()
+        average_over_processes(g for task in self.open for i, g in sorted(self.rows[task].items()) if i not in common)
+
+    def _stacked(self, shared: list[int]) -> torch.Tensor:
+        """The rows of this step's tasks over the shared parameters, [tasks, numbers]."""
+        if self.open == list(self.rows) and shared == self._common:
+            return self._matrix
+        return torch.stack([self._flat(self.rows[task], shared) for task in self.open])
+
+    def _flat(self, row: dict[int, torch.Tensor], shared: list[int]) -> torch.Tensor:
+        pieces = [row[i] if i in row else torch.zeros_like(self.parameters[i]) for i in shared]
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
 

@@ -64,7 +64,10 @@ def test_rows_accumulate_per_task_before_they_are_combined():
     shared = torch.cat([2 * p["matrix"].detach().flatten(), torch.ones(4)])
     torch.testing.assert_close(rows, torch.stack([1.5 * shared, 3 * shared]))
     assert p["a"].grad.tolist() == [4.5, 4.5]
-    assert gradients.rows == {}  # else the next step would start with this one's
+    for task in ("a", "b"):  # the next step does not start with this one's
+        gradients.add(task, loss(p, task))
+    gradients.combine(torch.Generator())
+    torch.testing.assert_close(recorder.calls[1][0], torch.stack([shared, shared]))
 
 
 def test_one_task_alone_shares_nothing():
