@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
@@ -117,13 +118,13 @@ class Predictor:
         encoded = encode(list(rows), spec, self.tokenizer, self.max_length)  # a list has no bar of its own
         # Equal lengths side by side: no batch is padded to a stray long row.
         order = np.argsort(-encoded.row_lengths, kind="stable")
-        collate = PaddedCollator(spec, self.tokenizer.pad_token_id)
+        collate = PaddedCollator(spec, self.tokenizer.pad_token_id, packing=True)
         result = np.empty((len(encoded), spec.num_outputs), dtype=np.float32)
         for start in range(0, len(order), self.batch_size):
             indices = order[start : start + self.batch_size]
             batch = collate(encoded.take(indices))
             batch.pop("labels", None)
-            batch = {k: v.to(self.model.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+            batch = send_to_device(batch, self.model.device)
             result[indices] = self.model(**batch).logits.float().cpu().numpy()
             if progress is not None:
                 progress(start + len(indices), len(order))

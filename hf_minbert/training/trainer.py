@@ -79,7 +79,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.train_tasks = args.chosen_tasks("train_tasks", self.tasks)
         self.eval_tasks = args.chosen_tasks("eval_tasks", self.tasks)
         pad = processing_class.pad_token_id if processing_class is not None else model.config.pad_token_id
-        self.collators = {name: PaddedCollator(task, pad) for name, task in self.tasks.items()}
+        self.collators = {
+            name: PaddedCollator(task, pad, packing=args.packing) for name, task in self.tasks.items()
+        }
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
             self._prepare_losses(train_dataset, args)

@@ -5,6 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from hf_minbert import get_tasks
+
 DEV = {"sst": 11, "para": 7, "sts": 9}
 ADAM = {"optim": "adamw_torch", "max_grad_norm": 1.0}
 
@@ -186,3 +188,19 @@ def test_bars_and_reports_take_the_logs(make_trainer, capfd):
     trainer = make_trainer(disable_tqdm=False, dev=DEV, eval_strategy="steps", eval_steps=1)
     trainer.train()
     assert "2/2" in capfd.readouterr().err
+
+
+def test_packing_trains_and_scores_as_padding_does(make_trainer, tiny_model, toy_rows, aggregator):
+    tasks = get_tasks({"sst": {"pooling": "mean"}, "para": None, "sts": {"pair_encoding": "bi", "head": "cosine"}})
+    trained = []
+    for packing in (False, True):
+        given = {"aggregator": aggregator, "packing": packing, "learning_rate": 0.1}
+        trainer = make_trainer(tiny_model(tasks), dev=toy_rows(), **given)
+        assert ("packing" in next(iter(trainer.get_train_dataloader()))["sst"]) == packing
+        trainer.train()
+        trained.append((parameters(trainer.model), trainer.evaluate()))
+    (plain, scores), (packed, packed_scores) = trained
+    torch.testing.assert_close(packed, plain, atol=1e-5, rtol=1e-4)
+    assert packed_scores["eval_overall"] == pytest.approx(scores["eval_overall"], abs=1e-4)
+    moved = (plain[name] - start for name, start in parameters(tiny_model(tasks)).items())
+    assert max(difference.abs().max() for difference in moved) > 0.01
