@@ -19,9 +19,12 @@ from torch.nn import functional as F
 class Packing:
     """Where the real tokens of a padded batch [N, T] stand.
 
+    There may be fillers behind the real tokens, in sentences of their own: tokens that nobody sees, without effect,
+    so that batches of different texts have one shape.
+
     Args:
-        tokens: int64 [S], the place of each in the flattened batch, sentence by sentence.
-        starts: int32 [N + 1], where each sentence begins in S, and S.
+        tokens: int64 [S], the place of each in the flattened batch, sentence by sentence; N * T for a filler.
+        starts: int32, where each sentence begins in S, those of fillers too; and S.
         shape: N and T.
         longest: tokens of the longest sentence, or more.
     """
@@ -32,28 +35,40 @@ class Packing:
     longest: int
 
     @staticmethod
-    def describe(is_token: np.ndarray) -> dict[str, Any]:
-        """The packing of a batch whose real tokens are these, [N, T], as a batch carries it to the device."""
-        starts = np.concatenate([[0], is_token.sum(axis=1).cumsum()]).astype(np.int32)
-        return {
-            "tokens": torch.from_numpy(np.flatnonzero(is_token)),
-            "starts": torch.from_numpy(starts),
-            "longest": int(np.diff(starts).max()),
-        }
+    def describe(is_token: np.ndarray, fill: bool = False) -> dict[str, Any]:
+        """The packing of a batch whose real tokens are these, [N, T], as a batch carries it to the device.
+
+        With `fill`, S is rounded up to one of at most eight sizes between two powers of two, and `longest` is T.
+        """
+        tokens, lengths, width = np.flatnonzero(is_token), is_token.sum(axis=1), is_token.shape[1]
+        if not fill:
+            return _described(tokens, lengths, int(lengths.max()))
+        step = max(64, 2 ** ((len(tokens) - 1).bit_length() - 4))
+        fillers = -len(tokens) % step
+        sentences = -(-(step - 1) // width)  # enough for the most fillers there can be: the shape is the same
+        filled = np.clip(fillers - width * np.arange(sentences), 0, width)
+        tokens = np.concatenate([tokens, np.full(fillers, is_token.size)])
+        return _described(tokens, np.concatenate([lengths, filled]), width)
 
     def pack(self, values: Tensor) -> Tensor:
         """[N, T, ...] -> [1, S, ...]"""
-        return values.flatten(0, 1)[self.tokens][None]
+        values = values.flatten(0, 1)
+        return values[self.tokens.clamp(max=len(values) - 1)][None]  # a filler reads whatever stands last
 
     def unpack(self, values: Tensor) -> Tensor:
         """[1, S, ...] -> [N, T, ...], with zeros at padding."""
         rows, width = self.shape
-        padded = values.new_zeros(rows * width, *values.shape[2:])
-        return padded.index_copy(0, self.tokens, values[0]).unflatten(0, (rows, width))
+        padded = values.new_zeros(rows * width + 1, *values.shape[2:])  # the last place is for fillers
+        return padded.index_copy(0, self.tokens, values[0])[:-1].unflatten(0, (rows, width))
 
     def positions(self) -> Tensor:
         """Each token's position in its sentence, [1, S]."""
         return (self.tokens % self.shape[1])[None]
+
+
+def _described(tokens: np.ndarray, lengths: np.ndarray, longest: int) -> dict[str, Any]:
+    starts = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)
+    return {"tokens": torch.from_numpy(tokens), "starts": torch.from_numpy(starts), "longest": longest}
 
 
 def packed_attention(
@@ -77,7 +92,7 @@ def packed_attention(
         starts, longest = packing.starts, packing.longest
         return varlen_attn(query[0], key[0], value[0], starts, starts, longest, longest, scale=scaling)[None]
     padded = (packing.unpack(states).transpose(1, 2) for states in (query, key, value))  # [N, A, T, D]
-    lengths = packing.starts.diff()
+    lengths = packing.starts.diff()[: packing.shape[0]]
     mask = torch.arange(packing.shape[1], device=query.device) < lengths[:, None]  # [N, T]
     mixed = F.scaled_dot_product_attention(*padded, attn_mask=mask[:, None, None], dropout_p=dropout, scale=scaling)
     return packing.pack(mixed.transpose(1, 2))

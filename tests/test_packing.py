@@ -45,6 +45,34 @@ def test_pack_and_unpack_by_hand():
     assert packing.unpack(packing.pack(values)).tolist() == [[0, 1, 0], [3, 0, 0], [6, 7, 8]]
 
 
+def test_fillers_by_hand():
+    is_token = np.ones((2, 40), dtype=bool)
+    is_token[1, 10:] = False  # 50 tokens, 14 fillers
+    described = Packing.describe(is_token, fill=True)
+    assert described["longest"] == 40
+    assert described["tokens"].tolist() == [*range(50), *[80] * 14]
+    assert described["starts"].tolist() == [0, 40, 50, 64, 64]  # 63 fillers would need two sentences of 40
+    packing = Packing(shape=(2, 40), **described)
+    values = torch.arange(80).reshape(2, 40)
+    assert torch.equal(packing.unpack(packing.pack(values)), values * torch.from_numpy(is_token))
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000, 1023, 1025, 8000])
+def test_there_are_few_filled_sizes(tokens):
+    is_token = np.arange(8192).reshape(64, 128) < tokens
+    is_token[0, 0] = True
+    described = Packing.describe(is_token, fill=True)
+    size, starts = len(described["tokens"]), described["starts"]
+    step = max(64, 2 ** ((tokens - 1).bit_length() - 4))
+    assert tokens <= size < tokens + step
+    assert size % step == 0
+    assert starts[-1] == size and starts.diff().max() <= 128
+    shorter = Packing.describe(np.arange(8192).reshape(64, 128) < size, fill=True)
+    assert [shorter[name].shape for name in ("tokens", "starts")] == [
+        described[name].shape for name in ("tokens", "starts")
+    ]
+
+
 FIELDS = [
     *(("sst", {"pooling": pooling}) for pooling in POOLINGS),
     *(("sts", {"pooling": pooling, "pair_encoding": "bi", "head": "cosine"}) for pooling in POOLINGS),
@@ -60,14 +88,18 @@ def test_answers_and_gradients_are_those_of_the_padded_batch(tiny_model, name, f
     (task,) = get_tasks({name: fields})
     model = tiny_model([task])
     found = []
-    for batch in both(task, pad_to_multiple_of=multiple):
+    plain, packed = both(task, pad_to_multiple_of=multiple)
+    mask = plain["attention_mask"].flatten(0, -2).bool().numpy()
+    filled = {**packed, "packing": Packing.describe(mask, fill=True)}
+    for batch in (plain, packed, filled):
         model.zero_grad()
         output = model(**batch)
         output.loss.backward()
         found.append((output, {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}))
-    (plain, gradients), (packed, packed_gradients) = found
-    torch.testing.assert_close(packed.logits, plain.logits, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(packed_gradients, gradients, atol=1e-5, rtol=1e-4)
+    expected, gradients = found[0]
+    for output, packed_gradients in found[1:]:
+        torch.testing.assert_close(output.logits, expected.logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(packed_gradients, gradients, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("multiple", [None, 8])
