@@ -259,8 +259,8 @@ def sample(option: Any) -> tuple[Any, Any]:
         given, wanted = sample(typing.get_args(option)[0])
         return [given, given], [wanted, wanted]
     if origin is dict:
-        given, wanted = sample(typing.get_args(option)[1])
-        return {"a": given}, {"a": wanted}
+        samples = [sample(inner) for inner in options(typing.get_args(option)[1])]
+        return tuple({str(number): pair[side] for number, pair in enumerate(samples)} for side in (0, 1))
     plain = {bool: True, int: 3, float: 0.5, str: "word", dict: {"a": 1}, type(None): None, Any: [1]}
     return plain[option], plain[option]
 
