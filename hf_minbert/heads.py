@@ -45,6 +45,11 @@ class OutputLayer(nn.Linear, SelfInitialized):
     def init_weights(self) -> None:
         init.constant_(self.bias, self.start)
 
+    def forward(self, vectors: Tensor) -> Tensor:
+        # Not in half precision, where a score near 2.5 has steps of 0.016, and near outputs would be equal.
+        with torch.autocast(vectors.device.type, enabled=False):
+            return super().forward(vectors.to(self.weight.dtype))
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -118,12 +123,25 @@ class Head(nn.Module, ABC):
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
 
-    def divergence(self, logits: Tensor, other: Tensor) -> Tensor:
-        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal, and symmetric.
+    def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
+        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal.
 
-        KL both ways for classes and for the coin of a binary task; the squared difference for scores.
+        Args:
+            name: `symmetric_kl` (KL both ways), the default for classes and for the coin of a binary task; `kl`,
+                from the first to the second; `squared_error`, the default for scores and for them alone. A score has
+                no distribution: the two KL take its share of the range for a coin's chance. There a score outside
+                the range counts as its end, and has no gradient.
         """
-        return DIVERGENCES[self.kind](logits, other)
+        kind = self.kind
+        if kind == "score" and name in DIVERGENCES["binary"]:
+            kind, logits, other = "binary", self._as_coin(logits), self._as_coin(other)
+        divergences = DIVERGENCES[kind]
+        return divergences[name or next(iter(divergences))](logits, other)
+
+    def _as_coin(self, scores: Tensor) -> Tensor:
+        """The logit of a score's share of its range."""
+        low, high = self.output_range or self.range
+        return ((scores.float() - low) / (high - low)).logit(eps=1e-6)
 
 
 def loss_of(task: Mapping[str, Any]) -> Loss:

@@ -180,10 +180,21 @@ def order_loss(scores: Tensor, labels: Tensor) -> Tensor:
 # ---- Divergences --------------------------------------------------------------------------------------------------
 
 
+def kl(logits: Tensor, other: Tensor) -> Tensor:
+    """KL(P||Q) of two softmax distributions, P that of the first; [B, C] and [B, C] -> [B]."""
+    p, q = logits.float().log_softmax(dim=-1), other.float().log_softmax(dim=-1)
+    return (p.exp() * (p - q)).sum(dim=-1)
+
+
 def symmetric_kl(logits: Tensor, other: Tensor) -> Tensor:
     """KL(P||Q) + KL(Q||P) of two softmax distributions, [B, C] and [B, C] -> [B]."""
     p, q = logits.float().log_softmax(dim=-1), other.float().log_softmax(dim=-1)
     return ((p.exp() - q.exp()) * (p - q)).sum(dim=-1)  # a difference of small numbers, never of large ones
+
+
+def bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
+    """KL(P||Q) of two coins, whose logits are [B, 1] and [B, 1] -> [B]."""
+    return kl(F.pad(logits, (1, 0)), F.pad(other, (1, 0)))  # a coin's logit z is the two logits (0, z)
 
 
 def symmetric_bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
@@ -225,8 +236,9 @@ LOSSES: dict[str, dict[str, Loss]] = {
     "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
     "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
 }
-DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "classes": symmetric_kl,
-    "binary": symmetric_bernoulli_kl,
-    "score": squared_difference,
+#: Kind of task to how far two of its outputs are apart. The first is what is meant where none is named.
+DIVERGENCES: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "classes": {"symmetric_kl": symmetric_kl, "kl": kl},
+    "binary": {"symmetric_kl": symmetric_bernoulli_kl, "kl": bernoulli_kl},
+    "score": {"squared_error": squared_difference},
 }

@@ -61,6 +61,33 @@ def test_loss_is_computed_in_float32(tiny_config, name):
     assert part.linear.weight.grad.dtype == torch.bfloat16
 
 
+def test_the_last_layer_is_as_exact_as_its_weights(tiny_config):
+    part = head(tiny_config(), "sts")
+    torch.nn.init.constant_(part.linear.weight, 1e-3)
+    torch.nn.init.constant_(part.linear.bias, 2.5)
+    vectors = torch.stack([torch.ones(1, 32), torch.ones(1, 32) + 2**-7])  # neighbours in bfloat16
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = part(vectors.bfloat16())[:, 0]
+    assert scores.tolist() == pytest.approx([2.532, 2.532 + 0.032 * 2**-7], abs=1e-6)  # both are 2.53125 in bfloat16
+
+
+@pytest.mark.parametrize(("name", "fields", "low", "high"), [
+    ("sts", {}, 0.0, 5.0),
+    ("sts", {"pair_encoding": "bi", "head": "cosine", "head_options": {"mapping": "raw"}}, -1.0, 1.0),
+])  # fmt: skip
+def test_divergence_of_scores_is_their_squared_difference_or_that_of_coins(tiny_config, name, fields, low, high):
+    part = head(tiny_config(), name, **fields)
+    scores, other = (torch.tensor([[low + share * (high - low)]]) for share in (0.75, 0.5))
+    assert part.divergence(scores, other).item() == pytest.approx((0.25 * (high - low)) ** 2)
+    there, back = 0.75 * math.log(1.5) + 0.25 * math.log(0.5), 0.5 * math.log(2 / 3) + 0.5 * math.log(2)
+    assert part.divergence(scores, other, "kl").item() == pytest.approx(there, rel=1e-5)
+    assert part.divergence(scores, other, "symmetric_kl").item() == pytest.approx(there + back, rel=1e-5)
+    outside = torch.tensor([[high + 1.0]], requires_grad=True)
+    assert part.divergence(outside, torch.tensor([[high + 2.0]]), "kl").item() == 0
+    part.divergence(outside, other, "kl").backward()
+    assert outside.grad.item() == 0
+
+
 @pytest.mark.parametrize(("own", "dropout"), [(None, 0.3), (0.0, 0.0), (0.6, 0.6)])
 def test_head_dropout_is_the_hidden_one_unless_it_has_its_own(tiny_config, own, dropout):
     config = tiny_config(hidden_dropout_prob=0.3, classifier_dropout=own)
