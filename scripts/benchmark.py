@@ -1,22 +1,37 @@
-"""What MinBERT costs, measured: `python scripts/benchmark.py step --model google-bert/bert-base-uncased`.
+"""What MinBERT costs, measured beside the stock classes of transformers.
 
-Each sub-command compares two things in one process, in turns, so that a busy machine slows both alike.
+python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step, in turns
+python scripts/benchmark.py train --size base --bf16                      whole training loops, one after the other
 """
 
 from __future__ import annotations
 
+import json
 import platform
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import transformers
 import typer
-from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
-from hf_minbert import MinBertConfig, MinBertForMultiTask, get_tasks
+from hf_minbert import MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
+from hf_minbert.data.files import load_split
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -27,11 +42,148 @@ SIZES = {
 }
 
 
+MAX_LENGTH = 128
+#: What each loop of `train` changes.
+LOOPS: dict[str, dict[str, Any]] = {
+    "stock-fp32": {"stock": True, "attn": "eager", "dtype": False},
+    "stock": {"stock": True},
+    "stock-bucketed": {"stock": True, "train_sampling_strategy": "group_by_length"},
+    "stock-compiled": {"stock": True, "torch_compile": True},
+    "padded": {"packing": False},
+    "packed": {"packing": True, "cuda_graphs": "off"},
+    "graphs": {"packing": True},
+}
+
+
 @app.callback()
 def main() -> None:
     """What MinBERT costs, measured beside the stock classes of transformers."""
     transformers.logging.set_verbosity_error()  # both models report their new heads as missing
     transformers.logging.disable_progress_bar()
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Option(help="A BERT checkpoint; its tokenizer is used in any case.")],
+    random_size: Annotated[
+        Literal["base", "tiny"] | None, typer.Option(help="Random weights of this shape instead of the checkpoint's.")
+    ] = None,
+    data_dir: Annotated[str, typer.Option(help="The course's files; or `sample`, for the package's.")] = "sample",
+    tasks: Annotated[
+        str, typer.Option(help="Tasks of MinBERT, with commas. Stock loops train the last one.")
+    ] = "para",
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of each task in a step.")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps, after a quarter as many that warm up.")] = 200,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Train under bf16 autocast.")] = False,
+    loops: Annotated[
+        str, typer.Option(help=f"Which to run, with commas: {', '.join(LOOPS)}.")
+    ] = "stock,padded,packed",
+    json_file: Annotated[Path | None, typer.Option(help="Where to write the numbers too.")] = None,
+) -> None:
+    """Examples per second of whole training loops, evaluation off: loader, step, optimizer, log."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = {task: load_split(get_tasks([task])[0], data_dir, "train") for task in tasks.split(",")}
+    loop = Loop(model, random_size, tokenizer, rows, batch_size, steps, bf16)
+    _print_setting("cuda" if torch.cuda.is_available() else "cpu", bf16)
+    typer.echo(f"{random_size or model}; batch {batch_size} per task; {tasks}; {steps} steps; no dropout on attention")
+    measured = {}
+    for name in loops.split(","):
+        measured[name] = loop.run(**LOOPS[name])
+        speed, memory = measured[name]["examples_per_second"], measured[name]["peak_gb"]
+        base = speed / next(iter(measured.values()))["examples_per_second"]
+        typer.echo(f"{name:18} {speed:10.0f} examples/s  {base:6.2f} x the first  {memory:6.2f} GB at most")
+    if json_file is not None:
+        setting = {"torch": torch.__version__, "transformers": transformers.__version__, "batch_size": batch_size}
+        json_file.write_text(json.dumps({**setting, "model": random_size or model, "loops": measured}, indent=1))
+
+
+@dataclass
+class Loop:
+    """A training run of some steps on the same rows, in several ways."""
+
+    model: str
+    size: str | None
+    tokenizer: Any
+    rows: dict[str, Any]
+    batch_size: int
+    steps: int
+    bf16: bool
+
+    def run(self, stock: bool = False, attn: str = "sdpa", dtype: bool = True, **arguments: Any) -> dict[str, float]:
+        """Examples per second, and the GPU's memory at its fullest."""
+        torch.manual_seed(0)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        with tempfile.TemporaryDirectory() as folder:
+            settings = {
+                "output_dir": folder, "max_steps": self.steps + self.steps // 4, "save_strategy": "no", "seed": 0,
+                "per_device_train_batch_size": self.batch_size, "logging_steps": 100, "report_to": "none",
+                "disable_tqdm": True, "bf16": self.bf16 and dtype, "learning_rate": 1e-5,
+            }  # fmt: skip
+            clock = Clock(self.steps // 4)
+            make = self._stock if stock else self._minbert
+            trainer = make({**settings, **arguments}, attn)
+            trainer.add_callback(clock)
+            trainer.train()
+        examples = self.batch_size * self.steps * (1 if stock else len(self.rows))
+        memory = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
+        return {"examples_per_second": examples / clock.seconds, "peak_gb": memory}
+
+    def _minbert(self, settings: dict[str, Any], attn: str) -> MultiTaskTrainer:
+        tasks = get_tasks(list(self.rows))
+        made = {"tasks": tasks, "attention_probs_dropout_prob": 0.0, "attn_implementation": attn}
+        if self.size:
+            model = MinBertForMultiTask._from_config(MinBertConfig(**{**made, **SIZES[self.size]}))
+        else:
+            model = MinBertForMultiTask.from_pretrained(self.model, dtype="float32", **made)
+        args = MultiTaskTrainingArguments(**settings)
+        return MultiTaskTrainer(
+            model, args, train_dataset=self.rows, processing_class=self.tokenizer, max_length=MAX_LENGTH
+        )
+
+    def _stock(self, settings: dict[str, Any], attn: str) -> Trainer:
+        (task,) = get_tasks([list(self.rows)[-1]])
+        made = {
+            "num_labels": max(task.num_outputs, 2),
+            "attention_probs_dropout_prob": 0.0,
+            "attn_implementation": attn,
+        }
+        if self.size:
+            model = BertForSequenceClassification._from_config(BertConfig(**{**made, **SIZES[self.size]}))
+        else:
+            model = BertForSequenceClassification.from_pretrained(self.model, dtype="float32", **made)
+        encoded = self.rows[task.name].map(
+            lambda batch: self.tokenizer(
+                *(batch[name] for name in task.text_columns), truncation=True, max_length=MAX_LENGTH
+            ),
+            batched=True,
+        )
+        columns = ["input_ids", "token_type_ids", "attention_mask", "label"]
+        return Trainer(
+            model, TrainingArguments(**settings), train_dataset=encoded.select_columns(columns),
+            data_collator=DataCollatorWithPadding(self.tokenizer),
+        )  # fmt: skip
+
+
+class Clock(TrainerCallback):
+    """The time between the end of one step and the end of training."""
+
+    def __init__(self, first: int):
+        self.first, self.start, self.seconds = first, 0.0, 0.0
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.first:
+            self.start = self._now()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.seconds = self._now() - self.start
+
+    @staticmethod
+    def _now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return perf_counter()
 
 
 @app.command()

@@ -25,13 +25,21 @@ class PaddedCollator:
         pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
             longest inputs would be padded past it.
         packing: say where the real tokens stand, so that the encoder computes on them alone.
+        fill: round padded length and number of tokens up to a few sizes, so that batches come in a few shapes.
     """
 
-    def __init__(self, task: Task, pad_token_id: int, pad_to_multiple_of: int | None = None, packing: bool = False):
+    def __init__(
+        self,
+        task: Task,
+        pad_token_id: int,
+        pad_to_multiple_of: int | None = None,
+        packing: bool = False,
+        fill: bool = False,
+    ):
         self.task = task
         self.pad_token_id = pad_token_id
         self.pad_to_multiple_of = pad_to_multiple_of or 1
-        self.packing = packing
+        self.packing, self.fill = packing, fill
 
     def __call__(self, rows: EncodedRows | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of B rows, T tokens long.
@@ -45,6 +53,8 @@ class PaddedCollator:
             rows = EncodedRows.of([self._checked(row) for row in rows], self.task.kind == "score", apart)
         lengths = rows.lengths
         width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        if self.fill:
+            width = max(32, 1 << int(width - 1).bit_length())
         is_token = np.arange(width) < lengths[:, None]  # [B, T], or [2 * B, T]
         tensors = {
             "input_ids": _fill(rows.ids, is_token, self.pad_token_id),
@@ -54,7 +64,7 @@ class PaddedCollator:
         batch = {"task": self.task.name}
         batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
         if self.packing:
-            batch["packing"] = Packing.describe(is_token)
+            batch["packing"] = Packing.describe(is_token, self.fill)
         if rows.labels is not None:
             batch["labels"] = torch.from_numpy(rows.labels)
         return batch

@@ -55,6 +55,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 TrainMetrics = Literal["running", "full", "none"]
+CudaGraphs = Literal["auto", "off"]
 Sampling = Literal["shuffle", "balanced"]
 Freeze = Literal["none", "encoder"]
 
@@ -89,6 +90,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         packing: compute on real tokens alone, not on the padding that is half of a usual batch. Answers and gradients
             are the same; it is faster everywhere but for batches without padding. On a GPU in half precision it needs
             `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout.
+        cuda_graphs: `auto` records the step of a GPU with `packing` once per size of a batch, and replays it: small
+            batches then cost what they cost the GPU, not what they cost Python. `off` does not.
         train_metrics: scores on the training rows at the end of each epoch: `running` from the epoch's own outputs,
             at no extra pass; `full` by scoring them again; `none`.
         early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model`.
@@ -112,6 +115,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     freeze: Freeze = "none"
     regularizer: str = "none"
     packing: bool = False
+    cuda_graphs: CudaGraphs = "auto"
     train_metrics: TrainMetrics = "none"
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
@@ -141,6 +145,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.n_gpu > 1:
             # One process would wrap the model in DataParallel, which the step would not use.
             self._n_gpu = 1
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether steps are recorded as CUDA graphs."""
+        return self.cuda_graphs == "auto" and self.packing and self.device.type == "cuda"
 
     @property
     def device(self) -> torch.device:

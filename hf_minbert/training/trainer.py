@@ -24,6 +24,7 @@ from .class_weights import auto_options, counted, in_words, warnings_of
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import check_trainable, count_parameters, freeze_encoder
 from .gradients import collector
+from .graphs import GraphedSteps
 from .optimizers import OPTIMIZERS
 from .regularizers import REGULARIZERS
 
@@ -80,7 +81,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.eval_tasks = args.chosen_tasks("eval_tasks", self.tasks)
         pad = processing_class.pad_token_id if processing_class is not None else model.config.pad_token_id
         self.collators = {
-            name: PaddedCollator(task, pad, packing=args.packing) for name, task in self.tasks.items()
+            name: PaddedCollator(task, pad, packing=args.packing, fill=args.uses_graphs)
+            for name, task in self.tasks.items()
         }
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
@@ -116,7 +118,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if args.train_metrics != "none":
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
-        self._gradients = None
+        self._gradients, self._graphs = None, None
         self._task_losses: dict[str, list[torch.Tensor]] = {}
 
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
@@ -243,7 +245,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             logger.info("Resuming from %s.", resume_from_checkpoint)
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
-        self._gradients = collector(self.model.parameters(), AGGREGATORS[self.args.aggregator])
+        graphed = self.args.uses_graphs and self.regularizer is None
+        self._gradients = collector(self.model.parameters(), AGGREGATORS[self.args.aggregator], static=graphed)
+        self._graphs = GraphedSteps(self._forward, self._gradients) if graphed else None
         self._task_losses.clear()
         return super().train(resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs)
 
@@ -272,22 +276,34 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
             self.optimizer.train()
-        inner = self.accelerator.unwrap_model(model)
         weights = self.args.task_weights or {}
         total = torch.zeros((), device=self.args.device)
         for task, batch in self._prepare_inputs(inputs).items():
-            with self.compute_loss_context_manager():
-                loss, logits = self.task_loss(inner, batch)
+            factor = weights.get(task, 1.0) / self.current_gradient_accumulation_steps
+            loss, logits = self._backward(task, batch, factor)
             self._record(task, loss)
             if self._training_scores is not None:
                 self._training_scores.add(task, logits, batch["labels"])
-            loss = loss * weights.get(task, 1.0) / self.current_gradient_accumulation_steps
-            total += loss.detach()
-            self._gradients.add(task, self._scaled(loss))
+            total += factor * loss
         if self.accelerator.sync_gradients:
             # The same generator on every process, whatever was drawn elsewhere.
             self._gradients.combine(torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step))
         return total
+
+    def _backward(self, task: str, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Adds the gradient of `factor` times the task's loss. The loss itself and the logits."""
+        if self._graphs is not None:
+            loss, logits = self._graphs(task, batch, factor)
+            return loss.clone(), logits.clone()  # the next replay writes to the same place
+        loss, logits, differentiated = self._forward(batch, factor)
+        self._gradients.add(task, differentiated)
+        return loss.detach(), logits.detach()
+
+    def _forward(self, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The loss, the logits, and what is to be differentiated."""
+        with self.compute_loss_context_manager():
+            loss, logits = self.task_loss(self.accelerator.unwrap_model(self.model_wrapped), batch)
+        return loss, logits, self._scaled(loss * factor)
 
     def task_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss of one task's batch, with the regularizer's term if there is one, and the logits."""
@@ -305,8 +321,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
     def _record(self, task: str, loss: torch.Tensor) -> None:
         """Adds to the task's running loss on the device: reading it now would make the GPU wait."""
-        sums = self._task_losses.setdefault(task, [torch.zeros_like(loss.detach()), torch.zeros_like(loss.detach())])
-        sums[0] += loss.detach()
+        sums = self._task_losses.setdefault(task, [torch.zeros_like(loss), torch.zeros_like(loss)])
+        sums[0] += loss
         sums[1] += 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

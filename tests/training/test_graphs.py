@@ -1,0 +1,111 @@
+"""CUDA graphs: the same training as without them, step for step. They need a GPU."""
+
+import logging
+
+import pytest
+import torch
+
+from hf_minbert import get_tasks
+from hf_minbert.training.gradients import StaticSum, SummedGradients
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def parameters(count=3):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(2, 3)) for _ in range(count)]
+
+
+def test_a_static_sum_is_a_sum_and_stays_where_it_is():
+    ours, plain = parameters(), parameters()
+    static, summed = StaticSum(ours), SummedGradients(plain)
+    places = set()
+    for step in range(3):
+        for task, used in (("a", (0, 1)), ("b", (0,)), ("a", (0, 1))):
+            for weights, gradients in ((ours, static), (plain, summed)):
+                gradients.add(task, sum((step + 1) * weights[i].square().sum() for i in used))
+        for gradients in (static, summed):
+            gradients.combine(torch.Generator())
+        for left, right in zip(ours[:2], plain[:2], strict=True):
+            torch.testing.assert_close(left.grad, right.grad)
+        assert ours[2].grad is None
+        places.add(ours[0].grad.data_ptr())
+        for parameter in (*ours, *plain):
+            parameter.grad = None
+    assert len(places) == 1
+
+
+def test_a_static_sum_leaves_alone_what_this_steps_tasks_do_not_reach():
+    weights = parameters()
+    static = StaticSum(weights)
+    for tasks in (("a", "b"), ("b",)):
+        for task in tasks:
+            static.add(task, weights[0].sum() + (weights[1].sum() if task == "a" else 0))
+        static.combine(torch.Generator())
+        assert (weights[1].grad is None) == (tasks == ("b",))
+        for parameter in weights:
+            parameter.grad = None
+
+
+@pytest.fixture
+def on_gpu(make_trainer, tiny_model):
+    """`on_gpu(cuda_graphs, **arguments)`: a trainer after twelve steps on a GPU, without dropout unless asked for."""
+
+    def make(cuda_graphs, dropout=0.0, fields=None, **arguments):
+        torch.manual_seed(0)
+        tasks = get_tasks({"sst": None, "para": None, "sts": None} | (fields or {}))
+        model = tiny_model(tasks, hidden_dropout_prob=dropout)
+        given = {"packing": True, "cuda_graphs": cuda_graphs, "use_cpu": False, "max_steps": 12, "learning_rate": 0.1}
+        trainer = make_trainer(model, **{**given, **arguments})
+        trainer.train()
+        return trainer
+
+    return make
+
+
+@GPU
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"gradient_accumulation_steps": 3},
+        {"aggregator": "row_sum"},
+        {"aggregator": "row_sum", "gradient_accumulation_steps": 2},
+        {"bf16": True},
+        {"fp16": True},
+        {"mixing": "once", "num_train_epochs": 3, "max_steps": -1},
+        {"task_weights": {"sts": 0.3}, "max_grad_norm": 0.1},
+        {"train_metrics": "running"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("aggregator", ["row_sum"], indirect=True)  # registers the one that needs rows
+def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments):
+    plain, graphed = on_gpu("off", **arguments), on_gpu("auto", **arguments)
+    assert plain._graphs is None and graphed._graphs._recordings
+    atol = 1e-5 if not {"bf16", "fp16"} & set(arguments) else 2e-3
+    for (name, left), right in zip(plain.model.named_parameters(), graphed.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=atol, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+    losses = [[entry for entry in t.state.log_history if "loss_sst" in entry] for t in (plain, graphed)]
+    for left, right in zip(*losses, strict=True):
+        assert left["loss_sst"] == pytest.approx(right["loss_sst"], abs=max(atol, 1e-4))
+
+
+@GPU
+def test_dropout_differs_from_replay_to_replay(on_gpu):
+    trainer = on_gpu("auto", dropout=0.5, learning_rate=0.0, max_steps=4)
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))["sst"]
+    losses = {trainer._graphs("sst", batch, 1.0)[0].item() for _ in range(6)}
+    assert len(losses) == 6
+
+
+@GPU
+def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog):
+    fields = {"para": {"pair_encoding": "bi", "loss": "mnr"}}  # which picks the positive rows: a question to the GPU
+    with caplog.at_level(logging.WARNING):
+        graphed = on_gpu("auto", fields=fields)
+    assert "cuda_graphs: the step of para cannot be recorded" in caplog.text
+    assert {key[0] for key in graphed._graphs._recordings} == {"sst", "sts"}
+    plain = on_gpu("off", fields=fields)
+    for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
