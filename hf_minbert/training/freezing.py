@@ -23,6 +23,11 @@ def freeze_encoder(model: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
+def encoder_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The trained parameters outside the heads."""
+    return [p for name, p in model.named_parameters() if p.requires_grad and _path(name)[0] != HEADS]
+
+
 def check_trainable(model: nn.Module, tasks: Iterable[str]) -> None:
     """Raises `MinBertError` if nothing is trained for one of the tasks. Torch would fail at the first step."""
     paths = [_path(name) for name, parameter in model.named_parameters() if parameter.requires_grad]

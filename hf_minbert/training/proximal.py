@@ -1,0 +1,129 @@
+"""What keeps a model near where it was: its own earlier outputs, and its pretrained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from ..errors import MinBertError
+
+TEACHER = "teacher.safetensors"
+
+
+class ProximalPoint(TrainerCallback):
+    """Bregman proximal point optimization (SMART, arXiv:1911.03437, section 3.2): outputs may move but slowly.
+
+    The term of a batch is the head's divergence between the model's outputs and those of a teacher, an earlier state
+    of its weights, without dropout. As a callback it starts the teacher as a copy of the weights before the first
+    step, and after every `steps` optimizer steps moves it: to the weights themselves (the previous iterate), or by the
+    average `beta * teacher + (1 - beta) * weights`. Weights that are not trained are shared with the model.
+
+    Args:
+        weight: of the term, the paper's mu.
+        steps: S, optimizer steps between two moves of the teacher.
+        momentum: beta in the first tenth of the steps, and after it; `None` for the previous iterate.
+
+    Raises:
+        MinBertError: the previous iterate with S of 1: each step would start where the teacher is, and the term and
+            its gradient would be zero.
+    """
+
+    def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: tuple[float, float] | None = (0.99, 0.999)):
+        if momentum is None and steps < 2:
+            raise MinBertError(
+                "`proximal: previous` needs `proximal_steps` of at least 2: with 1, each step starts at the previous "
+                "iterate itself, where the term is zero and has no gradient. Raise it, or take `proximal: momentum`."
+            )
+        self.weight, self.steps, self.momentum = weight, steps, momentum
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.teacher: dict[str, Tensor] = {}
+
+    def start(self, model: nn.Module) -> None:
+        """Makes the model as it is the teacher."""
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.teacher = {name: p.detach().clone() for name, p in self.parameters.items()}
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], clean: Tensor) -> Tensor:
+        """The term of one task's batch, whose outputs with gradient are `clean`; a scalar, before its weight."""
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        with self.in_place(), torch.no_grad():
+            fixed = model(**inputs)["logits"]
+        for module, training in modes:
+            module.training = training
+        return model.heads.get(batch["task"]).divergence(clean, fixed).mean()
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model has the teacher's weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.data, self.teacher[name] = self.teacher[name], parameter.data
+
+    # ---- As a callback -----------------------------------------------------------------------------------------
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step % self.steps == 0:
+            self.move(state.global_step, state.max_steps)
+
+    def move(self, step: int, of: int) -> None:
+        """Moves the teacher after a step, where training has `of` steps."""
+        beta = 0.0 if self.momentum is None else self.momentum[10 * step > of]
+        torch._foreach_lerp_([*self.teacher.values()], [p.detach() for p in self.parameters.values()], 1 - beta)
+
+    def save(self, folder: str | Path) -> None:
+        from safetensors.torch import save_file
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in self.teacher.items()}, Path(folder) / TEACHER)
+
+    def load(self, folder: str | Path) -> None:
+        """Goes on with the teacher of a checkpoint. Raises `MinBertError` if it has none, or another model's."""
+        from safetensors.torch import load_file
+
+        path = Path(folder) / TEACHER
+        if not path.is_file():
+            raise MinBertError(
+                f"{folder} has no {TEACHER}: it was written without `proximal`. Resume as it was trained, or anew."
+            )
+        saved = load_file(path)
+        if {n: t.shape for n, t in saved.items()} != {n: t.shape for n, t in self.teacher.items()}:
+            raise MinBertError(f"{path} is of a model with other trained parameters. Resume as it was trained.")
+        for name, tensor in self.teacher.items():
+            tensor.copy_(saved[name])
+
+
+class PretrainedDecay(TrainerCallback):
+    """Weight decay towards where the weights began, not towards zero (L2-SP, Li et al. 2018, arXiv:1802.01483).
+
+    Before each optimizer step, and apart from the loss's gradient as in AdamW, a weight goes the share
+    `lr * decay` of the way back.
+
+    Args:
+        decay: how strong it is.
+        parameters: those that it pulls, with the values that it pulls them to.
+    """
+
+    def __init__(self, decay: float, parameters: list[nn.Parameter]):
+        self.decay = decay
+        self.start = {parameter: parameter.detach().clone() for parameter in parameters}
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        for group in optimizer.param_groups:
+            pulled = [parameter for parameter in group["params"] if parameter in self.start]
+            if pulled:
+                values = [parameter.detach() for parameter in pulled]
+                torch._foreach_lerp_(values, [self.start[p] for p in pulled], group["lr"] * self.decay)

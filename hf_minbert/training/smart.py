@@ -1,0 +1,305 @@
+"""SMART's smoothness term (Jiang et al. 2020, arXiv:1911.03437): the output may not change where words hardly move.
+
+In shapes: B examples, S sentences of an example that are encoded apart (1 or 2), T tokens, H hidden size, C outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MinBertError, unknown_name
+from ..packing import Packing
+from ..tasks import Task
+from .passes import Place, RandomState, Regularized, Regularizer, check_number, embedded, is_token
+
+Variant = Literal["smart_0", "smart_1", "smart_2"]
+Form = Literal["paper", "mt-dnn"]
+Norm = Literal["inf", "l2"]
+Level = Literal["token", "sentence"]
+ScoreDivergence = Literal["squared_error", "bernoulli"]
+#: Report 002's names: the divergence that the steps ascend, and the one that is the term.
+VARIANTS: dict[str, tuple[str, str]] = {
+    "smart_0": ("symmetric_kl", "symmetric_kl"),
+    "smart_1": ("kl", "kl"),
+    "smart_2": ("kl", "symmetric_kl"),
+}
+Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, [B, C] each -> [B]
+
+
+# ---- Noise --------------------------------------------------------------------------------------------------------
+
+
+def normal_noise(key: int, rows: Tensor, tokens: int, size: int) -> Tensor:
+    """Standard normal numbers, each a pure function of `key`, its row's number, its token and its place in the vector.
+
+    So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands.
+    The generator is SplitMix64 (Steele et al. 2014), seeded by token; two normals come from one of its numbers, by
+    the method of Box and Muller.
+
+    Args:
+        rows: int64 [N].
+        tokens: T.
+        size: H.
+
+    Returns:
+        [N, T, H], float32, on the device of `rows`.
+    """
+    steps = [torch.arange(n, device=rows.device) for n in (tokens, (size + 1) // 2)]
+    seeds = _hash(_hash(_signed(key) + rows * _GOLDEN)[:, None] + steps[0] * _GOLDEN)  # [N, T]
+    drawn = _hash(seeds[..., None] + steps[1] * _GOLDEN)  # [N, T, H / 2]
+    radius = (((drawn & _24_BITS) + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
+    angle = (drawn >> 24 & _24_BITS).float() * (2 * math.pi * 2.0**-24)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :size]
+
+
+def _signed(number: int) -> int:
+    """64 bits as torch, which has no unsigned arithmetic, takes them."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+_GOLDEN, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_24_BITS = 2**24 - 1
+
+
+def _hash(numbers: Tensor) -> Tensor:
+    """SplitMix64's output function. int64 products wrap around, as they should."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        numbers = (numbers ^ _shifted(numbers, shift)) * factor
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
+
+
+def noise_like_words(batch: Mapping[str, Any], size: int, place: Place) -> Tensor:
+    """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]."""
+    ids = batch["input_ids"]
+    apart = ids.shape[1:-1].numel()  # 2 where each example has two sentences of its own, else 1
+    rows = torch.arange(len(ids) * apart, device=ids.device) + place.first_row * apart
+    text = f"{place.seed} {place.step} {batch['task']}".encode()
+    key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return normal_noise(key, rows, ids.shape[-1], size).view(*ids.shape, size)
+
+
+# ---- The two forms -------------------------------------------------------------------------------------------------
+
+
+def size_of(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
+    """The norm of each token's vector, or of all vectors of a sentence together; [..., T, H] -> broadcasts to it."""
+    dims = (-2, -1) if level == "sentence" else (-1,)
+    return vectors.abs().amax(dims, keepdim=True) if norm == "inf" else vectors.norm(dim=dims, keepdim=True)
+
+
+def normalised(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
+    """Vectors of norm 1; zeros stay."""
+    size = size_of(vectors, norm, level)
+    return vectors / size.where(size != 0, 1.0)
+
+
+def projected(delta: Tensor, epsilon: float, norm: Norm, level: Level) -> Tensor:
+    """The nearest point of the ball of radius `epsilon`."""
+    if norm == "inf":
+        return delta.clamp(-epsilon, epsilon)
+    size = size_of(delta, norm, level)
+    return delta * torch.where(size > epsilon, epsilon / size, 1.0)
+
+
+class AlgorithmOne:
+    """The paper's: the noise is on the word embeddings, each step goes along the normalised gradient, and ends in the
+    ball of radius `epsilon`.
+    """
+
+    def __init__(self, epsilon: float, step_size: float, norm: Norm, level: Level):
+        self.epsilon, self.step_size, self.norm, self.level = epsilon, step_size, norm, level
+
+    def outputs(self, model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+        """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
+        return model(**embedded(model, batch, delta))["logits"]
+
+    def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
+        """That of each row's divergence, up to a positive factor per row, which normalising takes away."""
+        outputs = perturbed.detach().float().requires_grad_()
+        (slope,) = torch.autograd.grad(divergence(clean, outputs).sum(), outputs)  # [B, C]
+        # From outputs that hardly differ the gradient is 1e-8 and less, which float16 has no numbers for.
+        slope = normalised(slope, "inf", "token")
+        return torch.autograd.grad(perturbed, delta, slope.to(perturbed.dtype))[0]
+
+    def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
+        moved = delta + self.step_size * normalised(gradient, self.norm, self.level)
+        return projected(moved, self.epsilon, self.norm, self.level)
+
+    def term(self, head: nn.Module, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        return head.divergence(clean, perturbed, name).mean()
+
+
+class MtDnn(AlgorithmOne):
+    """What mt-dnn and smart-pytorch compute, to compare with; no paper describes it.
+
+    The noise is on what the embeddings give after their LayerNorm and dropout. A step adds the gradient as it is,
+    millions of times smaller than the noise, and divides each token's noise by its largest number: there is no ball,
+    the radius is near 1, and the direction stays that of the first noise. `epsilon` only keeps that division from 0.
+    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one. The values
+    of mt-dnn: `epsilon` 1e-6, `noise_std` 1e-5, `step_size` 1e-3 or 1e-5.
+    """
+
+    def outputs(self, model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+        delta = delta.flatten(0, -3)
+        if "packing" in batch:
+            delta = Packing(shape=tuple(delta.shape[:2]), **batch["packing"]).pack(delta)
+        embeddings = model.encoder_of(batch["task"]).embeddings
+        hook = embeddings.register_forward_hook(lambda module, args, output: (output.float() + delta).to(output.dtype))
+        try:
+            return model(**batch)["logits"]
+        finally:
+            hook.remove()
+
+    def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
+        return torch.autograd.grad(divergence(clean, perturbed).sum(), delta)[0]
+
+    def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
+        moved = delta + self.step_size * gradient
+        return moved / (size_of(moved, "inf", "token") + self.epsilon)
+
+    def term(self, head: nn.Module, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        if name != "symmetric_kl":
+            return super().term(head, name, clean, perturbed)
+        there, back = (head.divergence(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
+        return (there + back).mean()
+
+
+FORMS: dict[Form, type[AlgorithmOne]] = {"paper": AlgorithmOne, "mt-dnn": MtDnn}
+
+
+# ---- The regularizer -----------------------------------------------------------------------------------------------
+
+
+class Smart(Regularizer):
+    """The smoothness-inducing adversarial term: how far the output moves at the worst `delta` of a small ball.
+
+    Algorithm 1 of the paper: `delta` starts as normal noise on real tokens; each step ascends the divergence of the
+    clean and the perturbed output, and goes back into the ball; then that divergence is the term, with its gradient
+    through both. All passes have one dropout mask. The search leaves parameters, their `.grad`, the model's mode and
+    the random state as it found them. Where its gradient is not finite, the batch has no term.
+
+    Args:
+        weight: of the term, the paper's lambda.
+        epsilon: radius of the ball. BERT's word embeddings have a root mean square near 0.05.
+        step_size: eta; ten times `epsilon` unless given.
+        noise_std: sigma, of the first noise; `epsilon` unless given, as in the paper.
+        steps: how many steps the search takes.
+        variant: which divergences; a name of `VARIANTS` for all tasks, or by task, of which those not named have
+            `smart_0`.
+        score_divergence: what stands for KL in the divergence of a score, which has no distribution: `squared_error`,
+            or `bernoulli`, the KL of a coin whose chance is the score's share of its range. `smart_0` has squared
+            error unless told otherwise; the others must be told.
+        norm: that the gradient is divided by, and that the ball has.
+        level: whether each token has a ball of its own, or the tokens of a sentence have one together.
+        form: `paper`, or `mt-dnn`, the arithmetic of that code, to compare with; see `MtDnn`.
+    """
+
+    searches = True
+
+    def __init__(
+        self,
+        *,
+        weight: float = 1.0,
+        epsilon: float = 5e-4,
+        step_size: float | None = None,
+        noise_std: float | None = None,
+        steps: int = 1,
+        variant: Variant | Mapping[str, Variant] = "smart_0",
+        score_divergence: ScoreDivergence | None = None,
+        norm: Norm = "inf",
+        level: Level = "token",
+        form: Form = "paper",
+    ):
+        for name, value in (
+            ("weight", weight),
+            ("epsilon", epsilon),
+            ("step_size", step_size),
+            ("noise_std", noise_std),
+        ):
+            if value is not None:
+                check_number(f"smart_{name}", value, above=name == "epsilon" and form == "mt-dnn")
+        if type(steps) is not int or steps < 1:
+            raise MinBertError(f"`smart_steps` must be a whole number from 1. Found {steps!r}.")
+        variants = [variant] if isinstance(variant, str) else variant.values()
+        for name, values, known in (
+            ("variant", variants, VARIANTS), ("norm", [norm], get_args(Norm)), ("level", [level], get_args(Level)),
+            ("form", [form], FORMS), ("score_divergence", [score_divergence], (None, *get_args(ScoreDivergence))),
+        ):  # fmt: skip
+            for value in values:
+                if value not in known:
+                    raise unknown_name(f"smart_{name}", value, [choice for choice in known if choice])
+        self.weight, self.epsilon, self.steps = weight, epsilon, steps
+        # Much less, and outputs may come out equal, from where there is no way up: of a pair of equal sentences, say.
+        self.noise_std = epsilon if noise_std is None else noise_std
+        self.variant, self.score_divergence = variant, score_divergence
+        self.form = FORMS[form](epsilon, 10 * epsilon if step_size is None else step_size, norm, level)
+
+    def refusal(self, tasks: Iterable[Task]) -> str | None:
+        for task in tasks:
+            variant = self.variant_of(task.name)
+            if task.kind == "score" and variant != "smart_0" and self.score_divergence is None:
+                return (
+                    f"`smart_variant: {variant}` of {task.name!r} is a KL, and a score has none. Say what stands for "
+                    f"it by `smart_score_divergence`: {' or '.join(get_args(ScoreDivergence))}."
+                )
+        return None
+
+    def warnings(self, model: nn.Module, task: str, dtype: torch.dtype) -> list[str]:
+        words = model.encoder_of(task).get_input_embeddings().weight
+        carried = torch.finfo(dtype).eps * words.detach().float().square().mean().sqrt().item()
+        if not 0 < self.epsilon < carried or isinstance(self.form, MtDnn):
+            return []
+        name = str(dtype).removeprefix("torch.")
+        return [
+            f"`smart_epsilon: {self.epsilon:g}` is lost in {name}, whose numbers near those of the word embeddings "
+            f"are {carried:.1g} apart. Raise it, or train in float32."
+        ]
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place) -> Regularized:
+        before = RandomState.now(batch["input_ids"].device)
+        outputs = model(**batch)
+        clean, inputs = outputs["logits"], {key: value for key, value in batch.items() if key != "labels"}
+
+        def perturbed(delta: Tensor) -> Tensor:
+            with before.again():
+                return self.form.outputs(model, inputs, delta)
+
+        head = model.heads.get(batch["task"])
+        ascended, taken = self.divergences_of(batch["task"], head.kind)
+        delta, ok = self._worst(
+            perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended),
+            self.noise_std * noise_like_words(batch, model.config.hidden_size, place), is_token(batch),
+        )  # fmt: skip
+        term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
+        return Regularized(outputs["loss"] + self.weight * term, outputs, term.detach(), 1.0 - ok.float())
+
+    def _worst(
+        self, perturbed: Callable[[Tensor], Tensor], clean: Tensor, divergence: Divergence, noise: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The end of the search, without a graph, and whether all its gradients were finite; if not, it is zero."""
+        delta, ok = noise * mask, torch.ones((), dtype=torch.bool, device=noise.device)
+        for _ in range(self.steps):
+            delta.requires_grad_()
+            gradient = self.form.gradient(divergence, clean, perturbed(delta), delta)
+            ok = ok & gradient.isfinite().all()
+            delta = self.form.step(delta.detach(), gradient) * mask
+        return torch.where(ok, delta, 0.0), ok
+
+    def divergences_of(self, task: str, kind: str) -> tuple[str, str]:
+        """Names of what the search ascends and of what the term is, as `Head.divergence` has them."""
+        if kind == "score" and self.score_divergence != "bernoulli":
+            return ("squared_error", "squared_error")
+        return VARIANTS[self.variant_of(task)]
+
+    def variant_of(self, task: str) -> Variant:
+        return self.variant if isinstance(self.variant, str) else self.variant.get(task, "smart_0")
