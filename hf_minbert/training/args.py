@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,7 +17,9 @@ from ..evaluation.metrics import metric_names
 from ..tasks import Task
 from .aggregators import AGGREGATORS
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .regularizers import REGULARIZERS
+from .proximal import proximal_of
+from .regularizers import regularizer_of
+from .smart import Form, Level, Norm, ScoreDivergence, Variant
 
 #: Stock arguments that a step of several tasks cannot honour: the only value allowed, and why.
 #: They are refused, never ignored.
@@ -58,6 +60,7 @@ TrainMetrics = Literal["running", "full", "none"]
 CudaGraphs = Literal["auto", "off"]
 Sampling = Literal["shuffle", "balanced"]
 Freeze = Literal["none", "encoder"]
+Proximal = Literal["none", "previous", "momentum"]
 
 
 @dataclass
@@ -85,8 +88,33 @@ class MultiTaskTrainingArguments(TrainingArguments):
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
         freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
             in all training, so a head sees other features in each epoch.
-        regularizer: a term added to each task's loss; `none`, or a name from
-            `hf_minbert.training.regularizers.REGULARIZERS`.
+        regularizer: a term added to each task's loss, and logged as `<name>_<task>`. `smart`: the output may not change
+            where words hardly move (SMART's smoothness term); `r_drop`: two passes with other dropout shall agree;
+            `fgm`: the loss at the worst near words is added; `none`.
+        smart_weight: factor on SMART's term.
+        smart_epsilon: radius of the ball in which word embeddings move; those of BERT have a root mean square near 0.05.
+        smart_step_size: length of a step of the search for the worst move; ten times `smart_epsilon` unless given.
+        smart_noise_std: standard deviation of the noise that the search starts from; `smart_epsilon` unless given.
+        smart_steps: how many steps the search takes; each costs a forward and half a backward pass.
+        smart_variant: the divergence of two outputs: `smart_0` KL both ways; `smart_1` KL one way; `smart_2` the search
+            by KL one way, the term by KL both ways. One for all tasks, or by task, where the others have `smart_0`.
+        smart_score_divergence: what stands for KL where the output is a score: `squared_error`, which `smart_0` takes
+            unless told otherwise, or `bernoulli`, the KL of a coin whose chance is the score's share of its range.
+        smart_norm: the norm of the ball and of a step.
+        smart_level: whether each token has a ball of its own, or the tokens of a sentence have one together.
+        smart_form: `paper`, or `mt-dnn`, what the popular code computes in its place: no ball, and moves of length 1
+            that are nearly random. To compare with.
+        r_drop_weight: factor on R-Drop's term.
+        fgm_weight: factor on the loss at the worst near words.
+        fgm_epsilon: how far those are from a sentence's word embeddings, by the l2 norm.
+        proximal: a term that keeps outputs near those of an earlier state of the weights, the teacher. `previous`:
+            those of up to `proximal_steps` steps ago; `momentum`: their moving average; `none`.
+        proximal_weight: factor on that term.
+        proximal_steps: optimizer steps between two moves of the teacher.
+        proximal_momentum: the share that the average keeps at a move, in the first tenth of the steps and after it.
+        proximal_evaluate: whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`.
+        pretrained_decay: weight decay of the encoder towards the weights it began with, beside `weight_decay` towards
+            zero. A step takes `learning_rate * pretrained_decay` of the way.
         packing: compute on real tokens alone, not on the padding that is half of a usual batch. Answers and gradients
             are the same; it is faster everywhere but for batches without padding. On a GPU in half precision it needs
             `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout.
@@ -114,6 +142,25 @@ class MultiTaskTrainingArguments(TrainingArguments):
     optim: OptimizerNames | OwnOptimizer | str = TrainingArguments.optim
     freeze: Freeze = "none"
     regularizer: str = "none"
+    smart_weight: float = 1.0
+    smart_epsilon: float = 5e-4
+    smart_step_size: float | None = None
+    smart_noise_std: float | None = None
+    smart_steps: int = 1
+    smart_variant: Variant | dict[str, Variant] = "smart_0"
+    smart_score_divergence: ScoreDivergence | None = None
+    smart_norm: Norm = "inf"
+    smart_level: Level = "token"
+    smart_form: Form = "paper"
+    r_drop_weight: float = 1.0
+    fgm_weight: float = 1.0
+    fgm_epsilon: float = 1.0
+    proximal: Proximal = "none"
+    proximal_weight: float = 1.0
+    proximal_steps: int = 1
+    proximal_momentum: list[float] = field(default_factory=lambda: [0.99, 0.999])
+    proximal_evaluate: bool = False
+    pretrained_decay: float = 0.0
     packing: bool = False
     cuda_graphs: CudaGraphs = "auto"
     train_metrics: TrainMetrics = "none"
@@ -204,7 +251,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
             ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
             ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
-            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2),
+            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("proximal_weight", 0), ("proximal_steps", 1), ("pretrained_decay", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= lowest:
@@ -219,16 +266,33 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
 
     def _check_values(self) -> None:
-        choices = {"mixing": MIXING, "aggregator": AGGREGATORS, "regularizer": ("none", *REGULARIZERS)}
+        choices = {"mixing": MIXING, "aggregator": AGGREGATORS, "proximal": get_args(Proximal)}
         choices |= {"train_metrics": get_args(TrainMetrics), "freeze": get_args(Freeze)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
         self._check_per_task()
+        self._check_regularizer()
         if self.do_eval and self.eval_strategy == "no":
             raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+    def _check_regularizer(self) -> None:
+        searches = self.regularizer != "none" and regularizer_of(self).searches
+        if searches and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise MinBertError(
+                f"`regularizer: {self.regularizer}` differentiates by the input, which torch does not do where "
+                "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
+            )
+        if self.regularizer == "smart" and self.smart_form == "mt-dnn" and self.torch_compile:
+            raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
+        momentum = self.proximal_momentum
+        if len(momentum) != 2 or not all(0 <= beta <= 1 for beta in momentum):
+            raise MinBertError(f"`proximal_momentum` must be two numbers from 0 to 1. Found {momentum}.")
+        proximal_of(self)
+        if self.proximal_evaluate and self.proximal == "none":
+            raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
 
     def _check_per_task(self) -> None:
         for task, size in (self.task_batch_sizes or {}).items():
@@ -269,12 +333,18 @@ class MultiTaskTrainingArguments(TrainingArguments):
         """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
 
         Raises:
-            MinBertError: a task or a metric is unknown.
+            MinBertError: a task or a metric is unknown, or the regularizer is not for such a task.
         """
         for option in (
             "train_tasks", "eval_tasks", "task_batch_sizes", "task_weights", "task_sampling", "rows_per_epoch",
         ):  # fmt: skip
             self.chosen_tasks(option, tasks)
+        if isinstance(self.smart_variant, Mapping):
+            self.chosen_tasks("smart_variant", tasks)
+        regularizer = regularizer_of(self)
+        trained = [tasks[name] for name in self.chosen_tasks("train_tasks", tasks)]
+        if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
+            raise MinBertError(reason)
         if (metric := self.metric_for_best_model) is not None:
             known = [f"eval_{name}" for name in metric_names(tasks[n] for n in self.chosen_tasks("eval_tasks", tasks))]
             if metric not in known and f"eval_{metric}" not in known:

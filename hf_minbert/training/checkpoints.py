@@ -11,6 +11,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+TEACHER = "teacher.safetensors"  # of `proximal`
 INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
 
@@ -49,6 +50,8 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
             return f"{name} is missing"
         if not _whole_safetensors(checkpoint / name):
             return f"{name} ends too early"
+    if (checkpoint / TEACHER).exists() and not _whole_safetensors(checkpoint / TEACHER):
+        return f"{TEACHER} ends too early"
     randoms = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
     for name in ("optimizer.pt", "scheduler.pt", *randoms):
         if not (checkpoint / name).exists():

@@ -37,12 +37,16 @@ class TaskEvaluation:
 
         Returns:
             `<prefix>_<task>_<metric>` and `<prefix>_<task>_loss` of each task, `<prefix>_overall` (the mean of the
-            tasks' main metrics) and, with sst, para and sts, `<prefix>_leaderboard`.
+            tasks' main metrics) and, with sst, para and sts, `<prefix>_leaderboard`. With `args.proximal_evaluate`,
+            once there is a teacher, the same of its weights too, as `<prefix>_averaged_...`.
         """
         rows = self.eval_dataset if eval_dataset is None else self._encode(eval_dataset, None, "eval_dataset")
         if not rows:
             raise MinBertError("There is nothing to evaluate: pass `eval_dataset={task: rows}`.")
         metrics = self._score(rows, metric_key_prefix, ignore_keys)
+        if self.args.proximal_evaluate and self.proximal.teacher:
+            with self.proximal.in_place():
+                metrics |= self._score(rows, f"{metric_key_prefix}_averaged", ignore_keys)
         self.log(metrics)
         # One event for all tasks: early stopping counts an evaluation once, and sees every metric.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

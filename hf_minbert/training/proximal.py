@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ..errors import MinBertError
+from .checkpoints import TEACHER
 
-TEACHER = "teacher.safetensors"
+if TYPE_CHECKING:
+    from .args import MultiTaskTrainingArguments
 
 
 class ProximalPoint(TrainerCallback):
@@ -34,7 +36,7 @@ class ProximalPoint(TrainerCallback):
             its gradient would be zero.
     """
 
-    def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: tuple[float, float] | None = (0.99, 0.999)):
+    def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: Sequence[float] | None = (0.99, 0.999)):
         if momentum is None and steps < 2:
             raise MinBertError(
                 "`proximal: previous` needs `proximal_steps` of at least 2: with 1, each step starts at the previous "
@@ -43,6 +45,7 @@ class ProximalPoint(TrainerCallback):
         self.weight, self.steps, self.momentum = weight, steps, momentum
         self.parameters: dict[str, nn.Parameter] = {}
         self.teacher: dict[str, Tensor] = {}
+        self.resume_from: str | Path | None = None
 
     def start(self, model: nn.Module) -> None:
         """Makes the model as it is the teacher."""
@@ -75,6 +78,11 @@ class ProximalPoint(TrainerCallback):
 
     # ---- As a callback -----------------------------------------------------------------------------------------
 
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.start(model)
+        if self.resume_from is not None:
+            self.load(self.resume_from)
+
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step % self.steps == 0:
             self.move(state.global_step, state.max_steps)
@@ -106,6 +114,14 @@ class ProximalPoint(TrainerCallback):
             tensor.copy_(saved[name])
 
 
+def proximal_of(args: MultiTaskTrainingArguments) -> ProximalPoint | None:
+    """The proximal term that the training arguments name. Raises `MinBertError` as `ProximalPoint`."""
+    if args.proximal == "none":
+        return None
+    momentum = args.proximal_momentum if args.proximal == "momentum" else None
+    return ProximalPoint(weight=args.proximal_weight, steps=args.proximal_steps, momentum=momentum)
+
+
 class PretrainedDecay(TrainerCallback):
     """Weight decay towards where the weights began, not towards zero (L2-SP, Li et al. 2018, arXiv:1802.01483).
 
@@ -115,9 +131,14 @@ class PretrainedDecay(TrainerCallback):
     Args:
         decay: how strong it is.
         parameters: those that it pulls, with the values that it pulls them to.
+
+    Raises:
+        MinBertError: there are none.
     """
 
     def __init__(self, decay: float, parameters: list[nn.Parameter]):
+        if not parameters:
+            raise MinBertError("`pretrained_decay` is of the encoder, which is not trained. Leave one of both out.")
         self.decay = decay
         self.start = {parameter: parameter.detach().clone() for parameter in parameters}
 

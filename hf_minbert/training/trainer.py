@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +23,13 @@ from .args import MultiTaskTrainingArguments
 from .checkpoints import newest_complete_checkpoint
 from .class_weights import auto_options, counted, in_words, warnings_of
 from .evaluation import TaskEvaluation, TrainingScores
-from .freezing import check_trainable, count_parameters, freeze_encoder
+from .freezing import check_trainable, count_parameters, encoder_parameters, freeze_encoder
 from .gradients import collector
 from .graphs import GraphedSteps
 from .optimizers import OPTIMIZERS
-from .regularizers import REGULARIZERS
+from .passes import Place
+from .proximal import PretrainedDecay, proximal_of
+from .regularizers import regularizer_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +116,17 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             raise MinBertError("DeepSpeed and FSDP are not supported: the step averages whole gradients itself.")
         # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
-        self.regularizer = None if args.regularizer == "none" else REGULARIZERS[args.regularizer]()
+        self.regularizer, self.proximal = regularizer_of(args), proximal_of(args)
+        if train_dataset is not None:
+            self._prepare_regularizers(args)
         self._training_scores = None
         if args.train_metrics != "none":
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
         self._gradients, self._graphs = None, None
-        self._task_losses: dict[str, list[torch.Tensor]] = {}
+        self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
+        self._skipped: torch.Tensor | None = None
+        self._rounds_of_step = 0
 
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
         """`{task: encoded rows}` of the wanted tasks, or of all that were given."""
@@ -202,6 +209,19 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             for warning in warnings_of(self.tasks[name], _is_balanced(name, args)):
                 logger.warning(warning)
 
+    def _prepare_regularizers(self, args: MultiTaskTrainingArguments) -> None:
+        """Says what precision goes ill with, and adds what works between steps."""
+        if self.regularizer is not None:
+            half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+            dtype = half or next(self.model.parameters()).dtype
+            found = (w for task in self.train_tasks for w in self.regularizer.warnings(self.model, task, dtype))
+            for warning in dict.fromkeys(found):
+                logger.warning(warning)
+        if self.proximal is not None:
+            self.add_callback(self.proximal)
+        if args.pretrained_decay:
+            self.add_callback(PretrainedDecay(args.pretrained_decay, encoder_parameters(self.model)))
+
     def _check_counted(self, names: Iterable[str]) -> None:
         for name in names:
             for option in auto_options(self.tasks[name]):
@@ -245,10 +265,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             logger.info("Resuming from %s.", resume_from_checkpoint)
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
-        graphed = self.args.uses_graphs and self.regularizer is None
+        graphed = self.args.uses_graphs and self.regularizer is None and self.proximal is None
         self._gradients = collector(self.model.parameters(), AGGREGATORS[self.args.aggregator], static=graphed)
         self._graphs = GraphedSteps(self._forward, self._gradients) if graphed else None
-        self._task_losses.clear()
+        self._means.clear()
+        self._skipped, self._rounds_of_step = None, 0
+        if self.proximal is not None:
+            self.proximal.resume_from = resume_from_checkpoint or None
         return super().train(resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs)
 
     @staticmethod
@@ -281,11 +304,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         for task, batch in self._prepare_inputs(inputs).items():
             factor = weights.get(task, 1.0) / self.current_gradient_accumulation_steps
             loss, logits = self._backward(task, batch, factor)
-            self._record(task, loss)
+            self._record(f"loss_{task}", loss)
             if self._training_scores is not None:
                 self._training_scores.add(task, logits, batch["labels"])
             total += factor * loss
+        self._rounds_of_step += 1
         if self.accelerator.sync_gradients:
+            self._rounds_of_step = 0
             # The same generator on every process, whatever was drawn elsewhere.
             self._gradients.combine(torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step))
         return total
@@ -306,33 +331,59 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         return loss, logits, self._scaled(loss * factor)
 
     def task_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of one task's batch, with the regularizer's term if there is one, and the logits."""
-        outputs = model(**batch)
-        loss = outputs["loss"]
-        if self.regularizer is not None:
-            loss = loss + self.regularizer(model, batch, outputs)
+        """The loss of one task's batch, with the terms that are added to it, and the logits."""
+        if self.regularizer is None:
+            outputs = model(**batch)
+            loss = outputs["loss"]
+        else:
+            loss, outputs, term, skipped = self.regularizer(model, batch, self._place(batch))
+            self._record(f"{self.args.regularizer}_{batch['task']}", term.detach())
+            if skipped is not None:
+                self._skipped = skipped if self._skipped is None else self._skipped + skipped
+        if self.proximal is not None:
+            term = self.proximal(model, batch, outputs["logits"])
+            self._record(f"proximal_{batch['task']}", term.detach())
+            loss = loss + self.proximal.weight * term
         return loss, outputs["logits"]
+
+    def _place(self, batch: Mapping[str, Any]) -> Place:
+        """Where the batch stands: this process's share of the current round of the current step."""
+        batches_before = self._rounds_of_step * self.args.world_size + self.args.process_index
+        return Place(self.args.seed, self.state.global_step, batches_before * len(batch["input_ids"]))
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
         return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        if self.proximal is not None and self.args.should_save and not self.args.save_only_model:
+            # First, so that a checkpoint that is complete has its teacher.
+            self.proximal.save(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+        super()._save_checkpoint(model, trial)
+
     # ---- The log ---------------------------------------------------------------------------------------------
 
-    def _record(self, task: str, loss: torch.Tensor) -> None:
-        """Adds to the task's running loss on the device: reading it now would make the GPU wait."""
-        sums = self._task_losses.setdefault(task, [torch.zeros_like(loss), torch.zeros_like(loss)])
-        sums[0] += loss
+    def _record(self, name: str, value: torch.Tensor) -> None:
+        """Adds to a running mean on the device: reading it now would make the GPU wait."""
+        sums = self._means.setdefault(name, [torch.zeros_like(value), torch.zeros_like(value)])
+        sums[0] += value
         sums[1] += 1
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds each task's mean loss since the last log, before its weight, as `loss_<task>`."""
-        if "loss" in logs and self._task_losses:
-            sums = torch.stack([torch.stack(pair) for pair in self._task_losses.values()])  # [tasks, 2]
+        """Adds means since the last log: each task's loss before its weight, `loss_<task>`, and the terms in it.
+
+        A term is logged before its weight, as `<regularizer>_<task>` or `proximal_<task>`; `<regularizer>_skipped` is
+        how many batches had none, as its gradient was not finite.
+        """
+        if "loss" in logs and self._means:
+            sums = torch.stack([torch.stack(pair) for pair in self._means.values()])  # [names, 2]
             sums = self.accelerator.reduce(sums, "sum").tolist()
-            means = [total / count for total, count in sums]
-            logs.update({f"loss_{task}": mean for task, mean in zip(self._task_losses, means, strict=True)})
-            self._task_losses.clear()
+            logs.update({name: total / count for name, (total, count) in zip(self._means, sums, strict=True)})
+            self._means.clear()
+            if self._skipped is not None:
+                skipped = self.accelerator.reduce(self._skipped, "sum")
+                logs[f"{self.args.regularizer}_skipped"] = round(skipped.item())
+                self._skipped = None
         super().log(logs, start_time)
 
 
