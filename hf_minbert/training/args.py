@@ -88,16 +88,16 @@ class MultiTaskTrainingArguments(TrainingArguments):
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
         freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
             in all training, so a head sees other features in each epoch.
-        regularizer: a term added to each task's loss, and logged as `<name>_<task>`. `smart`: the output may not change
-            where words hardly move (SMART's smoothness term); `r_drop`: two passes with other dropout shall agree;
-            `fgm`: the loss at the worst near words is added; `none`.
+        regularizer: a term added to each task's loss, and logged as `<name>_<task>`. `smart`: the output may not
+            change where words hardly move (SMART's smoothness term); `r_drop`: two passes with other dropout shall
+            agree; `fgm`: the loss at the worst near words is added; `none`.
         smart_weight: factor on SMART's term.
-        smart_epsilon: radius of the ball in which word embeddings move; those of BERT have a root mean square near 0.05.
+        smart_epsilon: radius of the ball in which word embeddings move, whose root mean square in BERT is near 0.05.
         smart_step_size: length of a step of the search for the worst move; ten times `smart_epsilon` unless given.
         smart_noise_std: standard deviation of the noise that the search starts from; `smart_epsilon` unless given.
         smart_steps: how many steps the search takes; each costs a forward and half a backward pass.
-        smart_variant: the divergence of two outputs: `smart_0` KL both ways; `smart_1` KL one way; `smart_2` the search
-            by KL one way, the term by KL both ways. One for all tasks, or by task, where the others have `smart_0`.
+        smart_variant: the divergence of two outputs: `smart_0` KL both ways; `smart_1` KL one way; `smart_2` the
+            search by KL one way, the term by KL both ways. One for all, or by task, where the others have `smart_0`.
         smart_score_divergence: what stands for KL where the output is a score: `squared_error`, which `smart_0` takes
             unless told otherwise, or `bernoulli`, the KL of a coin whose chance is the score's share of its range.
         smart_norm: the norm of the ball and of a step.
@@ -251,7 +251,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
             ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
             ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
-            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("proximal_weight", 0), ("proximal_steps", 1), ("pretrained_decay", 0),
+            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("proximal_weight", 0),
+            ("proximal_steps", 1), ("pretrained_decay", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= lowest:
