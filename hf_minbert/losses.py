@@ -71,8 +71,8 @@ def cross_entropy(
         classes = outcome.logits.shape[1]
         if not isinstance(class_weights, Sequence) or len(class_weights) != classes:
             raise ValueError(f"`class_weights` must be {classes} numbers, one per label. Found {class_weights!r}.")
-        weights = torch.tensor([_positive("class_weights", weight) for weight in class_weights])
-        weights = weights.to(outcome.logits.device)
+        # Filled on the device, as nothing can be sent there while a CUDA graph is recorded.
+        weights = torch.cat([outcome.logits.new_full((1,), _positive("class_weights", w)) for w in class_weights])
     if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
         raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
     return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
@@ -91,7 +91,7 @@ def binary_cross_entropy(outcome: Outcome, *, pos_weight: float | str | None = N
     weight = None
     if pos_weight is not None:
         _refuse_auto("pos_weight", pos_weight)
-        weight = torch.tensor(_positive("pos_weight", pos_weight), device=outcome.logits.device)
+        weight = outcome.logits.new_full((1,), _positive("pos_weight", pos_weight))
     return F.binary_cross_entropy_with_logits(outcome.logits[:, 0], outcome.labels.float(), pos_weight=weight)
 
 
@@ -104,8 +104,8 @@ def multiple_negatives(
 
     Args:
         scores: `cosine`: scale * cosine of the vectors, the pair itself among the candidates (Henderson et al. 2017,
-            arXiv:1705.00652, as the field uses it). `head`: the head's logit for all K * K pairs of K positives, the
-            pair itself left out of the candidates (report 001, equation 4).
+            arXiv:1705.00652, as the field uses it). `head`: the head's logit for all pairs of the batch, the pair
+            itself left out of the candidates (report 001, equation 4); B * B pairs go through the head.
         scale: of the cosines.
         bce_weight: adds that much of the binary cross-entropy, over all rows, to set the threshold.
     """
@@ -113,33 +113,35 @@ def multiple_negatives(
         raise ValueError(f"`scores` must be 'cosine' or 'head'. Found {scores!r}.")
     scale = _positive("scale", scale)
     weight = bce_weight if bce_weight == 0 else _positive("bce_weight", bce_weight)
-    positives = outcome.vectors[outcome.labels == 1]  # [K, 2, D]
+    # Over the whole batch with the positives marked: to pick them, a GPU would have to tell how many there are.
+    positive = outcome.labels == 1
     if scores == "cosine":
-        u, v = F.normalize(outcome.head.embed(positives).float(), dim=-1).unbind(dim=1)
-        ranking = ranking_loss(scale * u @ v.T)
+        u, v = F.normalize(outcome.head.embed(outcome.vectors).float(), dim=-1).unbind(dim=1)
+        ranking = ranking_loss(scale * u @ v.T, positive)
     else:
-        u, v = positives.unbind(dim=1)
-        pairs = torch.stack(torch.broadcast_tensors(u[:, None], v[None, :]), dim=2)  # [K, K, 2, D]
+        u, v = outcome.vectors.unbind(dim=1)
+        pairs = torch.stack(torch.broadcast_tensors(u[:, None], v[None, :]), dim=2)  # [B, B, 2, D]
         logits = outcome.head(pairs.flatten(0, 1)).float()
-        ranking = ranking_loss(logits.reshape(len(u), len(u)), with_own=False)
+        ranking = ranking_loss(logits.reshape(len(u), len(u)), positive, with_own=False)
     return ranking + weight * binary_cross_entropy(outcome) if weight else ranking
 
 
-def ranking_loss(scores: Tensor, with_own: bool = True) -> Tensor:
-    """mean_i [log sum_j exp(s_ij) - s_ii], over all j or over j other than i.
+def ranking_loss(scores: Tensor, positive: Tensor, with_own: bool = True) -> Tensor:
+    """The mean over positives i of log sum_j exp(s_ij) - s_ii, over all positives j or over those other than i.
 
     Args:
-        scores: [K, K]; row i holds the scores of all candidates for i.
+        scores: [B, B]; row i holds the scores of all candidates for i.
+        positive: [B], which rows are positives, and so candidates.
 
     Returns:
-        a scalar; 0 where there is nothing to tell apart, for K of 0 or 1.
+        a scalar; 0 where there is nothing to tell apart, for less than two positives.
     """
-    if len(scores) < 2:
-        return scores.sum() * 0.0
-    own = scores.diagonal()
-    if not with_own:
-        scores = scores.masked_fill(torch.eye(len(scores), dtype=torch.bool, device=scores.device), -math.inf)
-    return (scores.logsumexp(dim=1) - own).mean()
+    counted = positive & (positive.sum() >= 2)
+    candidates = positive if with_own else positive & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    # Rows that do not count are made harmless before the logarithm: its gradient over nothing would not be a number.
+    among = torch.where(counted[:, None], scores.masked_fill(~candidates, -math.inf), 0.0)
+    losses = torch.where(counted, among.logsumexp(dim=1) - scores.diagonal(), 0.0)
+    return losses.sum() / counted.sum().clamp(min=1)
 
 
 # ---- Scores -------------------------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ def main() -> None:
     """What MinBERT costs, measured beside the stock classes of transformers."""
     transformers.logging.set_verbosity_error()  # both models report their new heads as missing
     transformers.logging.disable_progress_bar()
+    # As `minbert train` does: batches have hundreds of shapes, and cuDNN's attention compiles each anew.
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 @app.command()

@@ -66,18 +66,32 @@ def test_pos_weight_weighs_the_second_label(compute):
 def test_ranking_loss_by_hand():
     scores = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
     with_own = (math.log(math.e**2 + math.e) - 2 + math.log(1 + math.e**3) - 3) / 2
-    assert ranking_loss(scores).item() == pytest.approx(with_own)
+    both = torch.tensor([True, True])
+    assert ranking_loss(scores, both).item() == pytest.approx(with_own)
     # The report's form leaves the pair itself out: log e^1 - 2 and log e^0 - 3.
-    assert ranking_loss(scores, with_own=False).item() == pytest.approx(((1 - 2) + (0 - 3)) / 2)
+    assert ranking_loss(scores, both, with_own=False).item() == pytest.approx(((1 - 2) + (0 - 3)) / 2)
+    # A row that is no positive is no candidate either.
+    wider = torch.tensor([[2.0, 9.0, 1.0], [9.0, 9.0, 9.0], [0.0, 9.0, 3.0]])
+    for own in (True, False):
+        expected = ranking_loss(scores, both, own)
+        assert torch.equal(ranking_loss(wider, torch.tensor([True, False, True]), own), expected)
 
 
-@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("positive", [[], [False], [True], [False, False, False], [False, True, False]], ids=str)
 @pytest.mark.parametrize("with_own", [True, False])
-def test_ranking_needs_two_and_is_else_zero_with_a_gradient(size, with_own):
-    scores = torch.ones(size, size, requires_grad=True)
-    loss = ranking_loss(scores, with_own)
+def test_ranking_needs_two_and_is_else_zero_with_a_gradient(positive, with_own):
+    scores = torch.ones(len(positive), len(positive), requires_grad=True)
+    loss = ranking_loss(scores, torch.tensor(positive, dtype=torch.bool), with_own)
     loss.backward()
     assert loss.item() == 0 and not scores.grad.any()
+
+
+def test_the_gradient_of_ranking_is_finite_and_of_positives_only():
+    scores = torch.randn(4, 4, requires_grad=True)
+    positive = torch.tensor([True, False, True, True])
+    ranking_loss(scores, positive).backward()
+    assert scores.grad.isfinite().all()
+    assert (scores.grad != 0).equal(positive[:, None] & positive[None, :])
 
 
 PAIRS = [[[1.0, 0.0], [1.0, 0.0]], [[3.0, 3.0], [-5.0, 5.0]], [[0.0, 2.0], [0.0, 7.0]]]

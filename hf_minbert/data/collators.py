@@ -25,7 +25,8 @@ class PaddedCollator:
         pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
             longest inputs would be padded past it.
         packing: say where the real tokens stand, so that the encoder computes on them alone.
-        fill: round padded length and number of tokens up to a few sizes, so that batches come in a few shapes.
+        fill_to: pad to this length, whatever the batch's, and round the number of packed tokens up to a few sizes, so
+            that batches come in a few shapes.
     """
 
     def __init__(
@@ -34,12 +35,12 @@ class PaddedCollator:
         pad_token_id: int,
         pad_to_multiple_of: int | None = None,
         packing: bool = False,
-        fill: bool = False,
+        fill_to: int | None = None,
     ):
         self.task = task
         self.pad_token_id = pad_token_id
         self.pad_to_multiple_of = pad_to_multiple_of or 1
-        self.packing, self.fill = packing, fill
+        self.packing, self.fill_to = packing, fill_to
 
     def __call__(self, rows: EncodedRows | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """A batch of B rows, T tokens long.
@@ -53,8 +54,8 @@ class PaddedCollator:
             rows = EncodedRows.of([self._checked(row) for row in rows], self.task.kind == "score", apart)
         lengths = rows.lengths
         width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        if self.fill:
-            width = max(32, 1 << int(width - 1).bit_length())
+        if self.fill_to is not None:
+            width = self.fill_to
         is_token = np.arange(width) < lengths[:, None]  # [B, T], or [2 * B, T]
         tensors = {
             "input_ids": _fill(rows.ids, is_token, self.pad_token_id),
@@ -64,7 +65,7 @@ class PaddedCollator:
         batch = {"task": self.task.name}
         batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
         if self.packing:
-            batch["packing"] = Packing.describe(is_token, self.fill)
+            batch["packing"] = Packing.describe(is_token, fill=self.fill_to is not None)
         if rows.labels is not None:
             batch["labels"] = torch.from_numpy(rows.labels)
         return batch

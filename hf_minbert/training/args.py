@@ -68,7 +68,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
     """`TrainingArguments` for rounds: a step is one mini-batch of every task in training.
 
     Defaults that differ from the stock ones: `metric_for_best_model` is `eval_overall` where a best model is
-    asked for, callback states are restored on resume, and columns are not removed.
+    asked for, callback states are restored on resume, columns are not removed, and losses that are not finite are
+    logged as they are (the stock filter reads each loss, for which the GPU waits).
 
     Args:
         train_tasks: tasks that are trained. All of the model's unless given; the other heads stay as they are.
@@ -168,6 +169,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     early_stopping_threshold: float = 0.0
     restore_callback_states_from_checkpoint: bool = True
     remove_unused_columns: bool = False
+    logging_nan_inf_filter: bool = False
     resume_from_checkpoint: bool | str | None = None
     report_to: None | str | list[str] = "none"
 

@@ -57,7 +57,11 @@ class SummedGradients:
         loss.backward()
 
     def combine(self, generator: torch.Generator) -> None:
-        average_over_processes(p.grad for p in self.parameters if p.grad is not None)
+        average_over_processes(self.combined())
+
+    def combined(self) -> list[torch.Tensor]:
+        """Tensors that together are the `.grad` of all parameters."""
+        return [p.grad for p in self.parameters if p.grad is not None]
 
 
 class StaticGradients(ABC):
@@ -114,6 +118,10 @@ class StaticGradients(ABC):
     def combine(self, generator: torch.Generator) -> None:
         """Makes of all tasks' gradients the `.grad` of each parameter, and closes the step."""
 
+    @abstractmethod
+    def combined(self) -> list[torch.Tensor]:
+        """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
+
 
 class StaticSum(StaticGradients):
     """The gradient of the summed losses, in one array."""
@@ -122,6 +130,7 @@ class StaticSum(StaticGradients):
         super().__init__(parameters)
         sizes = [p.numel() for p in parameters]
         self._sum = parameters[0].new_zeros(sum(sizes))
+        self._whole = False  # whether the last step reached every parameter
         self._places = [piece.view_as(p) for piece, p in zip(self._sum.detach().split(sizes), parameters, strict=True)]
 
     def _forget(self, task: str) -> None:
@@ -140,7 +149,11 @@ class StaticSum(StaticGradients):
         )
         for i in reached:
             self.parameters[i].grad = self._places[i]
+        self._whole = len(reached) == len(self.parameters)
         self.open.clear()
+
+    def combined(self) -> list[torch.Tensor]:
+        return [self._sum] if self._whole else [p.grad for p in self.parameters if p.grad is not None]
 
 
 class GradientRows(StaticGradients):
@@ -169,6 +182,7 @@ class GradientRows(StaticGradients):
         self.aggregator = aggregator
         self._matrix = torch.empty(0)  # [tasks, numbers of the parameters in `_common`]
         self._common: list[int] = []  # parameters that two or more tasks have ever reached
+        self._combined: list[torch.Tensor] = []
 
     def _forget(self, task: str) -> None:
         own = self.rows.get(task, {})
@@ -198,15 +212,21 @@ class GradientRows(StaticGradients):
     def combine(self, generator: torch.Generator) -> None:
         self._average()
         shared = self._reached_by_several(self.open)
-        for task in self.open:
-            for i, gradient in self.rows[task].items():
-                self.parameters[i].grad = gradient  # of its only task; the shared ones are set next
+        in_several = set(shared)
+        own = {i: g for task in self.open for i, g in self.rows[task].items() if i not in in_several}
+        for i, gradient in own.items():
+            self.parameters[i].grad = gradient
+        self._combined = [*own.values()]
         if shared:
             combined = self.aggregator(self._stacked(shared), generator)
             sizes = [self.parameters[i].numel() for i in shared]
             for i, piece in zip(shared, combined.split(sizes), strict=True):
                 self.parameters[i].grad = piece.view_as(self.parameters[i])
+            self._combined.append(combined)
         self.open.clear()
+
+    def combined(self) -> list[torch.Tensor]:
+        return self._combined
 
     def _average(self) -> None:
         whole = self.open == list(self.rows)

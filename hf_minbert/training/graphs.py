@@ -86,6 +86,9 @@ class GraphedSteps:
                 differentiated.backward()
         except RuntimeError as error:
             self._refused.add(task)
+            # A recording that failed leaves the generator waiting for its end, and dropout would raise.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
             logger.warning(
                 "cuda_graphs: the step of %s cannot be recorded, so it runs without: %s",
                 task,

@@ -84,7 +84,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.eval_tasks = args.chosen_tasks("eval_tasks", self.tasks)
         pad = processing_class.pad_token_id if processing_class is not None else model.config.pad_token_id
         self.collators = {
-            name: PaddedCollator(task, pad, packing=args.packing, fill=args.uses_graphs)
+            name: PaddedCollator(
+                task, pad, packing=args.packing, fill_to=self.max_length if args.uses_graphs else None
+            )
             for name, task in self.tasks.items()
         }
         if train_dataset is not None:
@@ -123,7 +125,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if args.train_metrics != "none":
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
-        self._gradients, self._graphs = None, None
+        self._gradients, self._graphs, self._num_parameters = None, None, None
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
         self._skipped: torch.Tensor | None = None
         self._rounds_of_step = 0
@@ -252,7 +254,25 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
     def floating_point_ops(self, inputs: dict[str, dict[str, Any]]) -> int:
-        return sum(super(MultiTaskTrainer, self).floating_point_ops(batch) for batch in inputs.values())
+        """By the stock estimate: six per token and parameter outside the embeddings."""
+        if self._num_parameters is None:  # to count them takes as long as a step of a small model
+            self._num_parameters = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * self._num_parameters * sum(batch["input_ids"].numel() for batch in inputs.values())
+
+    # The stock ways to clip and to clear gradients walk through all modules of the model to find its parameters, and
+    # through all parameters to find their norm: longer than a GPU takes for a small batch.
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that."""
+        self.accelerator.unscale_gradients()
+        gradients = self._gradients.combined()
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (self.args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def _clear_gradients(self, set_to_none: bool = True) -> None:
+        for parameter in self._gradients.parameters:
+            parameter.grad = None
 
     # ---- The step --------------------------------------------------------------------------------------------
 
@@ -272,7 +292,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self._skipped, self._rounds_of_step = None, 0
         if self.proximal is not None:
             self.proximal.resume_from = resume_from_checkpoint or None
-        return super().train(resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs)
+        model = self.model
+        model.zero_grad = self._clear_gradients
+        try:
+            return super().train(
+                resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs
+            )
+        finally:
+            del model.zero_grad
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: MultiTaskTrainingArguments, model: nn.Module | None = None) -> tuple:
@@ -296,7 +323,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         Returns:
             the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
         """
-        model.train()
+        if not model.training:  # the call alone visits every module
+            model.train()
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
             self.optimizer.train()
         weights = self.args.task_weights or {}

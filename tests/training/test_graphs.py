@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_minbert import get_tasks
+from hf_minbert.losses import LOSSES
 from hf_minbert.training.gradients import StaticSum, SummedGradients
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -55,7 +56,7 @@ def on_gpu(make_trainer, tiny_model):
         torch.manual_seed(0)
         tasks = get_tasks({"sst": None, "para": None, "sts": None} | (fields or {}))
         model = tiny_model(tasks, hidden_dropout_prob=dropout)
-        given = {"packing": True, "cuda_graphs": cuda_graphs, "use_cpu": False, "max_steps": 12, "learning_rate": 0.1}
+        given = {"packing": True, "cuda_graphs": cuda_graphs, "use_cpu": False, "max_steps": 12, "learning_rate": 0.01}
         trainer = make_trainer(model, **{**given, **arguments})
         trainer.train()
         return trainer
@@ -80,12 +81,15 @@ def on_gpu(make_trainer, tiny_model):
     ids=str,
 )
 @pytest.mark.parametrize("aggregator", ["row_sum"], indirect=True)  # registers the one that needs rows
-def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments):
+def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_model):
     plain, graphed = on_gpu("off", **arguments), on_gpu("auto", **arguments)
     assert plain._graphs is None and graphed._graphs._recordings
     atol = 1e-5 if not {"bf16", "fp16"} & set(arguments) else 2e-3
     for (name, left), right in zip(plain.model.named_parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=atol, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+    start = tiny_model().bert.embeddings.LayerNorm.weight
+    moved = (plain.model.bert.embeddings.LayerNorm.weight.cpu() - start).abs().max()
+    assert moved > 10 * atol or moved > 1e-3  # else equality would say nothing
     losses = [[entry for entry in t.state.log_history if "loss_sst" in entry] for t in (plain, graphed)]
     for left, right in zip(*losses, strict=True):
         assert left["loss_sst"] == pytest.approx(right["loss_sst"], abs=max(atol, 1e-4))
@@ -100,12 +104,32 @@ def test_dropout_differs_from_replay_to_replay(on_gpu):
 
 
 @GPU
-def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog):
-    fields = {"para": {"pair_encoding": "bi", "loss": "mnr"}}  # which picks the positive rows: a question to the GPU
+def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog, monkeypatch):
+    mse = LOSSES["score"]["mse"]
+    monkeypatch.setitem(LOSSES["score"], "mse", lambda outcome: mse(outcome) * float(outcome.labels.max() > -1))
+    plain = on_gpu("off", dropout=0.0)
     with caplog.at_level(logging.WARNING):
-        graphed = on_gpu("auto", fields=fields)
-    assert "cuda_graphs: the step of para cannot be recorded" in caplog.text
-    assert {key[0] for key in graphed._graphs._recordings} == {"sst", "sts"}
-    plain = on_gpu("off", fields=fields)
+        graphed = on_gpu("auto", dropout=0.0)
+    assert "cuda_graphs: the step of sts cannot be recorded" in caplog.text
+    for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
+    assert on_gpu("auto", dropout=0.5).state.global_step == 12  # the generator still works
+
+
+@GPU
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"para": {"pair_encoding": "bi", "loss": "mnr", "head": "cosine"}},
+        {"para": {"loss_options": {"pos_weight": 1.7}}},
+        {"sst": {"loss_options": {"class_weights": [1, 2, 3, 4, 5], "label_smoothing": 0.1}}},
+        {"sts": {"pooling": "bigru", "loss": "cosent"}},
+        {"sst": {"pooling": "attention", "layers": "mix"}},
+    ],
+    ids=str,
+)
+def test_losses_and_poolings_can_be_recorded(on_gpu, fields):
+    plain, graphed = on_gpu("off", fields=fields), on_gpu("auto", fields=fields)
+    assert {key[0] for key in graphed._graphs._recordings} == {"sst", "para", "sts"}
     for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
