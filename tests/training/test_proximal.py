@@ -1,0 +1,253 @@
+"""The proximal term and its teacher, and weight decay towards the pretrained weights."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_minbert import MinBertError, MinBertForMultiTask
+from hf_minbert.training.checkpoints import TEACHER, newest_complete_checkpoint
+from hf_minbert.training.passes import RandomState
+from hf_minbert.training.proximal import PretrainedDecay, ProximalPoint
+from tests.training.test_models import with_lora
+from tests.training.test_regularizers import DROPOUT, assert_equal, batch, logged, trained, weights_of  # noqa: F401
+
+DEV = {"sst": 11, "para": 7, "sts": 9}
+
+
+# ---- the term
+
+
+def test_it_starts_at_zero_and_its_teacher_is_a_copy(tiny_model, batch):  # noqa: F811
+    model, point = tiny_model().train(), ProximalPoint()
+    point.start(model)
+    for task in ("sst", "para", "sts"):
+        rows = batch(task)
+        term = point(model, rows, model(**rows)["logits"])
+        assert term == 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05
+    moved = point(model, rows, model(**rows)["logits"])
+    assert moved > 0
+    assert torch.equal(point.teacher["bert.pooler.dense.bias"], torch.zeros(32))
+    moved.backward()
+    assert all(p.grad is not None for p in model.heads.sts.parameters())
+    assert not any(tensor.requires_grad or tensor.grad is not None for tensor in point.teacher.values())
+
+
+def test_the_term_is_the_divergence_from_the_teacher_without_dropout(tiny_model, batch):  # noqa: F811
+    model, rows = tiny_model(**DROPOUT).train(), batch("para")
+    point = ProximalPoint()
+    point.start(model)
+    model.heads.eval()  # a mode that the term must not change
+    outputs = model(**rows)
+    state = RandomState.now(torch.device("cpu"))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    found = point(model, rows, outputs["logits"])
+    assert torch.equal(torch.get_rng_state(), state.cpu)
+    assert_equal(dict(model.named_parameters()), before)
+    assert model.training and model.bert.training and not model.heads.training
+    expected = model.heads.para.divergence(outputs["logits"], model.eval()(**rows)["logits"]).mean()
+    assert found.item() == pytest.approx(expected.item()) and expected > 0
+
+
+# ---- the teacher
+
+
+def test_the_average_has_its_closed_form_and_changes_its_momentum_after_a_tenth():
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 2.0)
+    point = ProximalPoint(momentum=(0.9, 0.99))
+    point.start(model)
+    expected = 2.0
+    for step in range(1, 41):
+        torch.nn.init.constant_(model.weight, float(step))
+        point.move(step, 40)
+        beta = 0.9 if step <= 4 else 0.99
+        expected = beta * expected + (1 - beta) * step
+        assert point.teacher["weight"].item() == pytest.approx(expected, rel=1e-5)
+    still = ProximalPoint(momentum=(0.5, 0.5))
+    torch.nn.init.constant_(model.weight, 2.0)
+    still.start(model)
+    torch.nn.init.constant_(model.weight, 10.0)
+    for step in range(1, 6):
+        still.move(step, 100)
+    assert still.teacher["weight"].item() == pytest.approx(10 - 8 * 0.5**5)
+
+
+def test_the_previous_iterate_is_the_weights_of_every_second_step(make_trainer):
+    trainer = make_trainer(proximal="previous", proximal_steps=2, max_steps=5)
+    seen, move = [weights_of(trainer)], trainer.proximal.on_step_end
+
+    def on_step_end(args, state, control, **kwargs):
+        move(args, state, control, **kwargs)
+        seen.append(weights_of(trainer))
+        assert_equal(trainer.proximal.teacher, seen[state.global_step // 2 * 2])
+
+    trainer.proximal.on_step_end = on_step_end
+    trainer.train()
+    terms = logged(trainer, "proximal_sst")
+    assert [term > 0 for term in terms] == [False, True, False, True, False]
+
+
+def test_one_step_from_the_previous_iterate_is_refused(make_trainer):
+    with pytest.raises(MinBertError, match="`proximal: previous` needs `proximal_steps` of at least 2"):
+        make_trainer(proximal="previous")
+
+
+def test_the_average_moves_every_few_steps(make_trainer):
+    trainer = make_trainer(proximal="momentum", proximal_steps=3, proximal_momentum=[0.5, 0.25], max_steps=7)
+    start = weights_of(trainer)
+    seen = []
+    trainer.proximal.move = lambda step, of: seen.append((step, of))
+    trainer.train()
+    assert seen == [(3, 7), (6, 7)]
+    assert_equal(trainer.proximal.teacher, start)
+
+
+def test_only_what_is_trained_is_copied(make_trainer, tiny_model):
+    trainer = make_trainer(with_lora(tiny_model()), proximal="momentum", max_steps=3, learning_rate=0.1)
+    trainer.train()
+    assert set(trainer.proximal.teacher) == {n for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert all(name.count("lora") or name.count("heads") for name in trainer.proximal.teacher)
+    assert logged(trainer, "proximal_sst")[-1] > 0
+
+
+def test_the_term_is_added_with_its_weight_and_beside_a_regularizer(make_trainer, tiny_model, aggregator):
+    given = {"max_steps": 3, "aggregator": aggregator, "learning_rate": 0.05}
+    plain = trained(make_trainer(tiny_model(**DROPOUT), **given))
+    nothing = make_trainer(tiny_model(**DROPOUT), proximal="momentum", proximal_weight=0.0, **given)
+    assert_equal(trained(nothing), plain)
+    assert logged(nothing, "proximal_para")[-1] > 0
+    smart = {"regularizer": "smart", "smart_epsilon": 0.05}
+    both = make_trainer(tiny_model(**DROPOUT), proximal="momentum", proximal_weight=5.0, **smart, **given)
+    found = trained(both)
+    assert any(not torch.equal(found[name], plain[name]) for name in plain)
+    last = both.state.log_history[-2]
+    assert last["smart_sts"] > 0 and last["loss_sts"] > last["smart_sts"] + 5 * last["proximal_sts"] > 0
+
+
+def test_a_strong_term_keeps_outputs_where_they_were(make_trainer, tiny_model, toy_rows):
+    def moved(**given):
+        trainer = make_trainer(tiny_model(["sst"]), train={"sst": 20}, max_steps=40, learning_rate=1e-3, **given)
+        rows = toy_rows(sst=8)["sst"]
+        before = trainer.predict(rows, task="sst").predictions
+        trainer.train()
+        return abs(trainer.predict(rows, task="sst").predictions - before).mean()
+
+    assert moved(proximal="momentum", proximal_weight=10.0) < 0.6 * moved()
+
+
+# ---- checkpoints
+
+
+def test_a_resumed_run_ends_with_the_same_bits(make_trainer, tiny_model, tmp_path):
+    given = {
+        "proximal": "momentum", "proximal_momentum": [0.5, 0.9], "proximal_weight": 3.0, "optim": "adamw_torch",
+        "regularizer": "smart", "smart_epsilon": 0.05, "max_steps": 6, "save_strategy": "steps", "save_steps": 4,
+    }  # fmt: skip
+    whole = make_trainer(tiny_model(**DROPOUT), **given)
+    expected = trained(whole)
+    folder = tmp_path / "run"
+    assert (folder / "checkpoint-4" / TEACHER).is_file()
+    shutil.rmtree(folder / "checkpoint-6")
+    torch.manual_seed(99)
+    resumed = make_trainer(tiny_model(seed=3, **DROPOUT), **given)
+    resumed.train(resume_from_checkpoint=True)
+    assert_equal(weights_of(resumed), expected)
+    assert_equal(resumed.proximal.teacher, whole.proximal.teacher)
+    assert logged(resumed, "proximal_sst")[-2:] == logged(whole, "proximal_sst")[-2:]
+
+
+def test_a_checkpoint_without_a_whole_teacher(make_trainer, tmp_path):
+    given = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(proximal="momentum", **given).train()
+    newest = tmp_path / "run" / "checkpoint-2"
+    (newest / TEACHER).write_bytes((newest / TEACHER).read_bytes()[:-8])
+    assert newest_complete_checkpoint(tmp_path / "run").name == "checkpoint-1"
+    shutil.rmtree(tmp_path / "run")
+    make_trainer(**given).train()
+    with pytest.raises(MinBertError, match=f"has no {TEACHER}"):
+        make_trainer(proximal="momentum", **given).train(resume_from_checkpoint=True)
+
+
+def test_the_teacher_stays_out_of_the_saved_model(make_trainer, tmp_path):
+    trainer = make_trainer(proximal="momentum", max_steps=3, learning_rate=0.05)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    assert not (tmp_path / "saved" / TEACHER).exists()
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert_equal(saved, weights_of(trainer))
+    with trainer.proximal.in_place():
+        trainer.save_model(tmp_path / "averaged")
+    averaged = dict(MinBertForMultiTask.from_pretrained(tmp_path / "averaged").named_parameters())
+    assert_equal(averaged, trainer.proximal.teacher)
+    assert not torch.equal(averaged["heads.sts.linear.bias"], saved["heads.sts.linear.bias"])
+
+
+def test_evaluations_score_the_averaged_weights_too(make_trainer, scores):
+    given = {"dev": DEV, "max_steps": 3, "learning_rate": 0.05, "proximal": "momentum"}
+    trainer = make_trainer(**given, proximal_evaluate=True, eval_strategy="steps", eval_steps=3)
+    after = trained(trainer)
+    (entry,) = [entry for entry in trainer.state.log_history if "eval_overall" in entry]
+    found = scores(trainer.evaluate())
+    assert_equal(weights_of(trainer), after)
+    own = {name: value for name, value in found.items() if not name.startswith("eval_averaged")}
+    averaged = {name.replace("averaged_", ""): value for name, value in found.items() if name not in own}
+    assert own.keys() == averaged.keys() and "eval_averaged_overall" in entry
+    trainer.args.proximal_evaluate = False
+    assert scores(trainer.evaluate()) == own
+    with trainer.proximal.in_place():
+        assert scores(trainer.evaluate()) == averaged
+    assert averaged["eval_sts_loss"] != own["eval_sts_loss"]
+
+
+def test_there_is_nothing_to_average_without_a_teacher(make_trainer):
+    with pytest.raises(MinBertError, match="`proximal_evaluate: true` needs a teacher"):
+        make_trainer(proximal_evaluate=True)
+    untrained = make_trainer(dev=DEV, proximal="momentum", proximal_evaluate=True)
+    assert not [name for name in untrained.evaluate() if "averaged" in name]
+
+
+@pytest.mark.parametrize("momentum", [[0.9], [0.9, 1.1], [-0.1, 0.5]])
+def test_a_momentum_is_two_shares(make_trainer, momentum):
+    with pytest.raises(MinBertError, match="`proximal_momentum` must be two numbers from 0 to 1"):
+        make_trainer(proximal="momentum", proximal_momentum=momentum)
+
+
+# ---- the pretrained weights
+
+
+def test_weights_are_pulled_to_where_they_began_by_the_rate_of_their_group():
+    weight, other = (torch.nn.Parameter(torch.tensor([1.0, 2.0])) for _ in range(2))
+    optimizer = torch.optim.SGD([{"params": [weight], "lr": 0.5}, {"params": [other], "lr": 0.25}])
+    decay = PretrainedDecay(0.2, [weight, other])
+    with torch.no_grad():
+        weight += torch.tensor([10.0, -10.0])
+        other += 10.0
+    decay.on_pre_optimizer_step(None, None, None, optimizer=optimizer)
+    torch.testing.assert_close(weight.data, torch.tensor([11.0 - 1.0, -8.0 + 1.0]))
+    torch.testing.assert_close(other.data, torch.tensor([10.5, 11.5]))
+
+
+def test_the_encoder_stays_near_and_the_heads_are_free(make_trainer):
+    given = {"max_steps": 20, "learning_rate": 5e-3}
+
+    def distances(trainer):
+        before = weights_of(trainer)
+        after = trained(trainer)
+        sums = {"bert": 0.0, "heads": 0.0}
+        for name, value in after.items():
+            sums[name.split(".")[0]] += (value - before[name]).square().sum().item()
+        return sums
+
+    free, near, still = (distances(make_trainer(**given, pretrained_decay=decay)) for decay in (0.0, 20.0, 100.0))
+    assert free["bert"] > 1.5 * near["bert"] > 1.5 * still["bert"] > 0
+    assert near["heads"] > 0.3 * free["heads"]
+
+
+def test_it_is_not_for_a_frozen_encoder(make_trainer):
+    with pytest.raises(MinBertError, match="`pretrained_decay` is of the encoder"):
+        make_trainer(freeze="encoder", pretrained_decay=0.1)
