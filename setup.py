@@ -29,7 +29,9 @@ REQUIREMENTS = [
     "scipy>=1.13",
     "scikit-learn>=1.5",
 ]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14"]
+# Its weightings as aggregators, with the solver that UPGrad and DualProj need.
+TORCHJD = ["torchjd[quadprog-projector]>=0.18"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14", *TORCHJD]
 
 
 class BuildWithRecipes(build_py):
@@ -53,7 +55,7 @@ setup(
     cmdclass={"build_py": BuildWithRecipes},
     python_requires=">=3.10",
     install_requires=REQUIREMENTS,
-    extras_require={"test": TEST, "all": TEST},
+    extras_require={"torchjd": TORCHJD, "test": TEST, "all": TEST},
     entry_points={"console_scripts": ["minbert = hf_minbert.cli:main"]},
     keywords=["bert", "multitask learning", "fine-tuning", "transformers", "sentence similarity", "paraphrase"],
     classifiers=[

@@ -24,6 +24,7 @@ _HOMES = {
     "MinBertError": ".errors",
     "MultiTaskTrainer": ".training.trainer",
     "MultiTaskTrainingArguments": ".training.args",
+    "PCGrad": ".training.aggregators",
     "Predictor": ".prediction",
 }
 
@@ -35,6 +36,7 @@ __all__ = [
     "MinBertModel",
     "MultiTaskTrainer",
     "MultiTaskTrainingArguments",
+    "PCGrad",
     "Predictor",
     "TASKS",
     "Task",

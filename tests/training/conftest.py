@@ -1,7 +1,7 @@
 """Fixtures for training: toy rows that show their origin, a trainer over a tiny model, a second aggregator."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 
 import pytest
 import torch
@@ -90,10 +90,10 @@ def scores() -> Callable[[dict[str, float]], dict[str, float]]:
 class RowSum(Aggregator):
     """Sums the tasks' gradients row by row: what `sum` does, by the way of the aggregators that need rows."""
 
-    needs_rows = True
-
-    def __call__(self, gradients: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-        return gradients.sum(dim=0)
+    def altered(
+        self, gram: torch.Tensor, generator: torch.Generator | None, tasks: Sequence[Hashable]
+    ) -> torch.Tensor:
+        return torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
 @pytest.fixture(params=["sum", "row_sum"])

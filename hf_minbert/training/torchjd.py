@@ -1,0 +1,59 @@
+"""Aggregators of the optional library torchjd (https://torchjd.org), with the interface of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from ..errors import MinBertError, unknown_name
+from .aggregators import Aggregator, Tasks
+
+
+class TorchJD(Aggregator):
+    """An aggregator of the library torchjd that works from the Gram matrix: `torchjd.UPGrad`, `torchjd.MGDA`, ...
+
+    The library computes on the CPU: each step waits for the GPU once. What it draws, it draws from torch's global
+    generator, which here has the state of the given one meanwhile.
+
+    Args:
+        name: the class in `torchjd.aggregation`.
+        options: of that class; a list becomes a tensor (`pref_vector: [1, 1, 1]`). UPGrad and DualProj weigh all
+            tasks with one over their number unless told otherwise: a mean, where PCGrad and the sum add.
+
+    Raises:
+        MinBertError: torchjd or what the class needs besides is not installed, there is no such class, it does not
+            work from the Gram matrix alone, or it keeps state, which torchjd cannot save.
+    """
+
+    def __init__(self, name: str, **options: Any):
+        try:
+            from torchjd import Stateful, aggregation
+        except ModuleNotFoundError as error:
+            raise MinBertError(
+                f"Aggregator 'torchjd.{name}' needs the library torchjd. Run: pip install 'hf_minbert[torchjd]'"
+            ) from error
+        base = aggregation.GramianWeightedAggregator
+        classes = {each: getattr(aggregation, each) for each in aggregation.__all__}
+        usable = {
+            each: found
+            for each, found in classes.items()
+            if issubclass(found, base) and found is not base and not issubclass(found, Stateful)
+        }
+        if name not in usable:
+            raise unknown_name("aggregator", f"torchjd.{name}", [f"torchjd.{each}" for each in usable])
+        tensors = {k: torch.tensor(v, dtype=torch.float64) if isinstance(v, list) else v for k, v in options.items()}
+        self.weighting = usable[name](**tensors).gramian_weighting
+
+    def altered(self, gram: Tensor, generator: Generator | None, tasks: Tasks) -> Tensor:
+        here = gram.cpu()
+        if not here.isfinite().all():  # of which some take no step and others raise
+            return torch.full_like(gram, torch.nan)
+        if generator is None:
+            return torch.diag(self.weighting(here)).to(gram.device)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(generator.get_state())  # and not torch.manual_seed, which reseeds the GPU as well
+            weights = self.weighting(here)
+            generator.set_state(torch.get_rng_state())
+        return torch.diag(weights).to(gram.device)
