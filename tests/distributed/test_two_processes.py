@@ -18,7 +18,8 @@ WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 COMPARED = [
-    "plain", "accumulated", "uneven", "row_sum", "random_units", "leaving", "frozen", "clipped", "two_of_three",
+    "plain", "accumulated", "uneven", "row_sum", "random_units", "leaving", "frozen", "smart", "clipped",
+    "two_of_three",
 ]  # fmt: skip
 TRAIN = {"sst": 48, "para": 21, "sts": 13}
 #: With batches of 4, two processes end with 4 + 1 rows of their own, 4 + 1 and 1 + 0; the rest of a batch is repeated.

@@ -30,8 +30,8 @@ STEPS = 20
 class RowSum(Aggregator):
     """The same gradient as `sum`, by the way of one row per task."""
 
-    def __call__(self, gradients, generator=None):
-        return gradients.sum(dim=0)
+    def altered(self, gram, generator, tasks):
+        return torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
 
 
 class RandomUnits(Aggregator):
@@ -39,9 +39,9 @@ class RandomUnits(Aggregator):
     so all processes must draw alike.
     """
 
-    def __call__(self, gradients, generator=None):
-        weights = torch.rand(len(gradients), generator=generator)
-        return (weights[:, None] * gradients / gradients.norm(dim=1, keepdim=True)).sum(dim=0)
+    def altered(self, gram, generator, tasks):
+        weights = torch.rand(len(gram), generator=generator)
+        return torch.diag(weights.to(gram) / gram.diagonal().sqrt())
 
 
 AGGREGATORS.update(row_sum=RowSum, random_units=RandomUnits)
@@ -147,6 +147,8 @@ class Scenarios:
         }  # fmt: skip
         self.train("leaving", aggregator="row_sum", **leaving)
         self.train("frozen", freeze="encoder", **leaving)
+        smart = {"regularizer": "smart", "smart_epsilon": 0.01, "proximal": "momentum"}
+        self.train("smart", rows=48, per_device_train_batch_size=own, aggregator="pcgrad", **smart, **twice)
         self.train("clipped", rows=48, per_device_train_batch_size=four, max_grad_norm=1.0)
         self.train("two_of_three", rows=48, per_device_train_batch_size=four, train_tasks=["sst", "sts"])
         self.trainer("evaluation", rows=8, per_device_eval_batch_size=4).evaluate()
