@@ -2,6 +2,7 @@
 
 python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step, in turns
 python scripts/benchmark.py train --size base --bf16                      whole training loops, one after the other
+python scripts/benchmark.py smart --model google-bert/bert-base-uncased   one step with SMART and one without, in turns
 """
 
 from __future__ import annotations
@@ -31,7 +32,11 @@ from transformers import (
 )
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
+from hf_minbert.data.collators import PaddedCollator
+from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
+from hf_minbert.training.passes import Place
+from hf_minbert.training.smart import Smart
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -205,7 +210,10 @@ def step(
     vocab_size = models["stock"].config.vocab_size
     batch = {key: value.to(device) for key, value in _padded_batch(batch_size, length, vocab_size).items()}
     calls = {"minbert": {**batch, "task": "sst"}, "stock": batch}
-    runs = {name: _training_step(m.to(device).train(), calls[name], device, bf16) for name, m in models.items()}
+    runs = {
+        name: _training_step(m.to(device).train(), lambda m=m, name=name: m(**calls[name]).loss, device, bf16)
+        for name, m in models.items()
+    }
 
     _print_setting(device, bf16)
     typer.echo(f"{model or f'random weights, {size}'}; batch {batch_size} x {length} tokens, half of the rows shorter")
@@ -219,6 +227,85 @@ def step(
     if at_most is not None and ratio > at_most:
         typer.echo(f"The ratio is above {at_most}.", err=True)
         raise typer.Exit(1)
+
+
+@app.command()
+def smart(
+    model: Annotated[
+        str | None, typer.Option(help="A BERT checkpoint, on sentences of the sample. Without one, random weights.")
+    ] = None,
+    size: Annotated[Literal["base", "tiny"], typer.Option(help="Shape of the random weights.")] = "base",
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of each kind.")] = 20,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Forward under bf16 autocast.")] = False,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="With smart-pytorch, around the stock model; it must be installed.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    at_most: Annotated[float | None, typer.Option(help="Exit with status 1 if the ratio is above this.")] = None,
+) -> None:
+    """One training step (forward, backward, AdamW) of sst, plain and with SMART's term: time and memory."""
+    torch.manual_seed(0)
+    minbert = _minbert(model, size).to(device).train()
+    batch = _padded_batch(batch_size, 64, minbert.config.vocab_size) if model is None else _sample(model, batch_size)
+    batch = {key: value.to(device) for key, value in batch.items() if key != "task"}
+    call = {**batch, "task": "sst"}
+    losses = {
+        "plain": (minbert, lambda: minbert(**call).loss),
+        "smart": (minbert, lambda: Smart()(minbert, call, Place(0, 0, 0)).loss),
+    }
+    if peer:
+        stock = _stock(model, size).to(device).train()
+        losses["stock"] = (stock, lambda: stock(**batch).loss)
+        losses["smart-pytorch"] = (stock, _peer_loss(stock, batch))
+    runs = {name: _training_step(*given, device, bf16) for name, given in losses.items()}
+
+    _print_setting(device, bf16)
+    rows, tokens = batch["input_ids"].shape
+    typer.echo(f"{model or f'random weights, {size}'}; batch {rows} x {tokens} tokens, padding included")
+    seconds = _in_turns(runs, steps, device)
+    for name, measured in seconds.items():
+        first = "stock" if name == "smart-pytorch" else "plain"
+        ratio, memory = median(measured) / median(seconds[first]), ""
+        if torch.device(device).type == "cuda":
+            used, before = (_working_memory(runs[run], device) for run in (name, first))
+            memory = f", {used / 1e9:.2f} GB beside weights and optimizer ({used / before:.2f} x)"
+        spread = f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f}"
+        typer.echo(f"{name:14} {1e3 * median(measured):9.2f} ms median ({spread}), {ratio:5.3f} x {first}{memory}")
+    ratio = median(seconds["smart"]) / median(seconds["plain"])
+    if at_most is not None and ratio > at_most:
+        typer.echo(f"The ratio is above {at_most}.", err=True)
+        raise typer.Exit(1)
+
+
+def _peer_loss(model: BertForSequenceClassification, batch: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """The loss with smart-pytorch's term, used as its README does."""
+    from smart_pytorch import SMARTLoss, kl_loss, sym_kl_loss
+
+    rest = {name: batch[name] for name in ("attention_mask", "token_type_ids")}
+    term = SMARTLoss(lambda words: model(inputs_embeds=words, **rest).logits, kl_loss, sym_kl_loss)
+
+    def compute() -> torch.Tensor:
+        words = model.bert.embeddings(batch["input_ids"], batch["token_type_ids"])
+        outputs = model(inputs_embeds=words, labels=batch["labels"], **rest)
+        return outputs.loss + 0.02 * term(words, outputs.logits)
+
+    return compute
+
+
+def _sample(model: str, rows: int) -> dict[str, Any]:
+    """The first rows of the package's sample of sst, as the checkpoint's tokenizer encodes them."""
+    (task,), tokenizer = get_tasks(["sst"]), AutoTokenizer.from_pretrained(model)
+    encoded = encode(load_split(task, "sample", "train"), task, tokenizer, MAX_LENGTH)
+    return PaddedCollator(task, tokenizer.pad_token_id)([encoded[i] for i in range(rows)])
+
+
+def _working_memory(run: Callable[[], None], device: str) -> int:
+    """What a step takes beside what is there before and after it."""
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _minbert(path: str | None, size: str) -> MinBertForMultiTask:
@@ -250,13 +337,15 @@ def _padded_batch(batch_size: int, length: int, vocab_size: int) -> dict[str, to
     }
 
 
-def _training_step(model: torch.nn.Module, call: dict, device: str, bf16: bool) -> Callable[[], None]:
+def _training_step(
+    model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor], device: str, bf16: bool
+) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     device_type = torch.device(device).type
 
     def run() -> None:
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=bf16):
-            loss = model(**call).loss
+            loss = compute_loss()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
