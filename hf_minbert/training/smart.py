@@ -220,14 +220,11 @@ class Smart(Regularizer):
         level: Level = "token",
         form: Form = "paper",
     ):
-        for name, value in (
-            ("weight", weight),
-            ("epsilon", epsilon),
-            ("step_size", step_size),
-            ("noise_std", noise_std),
-        ):
+        check_number("smart_weight", weight)
+        check_number("smart_epsilon", epsilon, above=form == "mt-dnn")
+        for name, value in (("step_size", step_size), ("noise_std", noise_std)):
             if value is not None:
-                check_number(f"smart_{name}", value, above=name == "epsilon" and form == "mt-dnn")
+                check_number(f"smart_{name}", value)
         if type(steps) is not int or steps < 1:
             raise MinBertError(f"`smart_steps` must be a whole number from 1. Found {steps!r}.")
         variants = [variant] if isinstance(variant, str) else variant.values()

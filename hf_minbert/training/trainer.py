@@ -323,8 +323,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         Returns:
             the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
         """
-        if not model.training:  # the call alone visits every module
-            model.train()
+        if not self.model.training:  # DDP's own flag stays when an evaluation changes the mode of what is inside
+            model.train()  # the call alone visits every module
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
             self.optimizer.train()
         weights = self.args.task_weights or {}
