@@ -17,7 +17,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError
-from . import evaluate, predict, quickstart, train
+from . import evaluate, merge, predict, quickstart, train
 
 app = typer.Typer(
     name="minbert",
@@ -27,6 +27,8 @@ app = typer.Typer(
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("average")(merge.average)
+app.command("ensemble")(merge.ensemble)
 app.command("quickstart")(quickstart.quickstart)
 
 
