@@ -34,8 +34,8 @@ class Recording:
 class GraphedSteps:
     """Runs tasks' forward and backward passes, from their second batch of a shape on as a graph.
 
-    Dropout stays random: torch gives each replay random numbers of its own. What cannot be recorded, such as an
-    operation that asks the GPU for a number, runs as it would without graphs, and the log says so once.
+    Dropout stays random: torch gives each replay random numbers of its own. If one task cannot be recorded, as an
+    operation of it asks the GPU for a number, all run as they would without graphs, and the log says so once.
 
     Args:
         forward: computes a task's loss.
@@ -47,7 +47,7 @@ class GraphedSteps:
         self.gradients = gradients
         self._seen: set[tuple] = set()
         self._recordings: dict[tuple, Recording] = {}
-        self._refused: set[str] = set()
+        self._refused = False
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, task: str, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ class GraphedSteps:
         key = (task, factor, *_shapes(batch))
         recording = self._recordings.get(key)
         if recording is None or recording.version != self.gradients.version:
-            if task in self._refused or key not in self._seen or task not in self.gradients.rows:
+            if self._refused or key not in self._seen or task not in self.gradients.rows:
                 self._seen.add(key)  # the first time warms up: libraries allocate and choose kernels
                 return self._plain(task, batch, factor)
             recording = self._record(key, batch)
@@ -85,12 +85,14 @@ class GraphedSteps:
                 loss, logits, differentiated = self.forward(static, factor)
                 differentiated.backward()
         except RuntimeError as error:
-            self._refused.add(task)
-            # A recording that failed leaves the generator waiting for its end, and dropout would raise.
+            # A recording that failed leaves its memory and its random generator waiting for its end, and those of all
+            # earlier recordings are the same.
+            self._refused = True
+            self._recordings.clear()
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
             logger.warning(
-                "cuda_graphs: the step of %s cannot be recorded, so it runs without: %s",
+                "cuda_graphs: the step of %s cannot be recorded, so steps run without: %s",
                 task,
                 str(error).split("\n")[0],
             )

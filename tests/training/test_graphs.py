@@ -92,7 +92,7 @@ def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_
     assert moved > 10 * atol or moved > 1e-3  # else equality would say nothing
     losses = [[entry for entry in t.state.log_history if "loss_sst" in entry] for t in (plain, graphed)]
     for left, right in zip(*losses, strict=True):
-        assert left["loss_sst"] == pytest.approx(right["loss_sst"], abs=max(atol, 1e-4))
+        assert left["loss_sst"] == pytest.approx(right["loss_sst"], abs=max(5 * atol, 1e-4))
 
 
 @GPU
@@ -110,7 +110,7 @@ def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog, monk
     plain = on_gpu("off", dropout=0.0)
     with caplog.at_level(logging.WARNING):
         graphed = on_gpu("auto", dropout=0.0)
-    assert "cuda_graphs: the step of sts cannot be recorded" in caplog.text
+    assert caplog.text.count("cuda_graphs: the step of sts cannot be recorded, so steps run without") == 1
     for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
     assert on_gpu("auto", dropout=0.5).state.global_step == 12  # the generator still works
@@ -122,7 +122,7 @@ def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog, monk
     [
         {"para": {"pair_encoding": "bi", "loss": "mnr", "head": "cosine"}},
         {"para": {"loss_options": {"pos_weight": 1.7}}},
-        {"sst": {"loss_options": {"class_weights": [1, 2, 3, 4, 5], "label_smoothing": 0.1}}},
+        {"sst": {"loss_options": {"class_weights": [1, 2, 3, 4, 5]}}},
         {"sts": {"pooling": "bigru", "loss": "cosent"}},
         {"sst": {"pooling": "attention", "layers": "mix"}},
     ],
