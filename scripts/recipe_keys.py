@@ -33,7 +33,8 @@ from hf_minbert.training.regularizers import REGULARIZERS
 README = Path(__file__).parents[1] / "recipes" / "README.md"
 MANY = 12  # names that a table's cell takes
 REGISTRIES = {
-    "mixing": [*MIXING], "aggregator": [*AGGREGATORS], "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
+    "mixing": [*MIXING], "aggregator": [*AGGREGATORS, "torchjd.UPGrad and so on"],
+    "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
     "pooling": [*POOLINGS], "join": [*JOINS], "loss": [name for of_kind in LOSSES.values() for name in of_kind],
 }  # fmt: skip
 

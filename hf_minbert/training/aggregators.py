@@ -9,8 +9,9 @@ To add one: a class here and a line in `AGGREGATORS`.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -103,7 +104,15 @@ class Aggregator(ABC):
                 has a generator in the same state.
             tasks: the rows' names, for an aggregator that remembers something of each task; by number unless given.
         """
-        return weighted_sum(gradients, self.weights(gram_matrix(gradients), generator, tasks))
+        return self.step(gradients, generator, tasks)[0]
+
+    def step(
+        self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A call's result, and what it was made of: the Gram matrix and the `coefficients`."""
+        gram = gram_matrix(gradients)
+        coefficients = self.coefficients(gram, generator, tasks)
+        return weighted_sum(gradients, coefficients.sum(dim=0)), gram, coefficients
 
     def weights(self, gram: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
         """The `[tasks]` weights whose `weighted_sum` with the gradients is the combined one; the rest as for
@@ -239,19 +248,28 @@ class Unconditional(Aggregator):
         return units - _ratio(gram, gram.diagonal()) * (1 - units)
 
 
+def check_options(name: str, made_by: Callable[..., Any], options: Iterable[str]) -> None:
+    """Raises `MinBertError` where an option is none of those of `made_by`, the class of the aggregator `name`."""
+    known = inspect.signature(made_by).parameters
+    for option in options:
+        if option not in known:
+            raise unknown_name(f"option of aggregator {name!r}:", option, known)
+
+
 def make_aggregator(name: str, **options: Any) -> Aggregator:
     """The aggregator of this name: one of `AGGREGATORS`, or `torchjd.` and a class of `torchjd.aggregation`.
 
     Raises:
         MinBertError: there is none, it does not take these options, or a library is missing.
     """
-    with explain(f"Making aggregator {name!r}", "Check its options."):
+    with explain(f"Making aggregator {name!r}", "Check its options, `aggregator_options`."):
         if name.startswith("torchjd."):
             from .torchjd import TorchJD  # which imports this module
 
             return TorchJD(name.removeprefix("torchjd."), **options)
         if name not in AGGREGATORS:
             raise unknown_name("aggregator", name, [*AGGREGATORS, "torchjd.<name>"])
+        check_options(name, AGGREGATORS[name], options)
         return AGGREGATORS[name](**options)
 
 

@@ -15,7 +15,7 @@ from ..data.rounds import MIXING
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import metric_names
 from ..tasks import Task
-from .aggregators import AGGREGATORS
+from .aggregators import make_aggregator
 from .optimizers import OPTIMIZERS, OwnOptimizer
 from .proximal import proximal_of
 from .regularizers import regularizer_of
@@ -85,7 +85,13 @@ class MultiTaskTrainingArguments(TrainingArguments):
         rows_per_epoch: how much of a task's rows an epoch takes, where that is not all of them: a number with a point
             is a share (`0.1` a tenth, `1.0` all), a whole number counts rows (`1` is one row).
         redraw_rows: whether each epoch draws its `rows_per_epoch` anew, or all epochs keep the first draw.
-        aggregator: how the tasks' gradients become one; a name from `hf_minbert.training.aggregators.AGGREGATORS`.
+        aggregator: how the tasks' gradients become one. `sum`; `pcgrad` and `gradvac`, gradient surgery; or
+            `unconditional`, which takes from each gradient what it has along the others, in conflict or not. Or a
+            class of the library torchjd that works from the gradients' dot products, as `torchjd.UPGrad`.
+        aggregator_options: keyword arguments of the aggregator: `{reduction: mean}` of `pcgrad`, which else adds;
+            `{beta: 0.01}` of `gradvac`, how fast its targets follow; those of a torchjd class.
+        gradient_smoothing: averages each task's gradient over steps before the aggregator sees it: that of `n` steps
+            ago weighs `gradient_smoothing ** n`. Costs one number more per task and shared parameter.
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
         freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
             in all training, so a head sees other features in each epoch.
@@ -140,6 +146,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
     rows_per_epoch: dict[str, int | float] | None = None
     redraw_rows: bool = True
     aggregator: str = "sum"
+    aggregator_options: dict | None = None
+    gradient_smoothing: float | None = None
     optim: OptimizerNames | OwnOptimizer | str = TrainingArguments.optim
     freeze: Freeze = "none"
     regularizer: str = "none"
@@ -269,17 +277,33 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
 
     def _check_values(self) -> None:
-        choices = {"mixing": MIXING, "aggregator": AGGREGATORS, "proximal": get_args(Proximal)}
+        choices = {"mixing": MIXING, "proximal": get_args(Proximal)}
         choices |= {"train_metrics": get_args(TrainMetrics), "freeze": get_args(Freeze)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
         self._check_per_task()
+        self._check_aggregator()
         self._check_regularizer()
         if self.do_eval and self.eval_strategy == "no":
             raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+    def _check_aggregator(self) -> None:
+        aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
+        if self.gradient_smoothing is None:
+            return
+        if not 0 <= self.gradient_smoothing < 1:
+            raise MinBertError(
+                f"`gradient_smoothing` must be 0 or more and below 1. Found {self.gradient_smoothing}. Leave it out "
+                "to smooth nothing."
+            )
+        if not aggregator.needs_rows:
+            raise MinBertError(
+                f"`gradient_smoothing` needs an aggregator that sees each task's gradient. Found {self.aggregator!r}. "
+                "Take another, such as pcgrad, or leave it out."
+            )
 
     def _check_regularizer(self) -> None:
         searches = self.regularizer != "none" and regularizer_of(self).searches

@@ -12,6 +12,7 @@ logger = logging.getLogger(__name__)
 
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 TEACHER = "teacher.safetensors"  # of `proximal`
+AGGREGATOR = "aggregator.pt"  # of one that sees each task's gradient
 INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
 
@@ -52,6 +53,8 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
             return f"{name} ends too early"
     if (checkpoint / TEACHER).exists() and not _whole_safetensors(checkpoint / TEACHER):
         return f"{TEACHER} ends too early"
+    if (checkpoint / AGGREGATOR).exists() and not zipfile.is_zipfile(checkpoint / AGGREGATOR):
+        return f"{AGGREGATOR} ends too early"
     randoms = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
     for name in ("optimizer.pt", "scheduler.pt", *randoms):
         if not (checkpoint / name).exists():

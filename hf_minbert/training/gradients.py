@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ..errors import MinBertError
 from .aggregators import Aggregator
+from .conflicts import ConflictMeter
+from .smoothing import Smoothing
 
 #: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
 BUCKET = 1 << 23
@@ -43,28 +46,59 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield bucket
 
 
-class SummedGradients:
+class Gradients(ABC):
+    """Collects the gradients of a step.
+
+    Args:
+        parameters: those that are trained.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter]):
+        self.parameters = parameters
+
+    @abstractmethod
+    def add(self, task: str, loss: torch.Tensor) -> None:
+        """Differentiates the loss of a task, and adds to its gradient."""
+
+    @abstractmethod
+    def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
+        """Makes of all tasks' gradients the `.grad` of each parameter, and closes the step.
+
+        Args:
+            generator: draws what is random; in the same state on every process.
+            scale: what all losses were multiplied with, the loss scale of fp16.
+        """
+
+    @abstractmethod
+    def combined(self) -> list[torch.Tensor]:
+        """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs; empty where that is nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
+        """Continues from `state_dict()`."""
+
+
+class SummedGradients(Gradients):
     """For an aggregator without rows: losses accumulate in `.grad`, averaged once per optimizer step.
 
     The backward pass does not go through DDP: that would average once per task, and refuses several forward
     passes before one backward pass.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter]):
-        self.parameters = parameters
-
     def add(self, task: str, loss: torch.Tensor) -> None:
         loss.backward()
 
-    def combine(self, generator: torch.Generator) -> None:
+    def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         average_over_processes(self.combined())
 
     def combined(self) -> list[torch.Tensor]:
-        """Tensors that together are the `.grad` of all parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
 
-class StaticGradients(ABC):
+class StaticGradients(Gradients):
     """Gradients that lie in memory of their own, to which every backward pass adds in place.
 
     Attributes:
@@ -74,7 +108,7 @@ class StaticGradients(ABC):
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
-        self.parameters = parameters
+        super().__init__(parameters)
         self.rows: dict[str, dict[int, torch.Tensor]] = {}
         self.open: list[str] = []
         self.version = 0
@@ -114,14 +148,6 @@ class StaticGradients(ABC):
     def _adopt(self, task: str, fresh: dict[int, torch.Tensor]) -> None:
         """Takes in the gradients of parameters that the task has not reached before."""
 
-    @abstractmethod
-    def combine(self, generator: torch.Generator) -> None:
-        """Makes of all tasks' gradients the `.grad` of each parameter, and closes the step."""
-
-    @abstractmethod
-    def combined(self) -> list[torch.Tensor]:
-        """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
-
 
 class StaticSum(StaticGradients):
     """The gradient of the summed losses, in one array."""
@@ -142,7 +168,7 @@ class StaticSum(StaticGradients):
             self._places[i].add_(gradient)
             self.rows[task][i] = self._places[i]
 
-    def combine(self, generator: torch.Generator) -> None:
+    def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         reached = sorted({i for task in self.open for i in self.rows[task]})
         average_over_processes(
             [self._sum] if len(reached) == len(self.parameters) else [self._places[i] for i in reached]
@@ -167,11 +193,24 @@ class GradientRows(StaticGradients):
     The rows lie in one matrix: nothing is copied, and the memory beside that of a summed gradient is one number per
     task and shared parameter.
 
+    Args:
+        parameters: those that are trained.
+        aggregator: combines the rows.
+        smoothing: averages each task's row over steps before that. It takes every parameter that two tasks have ever
+            reached, whether or not two reach it in this step.
+        meter: is told of each step.
+
     Raises:
         MinBertError: the trained parameters have several dtypes.
     """
 
-    def __init__(self, parameters: list[torch.nn.Parameter], aggregator: Aggregator):
+    def __init__(
+        self,
+        parameters: list[torch.nn.Parameter],
+        aggregator: Aggregator,
+        smoothing: Smoothing | None = None,
+        meter: ConflictMeter | None = None,
+    ):
         super().__init__(parameters)
         dtypes = sorted({str(p.dtype) for p in parameters})
         if len(dtypes) > 1:
@@ -179,7 +218,7 @@ class GradientRows(StaticGradients):
                 f"An aggregator of rows needs trained parameters of one dtype. Found {' and '.join(dtypes)}. "
                 "Load the model in float32."
             )
-        self.aggregator = aggregator
+        self.aggregator, self.smoothing, self.meter = aggregator, smoothing, meter
         self._matrix = torch.empty(0)  # [tasks, numbers of the parameters in `_common`]
         self._common: list[int] = []  # parameters that two or more tasks have ever reached
         self._combined: list[torch.Tensor] = []
@@ -209,8 +248,9 @@ class GradientRows(StaticGradients):
         counts = Counter(i for task in tasks for i in self.rows[task])
         return sorted(i for i, tasks in counts.items() if tasks > 1)
 
-    def combine(self, generator: torch.Generator) -> None:
+    def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         self._average()
+        self._smooth(scale)
         shared = self._reached_by_several(self.open)
         in_several = set(shared)
         own = {i: g for task in self.open for i, g in self.rows[task].items() if i not in in_several}
@@ -218,7 +258,9 @@ class GradientRows(StaticGradients):
             self.parameters[i].grad = gradient
         self._combined = [*own.values()]
         if shared:
-            combined = self.aggregator(self._stacked(shared), generator)
+            combined, gram, coefficients = self.aggregator.step(self._stacked(shared), generator, self.open)
+            if self.meter is not None:
+                self.meter.add(self.open, gram, coefficients)
             sizes = [self.parameters[i].numel() for i in shared]
             for i, piece in zip(shared, combined.split(sizes), strict=True):
                 self.parameters[i].grad = piece.view_as(self.parameters[i])
@@ -227,6 +269,35 @@ class GradientRows(StaticGradients):
 
     def combined(self) -> list[torch.Tensor]:
         return self._combined
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the aggregator, the averages and the meter; and where each task has reached, which places the rows."""
+        keeping = {"aggregator": self.aggregator, "smoothing": self.smoothing, "meter": self.meter}
+        return {
+            "reached": {task: sorted(row) for task, row in self.rows.items()},
+            **{name: kept.state_dict() for name, kept in keeping.items() if kept is not None},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for task, reached in state["reached"].items():
+            self.rows[task] = {}
+            self._adopt(task, {i: torch.zeros_like(self.parameters[i]) for i in reached})
+        self.version += 1
+        for name in ("aggregator", "smoothing", "meter"):
+            kept = getattr(self, name)
+            if kept is not None:
+                kept.load_state_dict(state[name])
+
+    def _smooth(self, scale: torch.Tensor | float) -> None:
+        if self.smoothing is None:
+            return
+        if self.open == list(self.rows):
+            self.smoothing(self._matrix, self.open, scale)
+            return
+        places = [list(self.rows).index(task) for task in self.open]
+        rows = self._matrix[places]
+        self.smoothing(rows, self.open, scale)
+        self._matrix[places] = rows
 
     def _average(self) -> None:
         whole = self.open == list(self.rows)
@@ -247,19 +318,22 @@ class GradientRows(StaticGradients):
         return torch.cat([piece.reshape(-1) for piece in pieces])
 
 
-Gradients = SummedGradients | StaticGradients
-
-
 def collector(
-    parameters: Iterable[torch.nn.Parameter], make: Callable[[], Aggregator], static: bool = False
+    parameters: Iterable[torch.nn.Parameter],
+    aggregator: Aggregator,
+    smoothing: Smoothing | None = None,
+    meter: ConflictMeter | None = None,
+    static: bool = False,
 ) -> Gradients:
     """The cheapest collector that serves the aggregator, over the parameters that are trained.
 
     Args:
+        parameters: of the model.
+        aggregator: makes one gradient of the tasks'.
+        smoothing: as for `GradientRows`, and so is `meter`; neither is for an aggregator without rows.
         static: whether gradients must stay where they are from step to step, as CUDA graphs need it.
     """
     trained = [p for p in parameters if p.requires_grad]
-    aggregator = make()
     if aggregator.needs_rows:
-        return GradientRows(trained, aggregator)
+        return GradientRows(trained, aggregator, smoothing, meter)
     return StaticSum(trained) if static else SummedGradients(trained)

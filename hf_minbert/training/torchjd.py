@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..errors import MinBertError, unknown_name
-from .aggregators import Aggregator, Tasks
+from .aggregators import Aggregator, Tasks, check_options
 
 
 class TorchJD(Aggregator):
@@ -43,6 +43,7 @@ class TorchJD(Aggregator):
         }
         if name not in usable:
             raise unknown_name("aggregator", f"torchjd.{name}", [f"torchjd.{each}" for each in usable])
+        check_options(f"torchjd.{name}", usable[name], options)
         tensors = {k: torch.tensor(v, dtype=torch.float64) if isinstance(v, list) else v for k, v in options.items()}
         self.weighting = usable[name](**tensors).gramian_weighting
 

@@ -18,18 +18,20 @@ from ..data.encoding import check_max_length, encode
 from ..data.rounds import MIXING, Rounds, RowSampler, label_groups
 from ..errors import MinBertError, unknown_name
 from ..tasks import Task
-from .aggregators import AGGREGATORS
+from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
-from .checkpoints import newest_complete_checkpoint
+from .checkpoints import AGGREGATOR, newest_complete_checkpoint
 from .class_weights import auto_options, counted, in_words, warnings_of
+from .conflicts import ConflictMeter
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import check_trainable, count_parameters, encoder_parameters, freeze_encoder
-from .gradients import collector
+from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .optimizers import OPTIMIZERS
 from .passes import Place
 from .proximal import PretrainedDecay, proximal_of
 from .regularizers import regularizer_of
+from .smoothing import Smoothing
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +128,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
         self._gradients, self._graphs, self._num_parameters = None, None, None
+        self.conflicts = ConflictMeter(self.train_tasks)
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
         self._skipped: torch.Tensor | None = None
         self._rounds_of_step = 0
@@ -286,7 +289,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         graphed = self.args.uses_graphs and self.regularizer is None and self.proximal is None
-        self._gradients = collector(self.model.parameters(), AGGREGATORS[self.args.aggregator], static=graphed)
+        self.conflicts = ConflictMeter(self.train_tasks)
+        self._gradients = self.make_gradients(static=graphed)
+        if resume_from_checkpoint:
+            self._load_gradients(Path(resume_from_checkpoint) / AGGREGATOR)
         self._graphs = GraphedSteps(self._forward, self._gradients) if graphed else None
         self._means.clear()
         self._skipped, self._rounds_of_step = None, 0
@@ -295,11 +301,30 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         model = self.model
         model.zero_grad = self._clear_gradients
         try:
-            return super().train(
+            output = super().train(
                 resume_from_checkpoint=resume_from_checkpoint and str(resume_from_checkpoint), **kwargs
             )
         finally:
             del model.zero_grad
+        output.metrics.update({f"train_{name}": value for name, value in self.conflicts.means().items()})
+        return output
+
+    def make_gradients(self, static: bool) -> Gradients:
+        """What collects the gradients of a step and makes one of them."""
+        args = self.args
+        smoothing = None if args.gradient_smoothing is None else Smoothing(args.gradient_smoothing)
+        aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
+        return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static)
+
+    def _load_gradients(self, path: Path) -> None:
+        if not self._gradients.state_dict():
+            return
+        if not path.is_file():
+            raise MinBertError(
+                f"{path.parent} has no {AGGREGATOR}: it was written with an aggregator that keeps no gradient of a "
+                "task by itself. Resume as it was trained, or anew."
+            )
+        self._gradients.load_state_dict(torch.load(path, map_location=self.args.device, weights_only=True))
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: MultiTaskTrainingArguments, model: nn.Module | None = None) -> tuple:
@@ -340,7 +365,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if self.accelerator.sync_gradients:
             self._rounds_of_step = 0
             # The same generator on every process, whatever was drawn elsewhere.
-            self._gradients.combine(torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step))
+            generator = torch.Generator().manual_seed(self.args.seed * 1_000_003 + self.state.global_step)
+            self._gradients.combine(generator, self._scaled(total.new_ones(())))
         return total
 
     def _backward(self, task: str, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -384,9 +410,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.proximal is not None and self.args.should_save and not self.args.save_only_model:
-            # First, so that a checkpoint that is complete has its teacher.
-            self.proximal.save(Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}")
+        if self.args.should_save and not self.args.save_only_model:
+            # First, so that a checkpoint that is complete has these.
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            if self.proximal is not None:
+                self.proximal.save(folder)
+            if state := self._gradients.state_dict():
+                folder.mkdir(parents=True, exist_ok=True)
+                torch.save(state, folder / AGGREGATOR)
         super()._save_checkpoint(model, trial)
 
     # ---- The log ---------------------------------------------------------------------------------------------
@@ -401,7 +432,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         """Adds means since the last log: each task's loss before its weight, `loss_<task>`, and the terms in it.
 
         A term is logged before its weight, as `<regularizer>_<task>` or `proximal_<task>`; `<regularizer>_skipped` is
-        how many batches had none, as its gradient was not finite.
+        how many batches had none, as its gradient was not finite. An aggregator that sees each task's gradient adds
+        what `ConflictMeter` measures.
         """
         if "loss" in logs and self._means:
             sums = torch.stack([torch.stack(pair) for pair in self._means.values()])  # [names, 2]
@@ -412,6 +444,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 skipped = self.accelerator.reduce(self._skipped, "sum")
                 logs[f"{self.args.regularizer}_skipped"] = round(skipped.item())
                 self._skipped = None
+            logs.update(self.conflicts.read())
         super().log(logs, start_time)
 
 

@@ -13,9 +13,9 @@ class Recorder(Aggregator):
     def __init__(self):
         self.calls = []
 
-    def __call__(self, gradients, generator=None, tasks=None):
+    def step(self, gradients, generator=None, tasks=None):
         self.calls.append((gradients.clone(), None if generator is None else generator.initial_seed()))
-        return super().__call__(gradients, generator, tasks)
+        return super().step(gradients, generator, tasks)
 
     def altered(self, gram, generator, tasks):
         return torch.diag(torch.arange(1, len(gram) + 1, device=gram.device) // len(gram)).to(gram.dtype)
@@ -142,9 +142,9 @@ def test_parameters_that_are_added_do_not_share_their_gradient():
 def test_sum_does_not_pay_for_rows_and_frozen_parameters_are_left_out():
     p = parameters()
     p["matrix"].requires_grad_(False)
-    cheap = collector(p.values(), Sum)
+    cheap = collector(p.values(), Sum())
     assert isinstance(cheap, SummedGradients)
-    rows = collector(p.values(), Recorder)
+    rows = collector(p.values(), Recorder())
     assert isinstance(rows, GradientRows)
     for gradients in (cheap, rows):
         assert [id(parameter) for parameter in gradients.parameters] == [
