@@ -3,12 +3,16 @@
 python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step, in turns
 python scripts/benchmark.py train --size base --bf16                      whole training loops, one after the other
 python scripts/benchmark.py smart --model google-bert/bert-base-uncased   one step with SMART and one without, in turns
+python scripts/benchmark.py surgery                                       a step of three tasks, summed and by surgery
 """
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
 import platform
+import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +39,9 @@ from hf_minbert import MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, Mul
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
+from hf_minbert.training.aggregators import make_aggregator
+from hf_minbert.training.conflicts import ConflictMeter
+from hf_minbert.training.gradients import Gradients, collector
 from hf_minbert.training.passes import Place
 from hf_minbert.training.smart import Smart
 
@@ -278,6 +285,129 @@ def smart(
         raise typer.Exit(1)
 
 
+@app.command()
+def surgery(
+    model: Annotated[
+        str | None, typer.Option(help="A BERT checkpoint, on sentences of the sample. Without one, random weights.")
+    ] = None,
+    size: Annotated[Literal["base", "tiny"], typer.Option(help="Shape of the random weights.")] = "base",
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of each task.")] = 32,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of the longest row, where there is no checkpoint.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of each kind.")] = 20,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Forward under bf16 autocast.")] = False,
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    at_most: Annotated[float | None, typer.Option(help="Exit with status 1 if pcgrad / sum is above this.")] = None,
+) -> None:
+    """One training step (forward, backward, AdamW) of three tasks, summed and by surgery: time and memory."""
+    torch.manual_seed(0)
+    minbert = _minbert(model, size, SURGERY_TASKS).to(device).train()
+    calls = [
+        {**{key: value.to(device) for key, value in batch.items() if key != "task"}, "task": task}
+        for task, batch in _task_batches(model, batch_size, length, minbert.config.vocab_size).items()
+    ]
+    makers = {
+        name: lambda name=name: _surgery_step(minbert, calls, name, device, bf16)
+        for name in ("sum", "pcgrad", "gradvac")
+    }
+    makers["naive"] = lambda: _naive_step(minbert, calls, device, bf16)
+    # Memory first, each by itself: later all optimizers and rows are there at once.
+    on_gpu = torch.device(device).type == "cuda"
+    peaks = {name: _peak_memory(make, device) for name, make in makers.items()} if on_gpu else {}
+    seconds = _in_turns({name: make() for name, make in makers.items()}, steps, device)
+
+    _print_setting(device, bf16)
+    shapes = ", ".join(f"{call['task']} {' x '.join(map(str, call['input_ids'].shape))}" for call in calls)
+    shared = sum(p.numel() for name, p in minbert.named_parameters() if not name.startswith("heads."))
+    typer.echo(f"{model or f'random weights, {size}'}; {shapes} tokens; {shared / 1e6:.2f}M shared parameters")
+    for name, measured in seconds.items():
+        ratio, memory = median(measured) / median(seconds["sum"]), ""
+        if on_gpu:
+            extra = (peaks[name] - peaks["sum"]) / shared
+            memory = f", {peaks[name] / 1e9:.2f} GB at most ({extra:+.1f} bytes per shared parameter)"
+        spread = f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f}"
+        typer.echo(f"{name:8} {1e3 * median(measured):9.2f} ms median ({spread}), {ratio:5.3f} x sum{memory}")
+    ratio = median(seconds["pcgrad"]) / median(seconds["sum"])
+    if at_most is not None and ratio > at_most:
+        typer.echo(f"The ratio is above {at_most}.", err=True)
+        raise typer.Exit(1)
+
+
+SURGERY_TASKS = ("sst", "para", "sts")
+
+
+def _task_batches(model: str | None, rows: int, length: int, vocab_size: int) -> dict[str, dict[str, Any]]:
+    if model is not None:
+        return {task: _sample(model, rows, task) for task in SURGERY_TASKS}
+    batches = {task: _padded_batch(rows, length, vocab_size) for task in SURGERY_TASKS}
+    batches["para"]["labels"] %= 2
+    return batches
+
+
+def _surgery_step(
+    model: MinBertForMultiTask, calls: list[dict[str, Any]], aggregator: str, device: str, bf16: bool
+) -> Callable[[], None]:
+    """A step as the trainer takes it, its measurements of conflicts included."""
+    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=1e-5), torch.Generator().manual_seed(0)
+    gradients: Gradients = collector(
+        model.parameters(), make_aggregator(aggregator), meter=ConflictMeter([call["task"] for call in calls])
+    )
+
+    def run() -> None:
+        for call in calls:
+            with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=bf16):
+                loss = model(**call).loss
+            gradients.add(call["task"], loss)
+        gradients.combine(generator)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def _naive_step(
+    model: MinBertForMultiTask, calls: list[dict[str, Any]], device: str, bf16: bool
+) -> Callable[[], None]:
+    """PCGrad as its popular code for torch has it: all graphs kept, whole gradients flattened, copied and compared."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def flat_gradient(loss: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss.backward(retain_graph=True)
+        return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad.clone()).flatten() for p in parameters])
+
+    def run() -> None:
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=bf16):
+            losses = [model(**call).loss for call in calls]
+        gradients = [flat_gradient(loss) for loss in losses]
+        projected = copy.deepcopy(gradients)
+        for mine in projected:
+            random.shuffle(gradients)
+            for other in gradients:
+                dot = torch.dot(mine, other)
+                if dot < 0:  # waits for the GPU, each time
+                    mine -= dot * other / other.norm() ** 2
+        total = torch.stack(projected).sum(dim=0)
+        for parameter, piece in zip(parameters, total.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = piece.view_as(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def _peak_memory(make: Callable[[], Callable[[], None]], device: str) -> int:
+    """The GPU's memory at its fullest over some steps, with this one's optimizer and gradients alone."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    run = make()
+    for _ in range(WARM_UP):
+        run()
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    return torch.cuda.max_memory_allocated(device)
+
+
 def _peer_loss(model: BertForSequenceClassification, batch: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
     """The loss with smart-pytorch's term, used as its README does."""
     from smart_pytorch import SMARTLoss, kl_loss, sym_kl_loss
@@ -293,9 +423,9 @@ def _peer_loss(model: BertForSequenceClassification, batch: dict[str, torch.Tens
     return compute
 
 
-def _sample(model: str, rows: int) -> dict[str, Any]:
-    """The first rows of the package's sample of sst, as the checkpoint's tokenizer encodes them."""
-    (task,), tokenizer = get_tasks(["sst"]), AutoTokenizer.from_pretrained(model)
+def _sample(model: str, rows: int, name: str = "sst") -> dict[str, Any]:
+    """The first rows of the package's sample of a task, as the checkpoint's tokenizer encodes them."""
+    (task,), tokenizer = get_tasks([name]), AutoTokenizer.from_pretrained(model)
     encoded = encode(load_split(task, "sample", "train"), task, tokenizer, MAX_LENGTH)
     return PaddedCollator(task, tokenizer.pad_token_id)([encoded[i] for i in range(rows)])
 
@@ -308,8 +438,8 @@ def _working_memory(run: Callable[[], None], device: str) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _minbert(path: str | None, size: str) -> MinBertForMultiTask:
-    tasks = get_tasks(["sst"])
+def _minbert(path: str | None, size: str, names: tuple[str, ...] = ("sst",)) -> MinBertForMultiTask:
+    tasks = get_tasks([*names])
     if path is not None:
         return MinBertForMultiTask.from_pretrained(path, tasks=tasks, attn_implementation="sdpa")
     config = MinBertConfig(tasks=tasks, **SIZES[size])
