@@ -224,6 +224,7 @@ class GradientRows(StaticGradients):
         self._combined: list[torch.Tensor] = []
 
     def _forget(self, task: str) -> None:
+        self._combined = []  # of the last step, whose memory the backward pass can have
         own = self.rows.get(task, {})
         if own:
             self._matrix[list(self.rows).index(task)].zero_()
