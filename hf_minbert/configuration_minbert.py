@@ -11,6 +11,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 TASK_KEYS = ("name", "kind", "labels", "head")
+#: What the constructor checks or derives other fields from.
+SET_BEFORE = ("tasks", "active_task", "private_layers", "private_encoders")
 TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.tasks.Task` explains the keys.
@@ -78,6 +80,11 @@ class MinBertConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
+        self.check_sharing()
+        self.set_active_task(self.active_task)
+
+    def check_sharing(self) -> None:
+        """Raises `ValueError` if the private layers are more than there are, or none is left to share."""
         if not 0 <= self.private_layers <= self.num_hidden_layers:
             raise ValueError(
                 f"`private_layers` must be from 0 to {self.num_hidden_layers}, the model's number of layers. "
@@ -85,7 +92,6 @@ class MinBertConfig(PreTrainedConfig):
             )
         if self.private_layers and self.private_encoders:
             raise ValueError("`private_encoders` leaves no layer to share. Set `private_layers` to 0.")
-        self.set_active_task(self.active_task)
 
     @property
     def task_names(self) -> list[str]:
@@ -131,9 +137,9 @@ class MinBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As the library's, but what the caller says of `tasks` and `active_task` counts before labels are derived."""
+        """As the library's, but what the caller says of tasks and sharing is there before it is checked."""
         # The library sets keyword arguments after __post_init__ has derived the labels, hence before and after.
-        said = {key: kwargs.pop(key) for key in ("tasks", "active_task") if key in kwargs}
+        said = {key: kwargs.pop(key) for key in SET_BEFORE if key in kwargs}
         if "tasks" in said:
             said.setdefault("active_task", None)  # the saved one may name a task that is no longer there
         made = super().from_dict({**config_dict, **said}, **kwargs)

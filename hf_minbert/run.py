@@ -124,16 +124,16 @@ def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
     Raises:
         MinBertError: there is no such checkpoint, a task's head cannot be built, or `max_length` does not fit.
     """
-    changes = {
-        key: getattr(settings, key)
-        for key in ("hidden_dropout_prob", "attention_probs_dropout_prob", "private_layers")
-    }
+    changes = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
     config = load_config(
         settings.model_name_or_path,
         settings.model_revision,
         **{key: value for key, value in changes.items() if value is not None},
     )
-    with explain("Building the tasks' heads", "Mend the recipe's `tasks`."):
+    with explain("Building the tasks' layers and heads", "Mend the recipe."):
+        if settings.private_layers is not None:
+            config.private_layers = settings.private_layers
+            config.check_sharing()
         config.tasks, config.active_task = [task.to_config() for task in tasks], None
         config.set_active_task(None)
         check_heads(config)

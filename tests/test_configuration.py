@@ -73,9 +73,12 @@ def test_private_encoders_survive_the_file(tmp_path):
         ({"private_layers": 1, "private_encoders": True}, "`private_encoders` leaves no layer to share"),
     ],
 )
-def test_impossible_sharing_is_refused(given, said):
+def test_impossible_sharing_is_refused(given, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         MinBertConfig(**given)
+    MinBertConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=said):
+        MinBertConfig.from_pretrained(tmp_path, **given)
 
 
 def test_what_an_entry_of_tasks_leaves_out_is_what_a_task_leaves_out():
