@@ -33,10 +33,10 @@ RUN_FILES = ("metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "mo
 FIXED_ON_RESUME = (
     "tasks", "train_tasks", "max_length", "mixing", "task_batch_sizes", "per_device_train_batch_size",
     "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins", "rows_per_epoch", "redraw_rows",
-    "aggregator", "task_weights", "freeze", "regularizer", "smart_weight", "smart_epsilon", "smart_step_size",
-    "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence", "smart_norm", "smart_level",
-    "smart_form", "r_drop_weight", "fgm_weight", "fgm_epsilon", "proximal", "proximal_weight", "proximal_steps",
-    "proximal_momentum", "pretrained_decay",
+    "aggregator", "aggregator_options", "gradient_smoothing", "task_weights", "freeze", "regularizer", "smart_weight",
+    "smart_epsilon", "smart_step_size", "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence",
+    "smart_norm", "smart_level", "smart_form", "r_drop_weight", "fgm_weight", "fgm_epsilon", "proximal",
+    "proximal_weight", "proximal_steps", "proximal_momentum", "pretrained_decay",
 )  # fmt: skip
 
 

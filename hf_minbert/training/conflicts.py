@@ -45,20 +45,23 @@ class ConflictMeter:
 
     def read(self) -> dict[str, float]:
         """The means since the last reading."""
-        found: dict[str, list[float]] = {}
-        for tasks, sums in self._sums.items():
-            *values, count = sums.tolist()
-            for name, value in self._named(tasks, values).items():
-                _add(found, name, value, count)
+        found = self._recent()
+        self._totals = _added(self._totals, found)
         self._sums.clear()
-        for name, (value, count) in found.items():
-            _add(self._totals, name, value, count)
         return _means(found)
 
     def means(self) -> dict[str, float]:
         """The means over all of training."""
-        self.read()
-        return _means(self._totals)
+        return _means(self.state_dict())
+
+    def _recent(self) -> dict[str, list[float]]:
+        """Sum and count of each name since the last reading."""
+        found: dict[str, list[float]] = {}
+        for tasks, sums in self._sums.items():
+            *values, count = sums.tolist()
+            named = {name: [value, count] for name, value in self._named(tasks, values).items()}
+            found = _added(found, named)
+        return found
 
     def _named(self, tasks: Sequence[str], values: list[float]) -> dict[str, float]:
         size = len(tasks)
@@ -72,8 +75,7 @@ class ConflictMeter:
         return {**named, "surgery_turn": values[-1]}
 
     def state_dict(self) -> dict[str, Any]:
-        self.read()
-        return {name: list(pair) for name, pair in self._totals.items()}
+        return _added(self._totals, self._recent())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._totals = {name: list(pair) for name, pair in state.items()}
@@ -98,10 +100,9 @@ def _turn(gram: Tensor, coefficients: Tensor) -> Tensor:
     return torch.where(squares[1] == 0, 0.0, squares[0] / squares[1]).clamp(max=1).sqrt()[None]
 
 
-def _add(sums: dict[str, list[float]], name: str, value: float, count: float) -> None:
-    pair = sums.setdefault(name, [0.0, 0.0])
-    pair[0] += value
-    pair[1] += count
+def _added(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[str, list[float]]:
+    none = [0.0, 0.0]
+    return {name: [x + y for x, y in zip(one.get(name, none), other.get(name, none))] for name in {**one, **other}}
 
 
 def _means(sums: dict[str, list[float]]) -> dict[str, float]:
