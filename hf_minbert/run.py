@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from transformers import PreTrainedTokenizerBase, ProgressCallback, set_seed
+from torch import Generator, Tensor
+from transformers import PreTrainedTokenizerBase, ProgressCallback, TrainerCallback, set_seed
 
 from .configuration_minbert import MinBertConfig
 from .data.encoding import check_max_length
@@ -27,8 +29,10 @@ from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
 from .run_folder import RunFolder
 from .tasks import Task, get_tasks
+from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import newest_complete_checkpoint
+from .training.gradients import GradientRows, Gradients
 from .training.trainer import MultiTaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -89,6 +93,83 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
         dist.barrier()
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
     return metrics
+
+
+# ---- Whether the tasks conflict ----------------------------------------------------------------------------------
+
+#: What a measurement leaves out of a recipe: what would write, score or stop, and the aggregator.
+_NOT_MEASURED: dict[str, Any] = {
+    "eval_strategy": "no", "do_eval": False, "eval_on_start": False, "save_strategy": "no", "logging_strategy": "no",
+    "load_best_model_at_end": False, "metric_for_best_model": None, "early_stopping_patience": None,
+    "train_metrics": "none", "proximal_evaluate": False, "resume_from_checkpoint": None, "report_to": "none",
+    "aggregator": "sum", "aggregator_options": None, "gradient_smoothing": None,
+}  # fmt: skip
+
+
+def measure_conflicts(values: Mapping[str, Value], steps: int) -> dict[str, float]:
+    """Trains on the sum of the losses for the first `steps` steps of a recipe, and measures the tasks' gradients.
+
+    Nothing is kept of it. The schedule is that of the whole recipe.
+
+    Returns:
+        the means of `ConflictMeter`, where what is removed and turned is what PCGrad would, and `steps`, how many
+        there were.
+
+    Raises:
+        MinBertError: anything wrong before the first step, fewer than two tasks, or no weights that two tasks share.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in `train`
+    settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+    with tempfile.TemporaryDirectory() as folder:
+        with explain("Reading the training arguments", "Mend the recipe."):
+            args = MultiTaskTrainingArguments(**{**given, **_NOT_MEASURED, "output_dir": folder})
+            set_seed(args.seed)
+        tasks = get_tasks(settings.tasks)
+        by_name = {task.name: task for task in tasks}
+        args.check_tasks(by_name)
+        if len(args.chosen_tasks("train_tasks", by_name)) < 2:
+            raise MinBertError("Conflicts are between two tasks, and one is trained. Name more in `train_tasks`.")
+        data = load_data(settings, args, tasks)["train"]
+        tokenizer, model = load_model(settings, model_config(settings, tasks))
+        with explain("Setting up the trainer", "Mend the recipe."):
+            trainer = _MeasuringTrainer(
+                model, args, train_dataset=data, processing_class=tokenizer, max_length=settings.max_length,
+                callbacks=[_Stop(steps)],
+            )  # fmt: skip
+        with _bar_closed(trainer):
+            trainer.train()
+    found = trainer.conflicts.means()
+    if not found:
+        raise MinBertError(
+            "No step had weights that two tasks share and finite gradients: there is nothing to measure."
+        )
+    return {**found, "steps": trainer.state.global_step}
+
+
+class _SumBesidePCGrad(Sum):
+    """The sum, with the coefficients that PCGrad would have had."""
+
+    def step(
+        self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        combined, gram, _ = super().step(gradients, generator, tasks)
+        return combined, gram, PCGrad().coefficients(gram, generator, tasks)
+
+
+class _MeasuringTrainer(MultiTaskTrainer):
+    def make_gradients(self, static: bool) -> Gradients:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return GradientRows(trained, _SumBesidePCGrad(), meter=self.conflicts)
+
+
+class _Stop(TrainerCallback):
+    """Ends training after some steps, with the schedule that it would have had."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step >= self.steps
 
 
 # ---- What goes in ------------------------------------------------------------------------------------------------

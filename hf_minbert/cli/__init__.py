@@ -17,7 +17,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError
-from . import evaluate, merge, predict, quickstart, train
+from . import conflicts, evaluate, merge, predict, quickstart, train
 
 app = typer.Typer(
     name="minbert",
@@ -29,6 +29,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("average")(merge.average)
 app.command("ensemble")(merge.ensemble)
+app.command("conflicts")(conflicts.conflicts)
 app.command("quickstart")(quickstart.quickstart)
 
 

@@ -102,7 +102,10 @@ def _turn(gram: Tensor, coefficients: Tensor) -> Tensor:
 
 def _added(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[str, list[float]]:
     none = [0.0, 0.0]
-    return {name: [x + y for x, y in zip(one.get(name, none), other.get(name, none))] for name in {**one, **other}}
+    return {
+        name: [x + y for x, y in zip(one.get(name, none), other.get(name, none), strict=True)]
+        for name in {**one, **other}
+    }
 
 
 def _means(sums: dict[str, list[float]]) -> dict[str, float]:

@@ -42,6 +42,7 @@ def test_alone_it_shows_its_verbs(minbert):
     [
         ("train", ["recipe", "KEY=VALUE"]),
         ("evaluate", ["--data-dir", "--task", "--split", "--output", "--batch-size"]),
+        ("conflicts", ["recipe", "KEY=VALUE", "--steps", "--output"]),
         ("predict", ["--task", "--input", "--output", "--text", "--text-pair", "--format", "--clip"]),
     ],
 )

@@ -1,0 +1,67 @@
+"""`minbert conflicts`"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..recipe import read_recipe
+
+
+def conflicts(
+    recipe: Annotated[
+        Path,
+        typer.Argument(help="A .yaml file, or the name of a recipe in the package.", show_default=False),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, such as learning_rate=1e-4."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many of the recipe's first steps to measure.")] = 100,
+    output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
+) -> None:
+    """Measure how often the gradients of a recipe's tasks conflict: whether gradient surgery can help at all.
+
+    Trains as the recipe says, on the sum of the losses, and keeps nothing of it.
+    """
+    values = read_recipe(recipe, overrides or ())
+    from ..io import check_writable, write_json
+    from ..run import measure_conflicts
+
+    if output is not None:
+        check_writable(output)
+    found = measure_conflicts(values, steps)
+    if output is not None:
+        write_json(output, found)
+    _print_tables(found)
+    typer.echo(verdict(found))
+
+
+def _print_tables(found: Mapping[str, float]) -> None:
+    tasks = [name.removeprefix("removed_") for name in found if name.startswith("removed_")]
+    pairs = [(a, b) for a, b in combinations(tasks, 2) if f"conflict_{a}_{b}" in found]
+    width = max(len("pair"), *(len(f"{a}, {b}") for a, b in pairs))
+    typer.echo(f"{'pair':<{width}}  in conflict  mean cosine")
+    for a, b in pairs:
+        share, cosine = found[f"conflict_{a}_{b}"], found[f"cosine_{a}_{b}"]
+        typer.echo(f"{f'{a}, {b}':<{width}}  {share:>10.1%}  {cosine:>11.4f}")
+    typer.echo(f"\n{'task':<{width}}  PCGrad would change of its gradient")
+    for task in tasks:
+        typer.echo(f"{task:<{width}}  {found[f'removed_{task}']:>10.1%}")
+    typer.echo()
+
+
+def verdict(found: Mapping[str, float]) -> str:
+    """One sentence on whether surgery has anything to do, of what `measure_conflicts` returns."""
+    shares = [share for name, share in found.items() if name.startswith("conflict_")]
+    steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
+    if not any(shares):
+        return f"Surgery has nothing to remove: no two tasks were in conflict in {steps}."
+    return (
+        f"Surgery has something to remove: of {len(shares)} pairs, {sum(shares):.2f} were in conflict in the mean "
+        f"of {steps}, and PCGrad's gradient would be {found['surgery_turn']:.1%} off the direction of the sum."
+    )

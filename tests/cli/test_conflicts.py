@@ -1,0 +1,67 @@
+"""`minbert conflicts`: measures what the losses' gradients are, and leaves nothing behind."""
+
+import json
+
+import pytest
+
+from hf_minbert.cli.conflicts import verdict
+from hf_minbert.recipe import read_recipe
+from hf_minbert.run import train
+
+PAIRS = ("sst_para", "sst_sts", "para_sts")
+
+
+def test_it_measures_what_a_run_with_rows_logs_and_writes_the_output_alone(minbert, write_recipe_file, tmp_path):
+    """Step 1, before which the weights are those of any run; `row` shows where it stands in the table."""
+    recipe = write_recipe_file("per_device_train_batch_size: 4", "cache_dir: " + str(tmp_path / "cache"))
+    before = sorted(tmp_path.rglob("*"))
+    ended = minbert("conflicts", recipe, "aggregator=gradvac", "--steps", 1, "--output", tmp_path / "found.json")
+    assert ended.status == 0, ended.err
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "found.json"])
+    found = json.loads((tmp_path / "found.json").read_text())
+    metrics = train(read_recipe(recipe, ["aggregator=pcgrad", "logging_steps=1"]))
+    expected = {name.removeprefix("train_"): value for name, value in metrics.items()}
+    assert set(found) - {"steps"} <= set(expected) and len(found) == 3 + 3 + 3 + 1 + 1
+    assert found["steps"] == 1
+    assert found == pytest.approx(
+        {**{name: expected[name] for name in found if name != "steps"}, "steps": 1}, abs=1e-6
+    )
+    lines = [line.split() for line in ended.out.splitlines()]
+    for pair in PAIRS:
+        a, b = pair.split("_")
+        cells = [f"{a},", b, f"{found[f'conflict_{pair}']:.1%}", f"{found[f'cosine_{pair}']:.4f}"]
+        assert cells in lines
+    assert ended.out.splitlines()[-1] == verdict(found)
+
+
+def test_it_stops_in_time_on_the_schedule_of_the_recipe(minbert, write_recipe_file, tmp_path):
+    recipe = write_recipe_file("per_device_train_batch_size: 4", "learning_rate: 1e-2")
+    found = {}
+    for name, words in {"short": ["max_steps=2"], "long": ["max_steps=50"]}.items():
+        words = [*words, "lr_scheduler_type=linear", "--steps", 3, "--output", tmp_path / name]
+        assert minbert("conflicts", recipe, *words).status == 0
+        found[name] = json.loads((tmp_path / name).read_text())
+    assert (found["short"]["steps"], found["long"]["steps"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train_tasks=[sst]"], "Conflicts are between two tasks"),
+        (["freeze=encoder"], "there is nothing to measure"),
+        (["agregator=sum"], "Unknown key 'agregator'"),
+        (["--output", "."], "it is not a file"),
+    ],
+)
+def test_mistakes_are_one_line(minbert, write_recipe_file, words, said):
+    ended = minbert("conflicts", write_recipe_file(), *words)
+    assert ended.status == 2
+    assert said in ended.err.splitlines()[-1]
+
+
+def test_the_verdict_says_whether_surgery_has_anything_to_do():
+    none = {"conflict_a_b": 0.0, "surgery_turn": 0.0, "steps": 1}
+    assert verdict(none) == "Surgery has nothing to remove: no two tasks were in conflict in 1 step."
+    some = {"conflict_a_b": 0.25, "conflict_a_c": 1.0, "surgery_turn": 0.125, "steps": 100}
+    assert "of 2 pairs, 1.25 were in conflict in the mean of 100 steps" in verdict(some)
+    assert "12.5% off the direction of the sum" in verdict(some)
