@@ -157,9 +157,14 @@ class _SumBesidePCGrad(Sum):
 
 
 class _MeasuringTrainer(MultiTaskTrainer):
+    """Collects rows for the sum, and logs nothing."""
+
     def make_gradients(self, static: bool) -> Gradients:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         return GradientRows(trained, _SumBesidePCGrad(), meter=self.conflicts)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        pass
 
 
 class _Stop(TrainerCallback):

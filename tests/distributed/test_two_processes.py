@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,11 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 COMPARED = [
     "plain", "accumulated", "uneven", "row_sum", "random_units", "leaving", "frozen", "smart", "clipped",
-    "two_of_three",
+    "two_of_three", "pcgrad", "pcgrad_2", "pcgrad_3", "surgery_leaving", "surgery_frozen_layer", "surgery_lora",
 ]  # fmt: skip
+CLIPPED = {"clipped": 1.0, "pcgrad_2": 0.1}
+if find_spec("peft") is None:
+    COMPARED.remove("surgery_lora")
 TRAIN = {"sst": 48, "para": 21, "sts": 13}
 #: With batches of 4, two processes end with 4 + 1 rows of their own, 4 + 1 and 1 + 0; the rest of a batch is repeated.
 DEV = {"sst": 21, "para": 13, "sts": 9}
@@ -75,7 +79,7 @@ def test_combined_gradients_equal_those_of_one_process(recorded, scenario):
     one, two = (recorded[name][scenario]["gradients"] for name in ("one", "first"))
     assert len(one) == len(two) == 20
     for step, (expected, found) in enumerate(zip(one, two, strict=True)):
-        assert expected.norm() == pytest.approx(1) if scenario == "clipped" else expected.norm() > 0
+        assert expected.norm() == pytest.approx(CLIPPED[scenario]) if scenario in CLIPPED else expected.norm() > 0
         assert (found - expected).norm() <= 1e-5 * expected.norm(), f"step {step}"
 
 
@@ -85,7 +89,7 @@ def test_parameters_equal_those_of_one_process(recorded, scenario):
     torch.testing.assert_close(two, one, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("scenario", [*COMPARED, "whole", "resumed"])
+@pytest.mark.parametrize("scenario", [*COMPARED, "surgery_bf16", "whole", "resumed"])
 def test_processes_hold_the_same_bits_after_every_step(recorded, scenario):
     first, second = (recorded[name][scenario]["digests"] for name in ("first", "second"))
     assert first == second
@@ -99,6 +103,32 @@ def test_logged_losses_are_those_of_one_process(recorded, scenario):
     for expected, found in zip(one, two, strict=True):
         losses = {name: value for name, value in expected.items() if "loss" in name}
         assert {name: found[name] for name in losses} == pytest.approx(losses, rel=1e-5)
+
+
+def test_bf16_differs_by_its_rounding(recorded):
+    """The gradients of weights are rounded batch by batch: 0.2 per cent at the first step, where fp32 is 1 off."""
+    one, two = (recorded[name]["surgery_bf16"]["gradients"][0] for name in ("one", "first"))
+    assert 0 < (two - one).norm() <= 0.005 * one.norm()
+    full = recorded["one"]["pcgrad"]["gradients"][0]
+    assert 2 * (two - one).norm() < (one - full).norm() <= 0.03 * full.norm()
+
+
+def test_frozen_weights_keep_their_bits_under_surgery(recorded):
+    for name in ("one", "first", "second"):
+        run = recorded[name]["surgery_frozen_layer"]
+        assert run["unmoved"] and all(
+            parameter.startswith(("bert.embeddings.", "bert.encoder.layer.0.")) for parameter in run["unmoved"]
+        )
+        assert run["unreached"] == [run["unmoved"]] * 20
+
+
+def test_measured_conflicts_are_those_of_one_process(recorded):
+    one, first, second = (recorded[name]["pcgrad"]["losses"] for name in ("one", "first", "second"))
+    names = [name for name in one[0] if name.startswith(("conflict_", "cosine_", "removed_", "surgery_"))]
+    assert len(names) == 10
+    for expected, found, other in zip(one, first, second, strict=True):
+        assert [found[name] for name in names] == [other[name] for name in names]
+        assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], abs=1e-4)
 
 
 def test_a_head_that_is_not_trained_keeps_its_bits(recorded):

@@ -14,6 +14,7 @@ import copy
 import hashlib
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -42,6 +43,18 @@ class RandomUnits(Aggregator):
     def altered(self, gram, generator, tasks):
         weights = torch.rand(len(gram), generator=generator)
         return torch.diag(weights.to(gram) / gram.diagonal().sqrt())
+
+
+PEFT = find_spec("peft") is not None
+
+
+def with_lora(model):
+    """With adapters, of which none is zero: in a new one of peft's, half has no gradient at the first step."""
+    import peft
+
+    torch.manual_seed(3)
+    settings = {"r": 2, "target_modules": ["query", "value"], "modules_to_save": ["heads"]}
+    return peft.get_peft_model(model, peft.LoraConfig(**settings, init_lora_weights=False))
 
 
 AGGREGATORS.update(row_sum=RowSum, random_units=RandomUnits)
@@ -149,16 +162,39 @@ class Scenarios:
         self.train("frozen", freeze="encoder", **leaving)
         smart = {"regularizer": "smart", "smart_epsilon": 0.01, "proximal": "momentum"}
         self.train("smart", rows=48, per_device_train_batch_size=own, aggregator="pcgrad", **smart, **twice)
+        self.compare_surgery(four, own, twice)
         self.train("clipped", rows=48, per_device_train_batch_size=four, max_grad_norm=1.0)
         self.train("two_of_three", rows=48, per_device_train_batch_size=four, train_tasks=["sst", "sts"])
         self.trainer("evaluation", rows=8, per_device_eval_batch_size=4).evaluate()
 
+    def compare_surgery(self, four: int, own: int, twice: dict[str, int]) -> None:
+        """PCGrad and GradVac with what a run may combine them with."""
+        given = {"rows": 48, "aggregator": "pcgrad", "per_device_train_batch_size": four}
+        self.train("pcgrad", **given)
+        self.train("pcgrad_2", **{**given, "per_device_train_batch_size": own}, **twice, max_grad_norm=0.1)
+        self.train("pcgrad_3", **given, gradient_accumulation_steps=3)
+        # Windows in which a task is missing from some rounds, and steps with one task alone.
+        leaving = {
+            "mixing": "once", "rows_per_epoch": {"sst": 0.6, "para": 20}, "redraw_rows": False,
+            "gradient_accumulation_steps": 2, "gradient_smoothing": 0.5,
+        }  # fmt: skip
+        self.train("surgery_leaving", **{**given, "aggregator": "gradvac"}, **leaving)
+        frozen = copy.deepcopy(self.model)
+        frozen.bert.embeddings.requires_grad_(False)
+        frozen.bert.encoder.layer[0].requires_grad_(False)
+        self.train("surgery_frozen_layer", model=frozen, gradient_checkpointing=True, **given)
+        if PEFT:
+            self.train("surgery_lora", model=with_lora(copy.deepcopy(self.model)), **given)
+        self.train("surgery_bf16", bf16=True, **given)
+
     def resume(self) -> None:
-        """A run of 20 steps, and its end again from a checkpoint in the middle of an epoch, with AdamW and dropout."""
+        """A run of 20 steps, and its end again from a checkpoint in the middle of an epoch, with AdamW, dropout and
+        an aggregator that remembers.
+        """
         options = {
             "rows": 40, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
             "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "save_strategy": "steps", "save_steps": 7,
-            "eval_strategy": "steps", "eval_steps": 7,
+            "eval_strategy": "steps", "eval_steps": 7, "aggregator": "gradvac", "gradient_smoothing": 0.5,
         }  # fmt: skip
         whole = self.train("whole", model=self.other_model(seed=1), **options)
         folder = Path(whole.args.output_dir)
