@@ -48,10 +48,10 @@ def _print_tables(found: Mapping[str, float]) -> None:
     typer.echo(f"{'pair':<{width}}  in conflict  mean cosine")
     for a, b in pairs:
         share, cosine = found[f"conflict_{a}_{b}"], found[f"cosine_{a}_{b}"]
-        typer.echo(f"{f'{a}, {b}':<{width}}  {share:>10.1%}  {cosine:>11.4f}")
-    typer.echo(f"\n{'task':<{width}}  PCGrad would change of its gradient")
+        typer.echo(f"{f'{a}, {b}':<{width}}  {share:>11.1%}  {cosine:>11.4f}")
+    typer.echo(f"\n{'task':<{width}}  length / mean  PCGrad would change")
     for task in tasks:
-        typer.echo(f"{task:<{width}}  {found[f'removed_{task}']:>10.1%}")
+        typer.echo(f"{task:<{width}}  {found[f'norm_{task}']:>13.3f}  {found[f'removed_{task}']:>19.1%}")
     typer.echo()
 
 

@@ -16,11 +16,11 @@ class ConflictMeter:
     """Means over steps of what the Gram matrix of the tasks' gradients says.
 
     By name: `conflict_<a>_<b>`, the share of steps in which the gradients of tasks `a` and `b` conflict (their dot
-    product is negative); `cosine_<a>_<b>` between them; `removed_<a>`, the length of what the aggregator changed in
-    `a`'s gradient over the length of that gradient; and `surgery_turn`, the sine of the angle between the combined
-    gradient and the sum: 0 where there was nothing to do. Neither of the last two sees a common factor on all
-    gradients, such as that of a mean. torchjd's aggregators weigh gradients and change none, so they show in the turn
-    alone.
+    product is negative); `cosine_<a>_<b>` between them; `norm_<a>`, the length of `a`'s gradient over the mean length
+    of the step's; `removed_<a>`, the length of what the aggregator changed in `a`'s gradient over the length of that
+    gradient; and `surgery_turn`, the sine of the angle between the combined gradient and the sum: 0 where there was
+    nothing to do. Neither of the last two sees a common factor on all gradients, such as that of a mean. torchjd's
+    aggregators weigh gradients and change none, so they show in the turn alone.
 
     Gradients are those over the shared parameters, whole vectors, as the aggregator gets them. Steps whose gradients
     are not finite do not count, nor for a pair those in which one of the two is missing.
@@ -38,7 +38,11 @@ class ConflictMeter:
         """Takes in a step: what `Aggregator.step` returns, for these tasks. Nothing is read from the device."""
         key, finite = tuple(tasks), gram.isfinite().all()
         cosines, conflicting = conflicts(gram)
-        figures = [conflicting.flatten(), cosines.flatten(), _removed(gram, coefficients), _turn(gram, coefficients)]
+        norms = gram.diagonal().sqrt()
+        figures = [
+            conflicting.flatten(), cosines.flatten(), torch.where(norms == 0, 0.0, norms / norms.mean()),
+            _removed(gram, coefficients), _turn(gram, coefficients),
+        ]  # fmt: skip
         values = torch.cat([figure.to(gram.dtype) for figure in figures] + [gram.new_ones(1)])
         values = torch.where(finite, values, 0.0)
         self._sums[key] = self._sums[key] + values if key in self._sums else values
@@ -71,7 +75,8 @@ class ConflictMeter:
             at = place[a] * size + place[b]
             named[f"conflict_{a}_{b}"], named[f"cosine_{a}_{b}"] = values[at], values[size * size + at]
         for task, at in place.items():
-            named[f"removed_{task}"] = values[2 * size * size + at]
+            named[f"norm_{task}"] = values[2 * size * size + at]
+            named[f"removed_{task}"] = values[2 * size * size + size + at]
         return {**named, "surgery_turn": values[-1]}
 
     def state_dict(self) -> dict[str, Any]:

@@ -295,10 +295,11 @@ class GradientRows(StaticGradients):
         if self.open == list(self.rows):
             self.smoothing(self._matrix, self.open, scale)
             return
-        places = [list(self.rows).index(task) for task in self.open]
-        rows = self._matrix[places]
+        own = [self._matrix[list(self.rows).index(task)] for task in self.open]
+        rows = torch.stack(own)
         self.smoothing(rows, self.open, scale)
-        self._matrix[places] = rows
+        for row, smooth in zip(own, rows, strict=True):
+            row.copy_(smooth)
 
     def _average(self) -> None:
         whole = self.open == list(self.rows)

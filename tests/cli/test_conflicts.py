@@ -21,7 +21,7 @@ def test_it_measures_what_a_run_with_rows_logs_and_writes_the_output_alone(minbe
     found = json.loads((tmp_path / "found.json").read_text())
     metrics = train(read_recipe(recipe, ["aggregator=pcgrad", "logging_steps=1"]))
     expected = {name.removeprefix("train_"): value for name, value in metrics.items()}
-    assert set(found) - {"steps"} <= set(expected) and len(found) == 3 + 3 + 3 + 1 + 1
+    assert set(found) - {"steps"} <= set(expected) and len(found) == 3 + 3 + 3 + 3 + 1 + 1
     assert found["steps"] == 1
     assert found == pytest.approx(
         {**{name: expected[name] for name in found if name != "steps"}, "steps": 1}, abs=1e-6

@@ -124,8 +124,8 @@ def test_frozen_weights_keep_their_bits_under_surgery(recorded):
 
 def test_measured_conflicts_are_those_of_one_process(recorded):
     one, first, second = (recorded[name]["pcgrad"]["losses"] for name in ("one", "first", "second"))
-    names = [name for name in one[0] if name.startswith(("conflict_", "cosine_", "removed_", "surgery_"))]
-    assert len(names) == 10
+    names = [name for name in one[0] if name.startswith(("conflict_", "cosine_", "norm_", "removed_", "surgery_"))]
+    assert len(names) == 13
     for expected, found, other in zip(one, first, second, strict=True):
         assert [found[name] for name in names] == [other[name] for name in names]
         assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], abs=1e-4)
