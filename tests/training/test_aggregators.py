@@ -25,6 +25,7 @@ from hf_minbert.training.aggregators import (
     random_orders,
     weighted_sum,
 )
+from hf_minbert.training.conflicts import ConflictMeter
 from hf_minbert.training.gradients import GradientRows
 from hf_minbert.training.smoothing import Smoothing
 
@@ -308,31 +309,31 @@ def test_conflicts_are_negative_cosines():
 def test_nothing_is_read_back_from_the_device(visit, name):
     """Numbers of a fake tensor cannot be read."""
     visit([[1, 2], [0, 2], [0, 1]])
-    aggregator, smoothing = make_aggregator(name), Smoothing(0.9)
+    aggregator, smoothing, meter = make_aggregator(name), Smoothing(0.9), ConflictMeter("abc")
     with FakeTensorMode(allow_non_fake_inputs=True):
         gradients = torch.randn(3, CHUNK + 1)
         with pytest.raises(DataDependentOutputException):
             gradients[0, 0].item()
         for _ in range(2):
             smoothing(gradients, range(3))
-            assert aggregator(gradients).shape == (CHUNK + 1,)
-        conflicts(gram_matrix(gradients))
+            combined, gram, coefficients = aggregator.step(gradients)
+            assert combined.shape == (CHUNK + 1,)
+            meter.add("abc", gram, coefficients)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("name", WITH_ROWS)
 def test_no_step_waits_for_the_gpu(name):
-    aggregator, smoothing = make_aggregator(name), Smoothing(0.9)
+    aggregator, smoothing, meter = make_aggregator(name), Smoothing(0.9), ConflictMeter("abc")
     gradients = torch.randn(3, CHUNK + 1, device="cuda")
     expected = make_aggregator(name)(gradients.cpu(), seeded())
     torch.testing.assert_close(aggregator(gradients, seeded()).cpu(), expected)
     smoothing(gradients, range(3))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        aggregator(gradients)
         smoothing(gradients, range(3))
-        conflicts(gram_matrix(gradients))
+        meter.add("abc", *aggregator.step(gradients)[1:])
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
