@@ -31,8 +31,9 @@ from .training.checkpoints import checkpoints, incomplete, newest_complete_check
 RUN_FILES = ("metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors", "predictions")
 #: Keys that decide what a step computes: a run that resumes with another value would be neither run.
 FIXED_ON_RESUME = (
-    "tasks", "train_tasks", "max_length", "mixing", "task_batch_sizes", "per_device_train_batch_size",
-    "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins", "rows_per_epoch", "redraw_rows",
+    "tasks", "train_tasks", "max_length", "mixing", "mixing_temperature", "task_batch_sizes",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins",
+    "rows_per_epoch", "redraw_rows",
     "aggregator", "aggregator_options", "gradient_smoothing", "task_weights", "freeze", "regularizer", "smart_weight",
     "smart_epsilon", "smart_step_size", "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence",
     "smart_norm", "smart_level", "smart_form", "r_drop_weight", "fgm_weight", "fgm_epsilon", "proximal",

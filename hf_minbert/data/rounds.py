@@ -119,6 +119,9 @@ class Rounds(Dataset, ABC):
         samplers: the order of each task's rows.
         num_processes: the number of rounds, and of those with a task, is a multiple of it, so that at each step every
             process takes a round, with the same tasks.
+        seed: of which tasks a round holds, where that is drawn.
+        temperature: of `Temperature`.
+        epochs: how many there will be, for `Annealed`.
     """
 
     def __init__(
@@ -128,11 +131,15 @@ class Rounds(Dataset, ABC):
         samplers: Mapping[str, RowSampler],
         *,
         num_processes: int = 1,
+        seed: int = 0,
+        temperature: float = 2.0,
+        epochs: int = 1,
     ):
         self.datasets = dict(datasets)
         self.batch_sizes = {task: batch_sizes[task] for task in datasets}
         self.samplers = {task: samplers[task] for task in datasets}
         self.num_processes = num_processes
+        self.seed, self.temperature, self.epochs = seed, temperature, epochs
         self.epoch = 0
         self._orders: dict[tuple[str, int], np.ndarray] = {}
 
@@ -193,4 +200,91 @@ class Once(Rounds):
         return self.rounds_to_see(task)
 
 
-MIXING: dict[str, type[Rounds]] = {"cycle": Cycle, "once": Once}
+class Shortest(Rounds):
+    """Stops with the task that has the fewest rounds: what the others have more of is not seen in this epoch.
+
+    Each epoch has a new order, so that over many epochs all rows have the same chance.
+    """
+
+    def rounds_with(self, task: str) -> int:
+        return min(map(self.rounds_to_see, self.datasets))
+
+
+class Drawn(Rounds):
+    """Base of those where each step has one task, drawn by chance: an epoch has as many rounds as all rows fill.
+
+    How often a task comes differs from epoch to epoch, and rows of it may not be seen in one. With one task in a step
+    there is nothing for a way of combining gradients to do.
+    """
+
+    @abstractmethod
+    def chances(self, rows: np.ndarray) -> np.ndarray:
+        """What each task's chance is in proportion to, from how many rows each has in an epoch; both [tasks]."""
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._plan = None
+
+    _plan: tuple[np.ndarray, np.ndarray] | None = None
+
+    def plan(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each step of the epoch, the place of its task among the tasks, and how often that one came before."""
+        if self._plan is None:
+            chances = self.chances(np.array([self.samplers[task].rows for task in self.datasets], dtype=np.float64))
+            draw = np.random.default_rng([self.seed, self.epoch, zlib.crc32(b"which task")])
+            tasks = draw.choice(len(chances), len(self) // self.num_processes, p=chances / chances.sum())
+            before = np.empty(len(tasks), dtype=np.int64)
+            for task in range(len(chances)):
+                before[tasks == task] = np.arange((tasks == task).sum())
+            self._plan = tasks, before
+        return self._plan
+
+    def __len__(self) -> int:
+        return sum(self.rounds_to_see(task) for task in self.datasets)
+
+    def rounds_with(self, task: str) -> int:
+        tasks, _ = self.plan()
+        return int((tasks == list(self.datasets).index(task)).sum()) * self.num_processes
+
+    def __getitem__(self, index: int) -> dict[str, Rows]:
+        step, process = divmod(index, self.num_processes)
+        tasks, before = self.plan()
+        task = list(self.datasets)[tasks[step]]
+        return {task: self._batch(task, int(before[step]) * self.num_processes + process)}
+
+
+class Proportional(Drawn):
+    """One task a step, with a chance in proportion to its rows: all rows are seen equally often, in the mean."""
+
+    def chances(self, rows: np.ndarray) -> np.ndarray:
+        return rows
+
+
+class Temperature(Drawn):
+    """One task a step, with a chance in proportion to rows^(1/T): small tasks come more often than their share.
+
+    T of 1 is `Proportional`; with a large one all tasks come equally often (arXiv:1907.05019, section 4.2).
+    """
+
+    def chances(self, rows: np.ndarray) -> np.ndarray:
+        return rows ** (1 / self.temperature)
+
+
+class Annealed(Drawn):
+    """One task a step, with a chance in proportion to rows^a, where a falls from 1 in the first epoch to .2.
+
+    As in arXiv:1902.02671, section 4.1: a = 1 - .8 (e - 1) / (E - 1) in epoch e of E.
+    """
+
+    def chances(self, rows: np.ndarray) -> np.ndarray:
+        return rows ** (1 - 0.8 * min(self.epoch / max(self.epochs - 1, 1), 1))
+
+
+MIXING: dict[str, type[Rounds]] = {
+    "cycle": Cycle,
+    "once": Once,
+    "shortest": Shortest,
+    "proportional": Proportional,
+    "temperature": Temperature,
+    "annealed": Annealed,
+}

@@ -78,7 +78,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
             `per_device_train_batch_size`.
         task_weights: factor on a task's loss, 1 unless given.
         mixing: which examples make a round. `cycle`: an epoch ends with the task that takes the most rounds, and
-            shorter ones start again; `once`: a task goes through its rows once an epoch, and then leaves the rounds.
+            shorter ones start again; `once`: a task goes through its rows once an epoch, and then leaves the rounds;
+            `shortest`: an epoch ends with the task that takes the fewest rounds, and rows of the others are not seen.
+            With `proportional`, `temperature` and `annealed` a step has one task, drawn with a chance in proportion to
+            its rows, to rows^(1/T), or to a power of its rows that falls from 1 to .2 over the epochs.
+        mixing_temperature: the T of `temperature`, from 1.
         task_sampling: how a task's rows are drawn, `shuffle` unless given. `shuffle`: each row once, in a new order;
             `balanced`: with replacement, each label equally often (for a score, each bin of its range).
         score_bins: how many bins of equal width `balanced` puts the range of a score into.
@@ -141,6 +145,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     task_batch_sizes: dict[str, int] | None = None
     task_weights: dict[str, float] | None = None
     mixing: str = "cycle"
+    mixing_temperature: float = 2.0
     task_sampling: dict[str, Sampling] | None = None
     score_bins: int = 5
     rows_per_epoch: dict[str, int | float] | None = None
@@ -261,7 +266,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
             ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
             ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
-            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("proximal_weight", 0),
+            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("mixing_temperature", 1), ("proximal_weight", 0),
             ("proximal_steps", 1), ("pretrained_decay", 0),
         ):  # fmt: skip
             value = getattr(self, name)

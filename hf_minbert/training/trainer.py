@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -178,8 +179,16 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
     def _rounds(self) -> Rounds:
         samplers = self._samplers(self.train_dataset, self.args)
-        mixing = MIXING[self.args.mixing]
-        return mixing(self.train_dataset, self.batch_sizes, samplers, num_processes=self.args.world_size)
+        args = self.args
+        return MIXING[args.mixing](
+            self.train_dataset,
+            self.batch_sizes,
+            samplers,
+            num_processes=args.world_size,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+            temperature=args.mixing_temperature,
+            epochs=math.ceil(args.num_train_epochs),
+        )
 
     def _samplers(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> dict[str, RowSampler]:
         """How each task's rows are drawn."""

@@ -50,6 +50,71 @@ def test_cycle_goes_on_until_the_longest_task_ends():
         assert set(flat(rounds, task)) == set(range(STARTS[task], STARTS[task] + 6))
 
 
+def test_shortest_ends_with_the_task_of_the_fewest_rounds():
+    rounds = rounds_of({"sst": 6, "para": 8, "sts": 5}, mixing="shortest")
+    assert len(rounds) == 3 and sum(len(rounds[index]) for index in range(3)) == 9  # batches
+    assert len(set(flat(rounds, "para"))) == 6
+    assert set(flat(rounds, "para")) != set(flat(rounds_of({"sst": 6, "para": 8}, mixing="shortest", epoch=1), "para"))
+
+
+DRAWN = ["proportional", "temperature", "annealed"]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("mixing", DRAWN)
+def test_a_drawn_step_has_one_task_the_same_in_all_processes(mixing, processes):
+    sizes = {"sst": 40, "para": 80, "sts": 12}
+    rounds = rounds_of(sizes, mixing=mixing, processes=processes)
+    assert len(rounds) == sum(-(-size // (2 * processes)) * processes for size in sizes.values())
+    held = [rounds[index] for index in range(len(rounds))]
+    steps = [held[start : start + processes] for start in range(0, len(held), processes)]
+    assert all(len({*map(tuple, step)}) == 1 and len(step[0]) == 1 for step in steps)
+    for task in sizes:
+        batches = [one[task] for one in held if task in one]
+        assert len(batches) == rounds.rounds_with(task)
+        assert {len(rows) for rows in batches} <= {2}
+    assert rounds.num_rows == 2 * len(rounds)
+
+
+@pytest.mark.parametrize("mixing", DRAWN)
+def test_drawn_rounds_of_two_processes_hold_the_rows_of_one_with_twice_the_batch(mixing):
+    sizes = {"sst": 40, "para": 80}
+    two, one = rounds_of(sizes, 2, mixing=mixing, processes=2), rounds_of(sizes, 4, mixing=mixing)
+    assert len(two) == 2 * len(one)
+    for step in range(len(one)):
+        ((task, rows),) = one[step].items()
+        assert [*two[2 * step][task], *two[2 * step + 1][task]] == [*rows]
+
+
+@pytest.mark.parametrize(
+    ("mixing", "epoch", "shares"),
+    [
+        ("proportional", 0, [0.9, 0.1]),
+        ("temperature", 0, [0.75, 0.25]),  # T is 2: 3 to 1
+        ("annealed", 0, [0.9, 0.1]),
+        ("annealed", 4, [9**0.2 / (9**0.2 + 1), 1 / (9**0.2 + 1)]),
+        ("annealed", 9, [9**0.2 / (9**0.2 + 1), 1 / (9**0.2 + 1)]),
+    ],
+)
+def test_how_often_a_drawn_task_comes(mixing, epoch, shares):
+    sizes = {"para": 9000, "sst": 1000}
+    samplers = {task: RowSampler(task, size, seed=0) for task, size in sizes.items()}
+    rounds = MIXING[mixing](toy(**sizes), dict.fromkeys(sizes, 1), samplers, epochs=5)
+    rounds.set_epoch(epoch)
+    found = [rounds.rounds_with(task) / len(rounds) for task in sizes]
+    assert found == pytest.approx(shares, abs=0.015)  # three standard deviations of 10,000 draws
+
+
+@pytest.mark.parametrize("mixing", DRAWN)
+def test_a_drawn_round_is_a_function_of_seed_epoch_and_index_alone(mixing):
+    sizes = {"sst": 40, "para": 80}
+    first, again = rounds_of(sizes, mixing=mixing, epoch=3), rounds_of(sizes, mixing=mixing, epoch=3)
+    for index in (17, 3, 59):
+        assert again[index] == first[index]
+    other = rounds_of(sizes, mixing=mixing, epoch=4)
+    assert [tuple(other[index]) for index in range(60)] != [tuple(first[index]) for index in range(60)]
+
+
 @pytest.mark.parametrize("sizes", [{"sst": 5, "para": 7, "sts": 1}, {"sst": 1}, {"para": 9, "sts": 4}])
 @pytest.mark.parametrize("batch", [1, 3, 16])
 @pytest.mark.parametrize("processes", [1, 3])

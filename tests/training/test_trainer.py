@@ -8,6 +8,7 @@ from transformers import set_seed
 
 from hf_minbert import MinBertError, get_tasks
 from hf_minbert.data.collators import RoundCollator
+from hf_minbert.data.rounds import MIXING
 from hf_minbert.training.passes import Regularized, Regularizer
 from hf_minbert.training.regularizers import REGULARIZERS
 
@@ -357,3 +358,13 @@ def test_global_random_state_does_not_change_the_order(make_trainer):
         set_seed(seed)
         orders.append([batch["sst"]["input_ids"].tolist() for batch in trainer.get_train_dataloader()])
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("mixing", sorted(MIXING))
+def test_every_mixing_trains_and_resumes_to_the_same_weights(build_trainer, tmp_path, mixing, aggregator):
+    given = {"mixing": mixing, "aggregator": aggregator, "num_train_epochs": 2, "max_steps": -1}
+    trained = [build_trainer(tmp_path / "run", **given, save_strategy="steps", save_steps=3) for _ in range(2)]
+    trained[0].train()
+    trained[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    for left, right in zip(*(trainer.model.parameters() for trainer in trained), strict=True):
+        assert torch.equal(left, right)
