@@ -20,13 +20,16 @@ ENCODER_KEYS = (
 HEAD_KEYS = (
     "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
 )  # fmt: skip
+#: Head options that only training looks at: models that differ in them have heads of the same meaning.
+DROPOUTS = ("dropout", "dropouts")
 
 
 def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | None = None) -> MinBertForMultiTask:
     """The weighted mean of models that were trained from one start, a "model soup" (arXiv:2203.05482).
 
     The result has every task of any model, in the order in which they come. A task's head is the mean over the models
-    that have it. Nothing can tell whether the models had one start; without it their mean is noise.
+    that have it. Nothing can tell whether the models had one start; without it their mean is noise. Where the models
+    differ in settings of training, such as dropout, the result has those of the first.
 
     Args:
         models: of one encoder size, without private layers or encoders.
@@ -35,15 +38,11 @@ def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | No
     Raises:
         MinBertError: the models do not go together, or the weights are wrong.
     """
-    _check_encoders(models)
-    weights = _checked_weights(weights, len(models))
-    for model in models:
-        if model.config.private_layers or model.config.private_encoders:
-            raise MinBertError("A model with private layers or encoders cannot be averaged: leave it out.")
-    tasks = _all_tasks(models)
+    tasks = averaged_tasks([model.config for model in models], weights)
+    shares = _checked_weights(weights, len(models))
     merged = _new_model(models[0], tasks)
     states = [model.state_dict() for model in models]
-    merged.load_state_dict({key: _mean(key, states, weights) for key in merged.state_dict()})
+    merged.load_state_dict({key: _mean(key, states, shares) for key in merged.state_dict()})
     return merged
 
 
@@ -55,11 +54,16 @@ def greedy_soup(
     The best model begins; the others follow by their score, each kept if the average with it scores no less.
 
     Args:
+        models: as for `average`, all with the same tasks: scores of different tasks cannot be compared.
         score: of a model on held-out rows; more is better.
 
     Returns:
-        the average, and the places of the models in it.
+        the average, and the places of the models in it, in the order in which they came.
+
+    Raises:
+        MinBertError: the models do not go together.
     """
+    check_same_tasks([model.config for model in models])
     scores = [score(model) for model in models]
     order = sorted(range(len(models)), key=lambda place: -scores[place])
     kept, best = [order[0]], scores[order[0]]
@@ -82,11 +86,7 @@ def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | No
     Raises:
         MinBertError: the models do not go together, or several have a task and `take` does not choose.
     """
-    _check_encoders(models)
-    for model in models:
-        if model.config.private_layers:
-            raise MinBertError("A model with private layers cannot join an ensemble: leave it out.")
-    owners = _owners(models, take or {})
+    owners = task_owners([model.config for model in models], take)
     tasks = [models[place].config.get_task(name) for name, place in owners.items()]
     merged = _new_model(models[0], tasks, private_encoders=True)
     for name, place in owners.items():
@@ -95,21 +95,77 @@ def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | No
     return merged
 
 
+# ---- What goes together: known from the configs, before any weights are loaded
+
+
+def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | None = None) -> list[dict[str, Any]]:
+    """The tasks of the average of models with these configs. Raises what `average` would."""
+    _check_encoders(configs)
+    shares = _checked_weights(weights, len(configs))
+    tasks: dict[str, dict[str, Any]] = {}
+    for number, config in enumerate(configs, 1):
+        if config.private_layers or config.private_encoders:
+            raise MinBertError(f"Model {number} has private layers or encoders, which have no mean: leave it out.")
+        for task in config.tasks:
+            _check_heads(tasks.setdefault(task["name"], task), task, number)
+    for name in tasks:
+        if not any(share for config, share in zip(configs, shares, strict=True) if name in config.task_names):
+            raise MinBertError(
+                f"All models that have the task {name!r} have the weight 0. Give one of them more, or leave them out."
+            )
+    return list(tasks.values())
+
+
+def check_same_tasks(configs: Sequence[MinBertConfig]) -> None:
+    """Raises what `greedy_soup` would on models with these configs."""
+    averaged_tasks(configs)
+    first = configs[0].task_names
+    for number, config in enumerate(configs[1:], 2):
+        if set(config.task_names) != set(first):
+            raise MinBertError(
+                f"A greedy soup compares models by the same tasks. The first has {', '.join(first)} and number "
+                f"{number} has {', '.join(config.task_names)}. Average them uniformly or by weights."
+            )
+
+
+def task_owners(configs: Sequence[MinBertConfig], take: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Task to the place of the model that an ensemble takes it from. Raises what `ensemble` would."""
+    _check_encoders(configs)
+    having: dict[str, list[int]] = {}
+    for place, config in enumerate(configs):
+        if config.private_layers:
+            raise MinBertError(f"Model {place + 1} has private layers and cannot join an ensemble: leave it out.")
+        for name in config.task_names:
+            having.setdefault(name, []).append(place)
+    take = take or {}
+    for name, place in take.items():
+        if place not in having.get(name, []):
+            raise MinBertError(f"There is no task {name!r} to take from model {place + 1}.")
+    for name, places in having.items():
+        if len(places) > 1 and name not in take:
+            numbers = " and ".join(str(place + 1) for place in places)
+            raise MinBertError(
+                f"Models {numbers} each have the task {name!r}. Say by `take` (--take {name}=MODEL on the command "
+                f"line) which one to take it from."
+            )
+    return {name: take.get(name, places[0]) for name, places in having.items()}
+
+
 def _checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:
     weights = [1.0] * count if weights is None else [float(weight) for weight in weights]
     if len(weights) != count:
         raise MinBertError(f"`weights` must be {count} numbers, one per model. Found {len(weights)}.")
-    if any(not 0 <= weight < math.inf for weight in weights) or not sum(weights):
+    if any(not 0 <= weight < math.inf for weight in weights) or not any(weights):
         raise MinBertError(f"`weights` must be numbers from 0, and not all 0. Found {weights}.")
     return weights
 
 
-def _check_encoders(models: Sequence[MinBertForMultiTask]) -> None:
-    if not models:
+def _check_encoders(configs: Sequence[MinBertConfig]) -> None:
+    if not configs:
         raise MinBertError("There is no model to merge. Give at least one.")
-    for number, model in enumerate(models[1:], 2):
+    for number, config in enumerate(configs[1:], 2):
         for key in ENCODER_KEYS:
-            ours, theirs = (getattr(config, key) for config in (models[0].config, model.config))
+            ours, theirs = getattr(configs[0], key), getattr(config, key)
             if ours != theirs:
                 raise MinBertError(
                     f"The models do not go together: `{key}` is {ours!r} in the first and {theirs!r} in number "
@@ -117,46 +173,33 @@ def _check_encoders(models: Sequence[MinBertForMultiTask]) -> None:
                 )
 
 
-def _all_tasks(models: Sequence[MinBertForMultiTask]) -> list[dict[str, Any]]:
-    tasks: dict[str, dict[str, Any]] = {}
-    for number, model in enumerate(models, 1):
-        for task in model.config.tasks:
-            first = tasks.setdefault(task["name"], task)
-            for key in HEAD_KEYS:
-                if first[key] != task[key]:
-                    raise MinBertError(
-                        f"Task {task['name']!r}: `{key}` is {first[key]!r} in one model and {task[key]!r} in number "
-                        f"{number}, so their heads have no mean. Leave one of them out."
-                    )
-    return list(tasks.values())
+def _check_heads(first: Mapping[str, Any], task: Mapping[str, Any], number: int) -> None:
+    for key in HEAD_KEYS:
+        ours, theirs = (_without_dropouts(one[key]) for one in (first, task))
+        if ours != theirs:
+            raise MinBertError(
+                f"Task {task['name']!r}: `{key}` is {ours!r} in one model and {theirs!r} in number {number}, so their "
+                f"heads have no mean. Leave one of them out."
+            )
 
 
-def _owners(models: Sequence[MinBertForMultiTask], take: Mapping[str, int]) -> dict[str, int]:
-    """Task to the place of the model that it comes from."""
-    having: dict[str, list[int]] = {}
-    for place, model in enumerate(models):
-        for name in model.config.task_names:
-            having.setdefault(name, []).append(place)
-    for name, place in take.items():
-        if place not in having.get(name, []):
-            raise MinBertError(f"There is no task {name!r} to take from model {place + 1}.")
-    for name, places in having.items():
-        if len(places) > 1 and name not in take:
-            numbers = " and ".join(str(place + 1) for place in places)
-            raise MinBertError(f"Models {numbers} both have the task {name!r}. Say which one to take it from.")
-    return {name: take.get(name, places[0]) for name, places in having.items()}
+def _without_dropouts(value: Any) -> Any:
+    return {k: v for k, v in value.items() if k not in DROPOUTS} if isinstance(value, dict) else value
+
+
+# ---- Weights
 
 
 def _new_model(like: MinBertForMultiTask, tasks: list[dict[str, Any]], **changes: Any) -> MinBertForMultiTask:
-    config = like.config.to_dict() | {"tasks": tasks, "active_task": None, **changes}
-    return MinBertForMultiTask._from_config(MinBertConfig.from_dict(config)).eval()
+    config = MinBertConfig.from_dict(like.config.to_dict() | {"tasks": tasks, "active_task": None, **changes})
+    # The kernels too: another attention function gives other last bits.
+    attention = like.config._attn_implementation
+    return MinBertForMultiTask._from_config(config, attn_implementation=attention).eval()
 
 
 def _mean(key: str, states: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> Tensor:
     """The weighted mean of a weight over the states that have it, in float32."""
-    having = [(state[key].float(), weight) for state, weight in zip(states, weights, strict=True) if key in state]
-    total, (first, _) = sum(weight for _, weight in having), having[0]
-    if not total:
-        raise MinBertError(f"All models that have {key} have the weight 0. Give one of them more, or leave them out.")
+    having = [(state, weight) for state, weight in zip(states, weights, strict=True) if weight and key in state]
+    total, first = sum(weight for _, weight in having), having[0][0][key].float()
     # Differences, so that the mean of equal numbers is that number to the last bit.
-    return first + sum((value - first) * (weight / total) for value, weight in having[1:])
+    return first + sum((state[key].float() - first) * (weight / total) for state, weight in having[1:])

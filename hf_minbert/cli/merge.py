@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from weakref import WeakKeyDictionary
 
 import typer
 
-from ..errors import MinBertError, unknown_name
+from ..errors import MinBertError
 
 if TYPE_CHECKING:
+    import datasets
     from transformers import PreTrainedTokenizerBase
 
     from ..modeling_minbert import MinBertForMultiTask
+    from ..tasks import Task
+
+RECORD = "merge.json"  # what a model was made from, in its folder
 
 Models = Annotated[list[str], typer.Argument(help="Folders of finished runs, or Hub ids.", show_default=False)]
 OutputDir = Annotated[Path, typer.Option(help="Where the new model goes.", show_default=False)]
 DataDir = Annotated[
     str | None,
-    typer.Option(help="The tasks' files, or sample: scores members and result on dev rows.", show_default=False),
+    typer.Option(
+        help="The folder with the tasks' files, or sample, or hub: scores models and result on dev.",
+        show_default=False,
+    ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands in the output folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier average or ensemble left.")]
 
 
 class Method(str, Enum):
@@ -55,16 +61,21 @@ def average(
     shares = None if weights is None else _numbers(weights)
     from .. import merging
 
-    members = Members(models, output_dir, data_dir, overwrite)
+    check_output(output_dir, models, overwrite)
+    members = Members(models, data_dir)
+    merging.averaged_tasks(members.configs, shares)
+    if method is Method.greedy:
+        merging.check_same_tasks(members.configs)
+    loaded = members.load()
     record: dict[str, Any] = {"method": method.value, "models": models}
     if method is Method.greedy:
-        merged, kept = merging.greedy_soup(members.loaded, lambda model: members.scores(model)["overall"])
+        merged, kept = merging.greedy_soup(loaded, lambda model: members.scores(model)["overall"])
         record["kept"] = [models[place] for place in kept]
         typer.echo(f"Kept {len(kept)} of {len(models)}: {', '.join(record['kept'])}.")
     else:
-        merged = merging.average(members.loaded, shares)
+        merged = merging.average(loaded, shares)
         record["weights"] = shares
-    members.write(merged, record)
+    members.write(merged, output_dir, record)
 
 
 def ensemble(
@@ -83,11 +94,16 @@ def ensemble(
         task, _, model = choice.partition("=")
         if model not in models:
             raise MinBertError(f"--take must be TASK=MODEL, with one of the models given. Found {choice!r}.")
-        places[task] = models.index(model)
+        if places.setdefault(task, models.index(model)) != models.index(model):
+            raise MinBertError(f"--take names two models for {task!r}. Give one.")
     from .. import merging
 
-    members = Members(models, output_dir, data_dir, overwrite)
-    members.write(merging.ensemble(members.loaded, places), {"method": "ensemble", "models": models, "take": take})
+    check_output(output_dir, models, overwrite)
+    members = Members(models, data_dir)
+    owners = merging.task_owners(members.configs, places)
+    merged = merging.ensemble(members.load(), places)
+    record = {"method": "ensemble", "models": models, "tasks": {name: models[at] for name, at in owners.items()}}
+    members.write(merged, output_dir, record)
 
 
 def _numbers(text: str) -> list[float]:
@@ -97,97 +113,148 @@ def _numbers(text: str) -> list[float]:
         raise MinBertError(f"--weights must be numbers with commas, such as 2,1,1. Found {text!r}.") from None
 
 
-@dataclass
+def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
+    """Refuses a folder that cannot be written, and one whose contents would be lost."""
+    from ..io import check_writable
+
+    check_writable(folder / RECORD)
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if any(Path(name).resolve() == folder.resolve() for name in models):
+        raise MinBertError(f"{folder} is one of the models. Choose another --output-dir.")
+    if not overwrite:
+        raise MinBertError(f"{folder} is not empty. Choose another --output-dir, or add --overwrite.")
+    if not (folder / RECORD).is_file():
+        raise MinBertError(
+            f"--overwrite replaces what an earlier average or ensemble left, and {folder} has no {RECORD}. Choose "
+            f"another --output-dir."
+        )
+
+
 class Members:
-    """The models that are merged, as the command names them, and what comes of it."""
+    """The models that are merged: what their configs, tokenizers and dev rows are, and what comes of them.
 
-    names: Sequence[str]
-    output_dir: Path
-    data_dir: str | None
-    overwrite: bool
+    Rows and weights come last, in `load`: what does not go together is answered at once.
 
-    def __post_init__(self):
-        from ..data.files import load_split
-        from ..loading import load_config, tasks_of
-        from ..tasks import TASKS
+    Args:
+        names: folders or Hub ids, as the person gave them.
+        data_dir: of the rows to score on; `None` scores nothing.
 
-        if len(self.names) < 2:
+    Raises:
+        MinBertError: there are fewer than two, one is no model with tasks, or their tokenizers differ.
+    """
+
+    def __init__(self, names: Sequence[str], data_dir: str | None):
+        from ..loading import load_config, load_tokenizer, tasks_of
+
+        if len(names) < 2:
             raise MinBertError("Give two models or more.")
-        if self.output_dir.exists() and (not self.output_dir.is_dir() or any(self.output_dir.iterdir())):
-            if not self.overwrite or not self.output_dir.is_dir():
-                raise MinBertError(f"{self.output_dir} is not empty. Choose another --output-dir, or add --overwrite.")
-            if any(Path(name).resolve() == self.output_dir.resolve() for name in self.names):
-                raise MinBertError(f"{self.output_dir} is one of the models. Choose another --output-dir.")
-        tasks = {task for name in self.names for task in tasks_of(load_config(name), name)}
-        if self.data_dir is not None:
-            for task in sorted(tasks):
-                if task not in TASKS:
-                    raise MinBertError(f"--data-dir has the package's tasks only. {unknown_name('task', task, TASKS)}")
-        self.loaded, self.tokenizer = self._load()
-        self.rows = {
-            task: load_split(TASKS[task], self.data_dir, "dev", labelled=True)
-            for task in (sorted(tasks) if self.data_dir is not None else ())
-        }
+        self.names, self.data_dir = names, data_dir
+        self.configs = [load_config(name) for name in names]
+        self._tasks = [tasks_of(config, name) for config, name in zip(self.configs, names, strict=True)]
+        tokenizers = [load_tokenizer(name, config) for config, name in zip(self.configs, names, strict=True)]
+        for name, tokenizer in zip(names[1:], tokenizers[1:], strict=True):
+            _check_same_words(names[0], tokenizers[0], name, tokenizer)
+        self.tokenizer = tokenizers[0]
+        self._read: dict[Any, datasets.Dataset] = {}
+        self._scored: Mapping[MinBertForMultiTask, dict[str, float]] = WeakKeyDictionary()
 
-    def _load(self) -> tuple[list[MinBertForMultiTask], PreTrainedTokenizerBase]:
+    def load(self) -> list[MinBertForMultiTask]:
+        """The models, on the CPU: there may be more of them than a GPU can hold.
+
+        Raises:
+            MinBertError: a task's rows cannot be read, or a model's weights.
+        """
         from ..prediction import Predictor
 
-        predictors = [Predictor.from_pretrained(name, device="cpu") for name in self.names]
-        first = predictors[0].tokenizer
-        for name, predictor in zip(self.names, predictors, strict=True):
-            if predictor.tokenizer.get_vocab() != first.get_vocab():
-                raise MinBertError(
-                    f"{self.names[0]} and {name} have tokenizers with different words, so they do not go together."
-                )
-        return [predictor.model for predictor in predictors], first
+        if self.data_dir is not None:
+            for task in (task for tasks in self._tasks for task in tasks.values()):
+                self._rows(task)
+        self.loaded = [Predictor.from_pretrained(name, device="cpu").model for name in self.names]
+        return self.loaded
 
-    def scores(self, model: MinBertForMultiTask) -> Mapping[str, float]:
-        """The model's dev scores: each of its tasks by its main metric, and their mean as `overall`."""
+    def _rows(self, task: Task) -> datasets.Dataset:
+        """The dev rows, with labels as the model's own task numbers them."""
+        from dataclasses import replace
+
+        from ..data.files import load_split
+        from ..tasks import TASKS
+
+        if task.name not in TASKS:
+            raise MinBertError(
+                f"Task {task.name!r} is not one of the package's, and a model does not know where its data lies. "
+                f"Leave --data-dir out, and score the result by minbert evaluate with --task {task.name} --input FILE."
+            )
+        key = (task.name, task.text_columns, task.label_column, task.labels, task.range)
+        if key not in self._read:
+            task = replace(task, files=TASKS[task.name].files)
+            self._read[key] = load_split(task, self.data_dir, "dev", labelled=True)
+        return self._read[key]
+
+    def scores(self, model: MinBertForMultiTask) -> dict[str, float]:
+        """The model's metrics on the dev rows of its tasks; see `hf_minbert.prediction.score`."""
         import torch
 
         from ..prediction import Predictor, score
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        predictor = Predictor(model.to(device), self.tokenizer)
-        rows = {task: self.rows[task] for task in model.config.task_names}
-        metrics, _ = score(predictor, rows)
-        model.to("cpu")
-        main = {task: metrics[f"{task}_{predictor.task(task).metric}"] for task in rows}
-        return {**main, "overall": metrics["overall"]}
+        if model not in self._scored:
+            predictor = Predictor(model.to("cuda" if torch.cuda.is_available() else "cpu"), self.tokenizer)
+            rows = {name: self._rows(task) for name, task in predictor.tasks.items()}
+            self._scored[model], _ = score(predictor, rows, progress=True)
+            model.to("cpu")
+        return self._scored[model]
 
-    def write(self, merged: MinBertForMultiTask, record: Mapping[str, Any]) -> None:
+    def write(self, merged: MinBertForMultiTask, folder: Path, record: Mapping[str, Any]) -> None:
         """Saves the result, and says what merging cost."""
         from ..io import write_json
 
-        report = self._report(merged) if self.rows else None
-        if self.output_dir.exists():
-            shutil.rmtree(self.output_dir)
-        merged.save_pretrained(self.output_dir)
-        self.tokenizer.save_pretrained(self.output_dir)
-        write_json(self.output_dir / "merge.json", record)
-        if report is not None:
-            write_json(self.output_dir / "metrics.json", report)
-            _print_report(report, typer.echo)
+        scores = None if self.data_dir is None else self._report(merged)
+        write_json(folder / RECORD, record)  # first: if this is cut off, --overwrite is allowed to mend it
+        (folder / "metrics.json").unlink(missing_ok=True)
+        merged.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        if scores is None:
+            typer.echo("Give --data-dir to see what each task scores in the models and in the result.")
         else:
-            typer.echo("Give --data-dir to see what each task scores in the members and in the result.")
-        typer.echo(f"The model is in {self.output_dir}.")
+            of_result = {f"eval_{name}": value for name, value in self.scores(merged).items()}
+            write_json(folder / "metrics.json", {**of_result, "tasks": scores})
+            _print_scores(scores)
+        typer.echo(f"The model is in {folder}.")
 
-    def _report(self, merged: MinBertForMultiTask) -> dict[str, Any]:
-        members = [self.scores(model) for model in self.loaded]
-        result = self.scores(merged)
-        tasks = {
-            task: {
-                "members": {name: of[task] for name, of in zip(self.names, members, strict=True) if task in of},
-                "result": result[task],
+    def _report(self, merged: MinBertForMultiTask) -> dict[str, dict[str, Any]]:
+        """By task: the score of each model that has it and of the result, and the result's minus the best of those."""
+        from ..loading import tasks_of
+
+        report = {}
+        for name, task in tasks_of(merged.config, "the result").items():
+            key = f"{name}_{task.metric}"
+            members = {
+                path: self.scores(model)[key]
+                for path, model in zip(self.names, self.loaded, strict=True)
+                if key in self.scores(model)
             }
-            for task in merged.config.task_names
-        }
-        for of in tasks.values():
-            of["difference"] = of["result"] - max(of["members"].values())
-        return {"eval_overall": result["overall"], "tasks": tasks}
+            result = self.scores(merged)[key]
+            difference = result - max(members.values())
+            report[name] = {"metric": task.metric, "members": members, "result": result, "difference": difference}
+        return report
 
 
-def _print_report(report: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    say(f"{'task':10} {'best member':>12} {'result':>10} {'difference':>11}")
-    for task, of in report["tasks"].items():
-        say(f"{task:10} {max(of['members'].values()):12.4f} {of['result']:10.4f} {of['difference']:+11.4f}")
+def _check_same_words(first: str, ours: PreTrainedTokenizerBase, other: str, theirs: PreTrainedTokenizerBase) -> None:
+    words = [sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]) for tokenizer in (ours, theirs)]
+    if words[0] == words[1]:
+        return
+    together = f"{first} and {other} do not go together: their tokenizers"
+    remedy = "Give models that were trained from one checkpoint."
+    for (word, number), (another, _) in zip(*words, strict=False):
+        if word != another:
+            raise MinBertError(f"{together} differ, first in word {number}, {word!r} and {another!r}. {remedy}")
+    raise MinBertError(f"{together} have {len(words[0]):,} and {len(words[1]):,} words. {remedy}")
+
+
+def _print_scores(report: Mapping[str, Mapping[str, Any]]) -> None:
+    width = max(len("result"), *(len(name) for of in report.values() for name in of["members"]))
+    for task, of in report.items():
+        typer.echo(f"{task} ({of['metric']})")
+        for name, value in of["members"].items():
+            typer.echo(f"  {name:<{width}}  {value:7.4f}  the result: {of['result'] - value:+.4f}")
+        typer.echo(f"  {'result':<{width}}  {of['result']:7.4f}")

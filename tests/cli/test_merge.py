@@ -1,11 +1,13 @@
 """`minbert average` and `minbert ensemble`, from the command line."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from hf_minbert import Predictor
+from hf_minbert import MinBertForMultiTask, Predictor, Task, get_tasks
 
 
 @pytest.fixture
@@ -21,20 +23,31 @@ def saved(tiny_model, tiny_tokenizer, tmp_path):
     return save
 
 
+def score_of(minbert, folder, task, data):
+    output = folder + "-score.json"
+    assert minbert("evaluate", folder, "--task", task, "--data-dir", data, "--output", output).status == 0
+    with open(output) as file:
+        return json.load(file)[f"eval_{task}_accuracy"]
+
+
 def test_average_reports_what_merging_cost(minbert, saved, course_dir, tmp_path):
     a, b = saved("a", ["sst", "sts"], seed=1), saved("b", ["sst", "para"], seed=2)
     ended = minbert("average", a, b, "--output-dir", tmp_path / "soup", "--data-dir", course_dir)
     assert ended.status == 0, ended.err
     report = json.loads((tmp_path / "soup" / "metrics.json").read_text())
-    assert set(report["tasks"]) == {"sst", "sts", "para"}
+    assert list(report["tasks"]) == ["sst", "sts", "para"]
     sst = report["tasks"]["sst"]
-    assert set(sst["members"]) == {str(a), str(b)}
+    assert list(sst["members"]) == [str(a), str(b)]
+    for folder, score in sst["members"].items():
+        assert score == score_of(minbert, folder, "sst", course_dir)
+        assert f"{folder}  {score:7.4f}  the result: {sst['result'] - score:+.4f}" in ended.out
     assert sst["difference"] == pytest.approx(sst["result"] - max(sst["members"].values()))
-    assert "best member" in ended.out and "sts" in ended.out
+    assert list(report["tasks"]["para"]["members"]) == [str(b)]
     record = json.loads((tmp_path / "soup" / "merge.json").read_text())
     assert record == {"method": "uniform", "models": [str(a), str(b)], "weights": None}
     evaluated = minbert("evaluate", tmp_path / "soup", "--data-dir", course_dir)
     assert f"sst_accuracy   {sst['result']:.4f}" in evaluated.out
+    assert report["eval_sst_accuracy"] == sst["result"] and "eval_overall" in report
 
 
 def test_weighted_and_greedy(minbert, saved, course_dir, tmp_path):
@@ -55,6 +68,8 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
     assert ended.status == 0, ended.err
     report = json.loads((tmp_path / "three" / "metrics.json").read_text())
     assert [of["difference"] for of in report["tasks"].values()] == [0, 0, 0]
+    record = json.loads((tmp_path / "three" / "merge.json").read_text())
+    assert record["tasks"] == {task: str(tmp_path / task) for task in ("sst", "para", "sts")}
     ended = minbert("predict", tmp_path / "three", "--task", "sst", "--text", "a good film")
     assert ended.status == 0, ended.err
 
@@ -71,25 +86,98 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
         ("average", ["a", "nowhere/at/all"], "no such folder"),
         (
             "average",
-            ["a", "b", "--output-dir", "b"],
-            "b is not empty. Choose another --output-dir, or add --overwrite",
+            ["a", "b", "--output-dir", "c"],
+            "c is not empty. Choose another --output-dir, or add --overwrite",
         ),
+        ("average", ["a", "b", "--output-dir", "c", "--overwrite"], "c has no merge.json"),
+        ("average", ["a", "b", "--output-dir", "b"], "b is one of the models"),
         ("average", ["a", "b", "--output-dir", "b", "--overwrite"], "b is one of the models"),
-        ("average", ["a", "words"], "tokenizers with different words"),
-        ("ensemble", ["a", "b"], "both have the task 'sst'"),
+        (
+            "average",
+            ["a", "b", "--output-dir", ".", "--overwrite"],
+            ". has no merge.json. Choose another --output-dir",
+        ),
+        ("average", ["a", "b", "--output-dir", "file"], "file is not a folder"),
+        ("average", ["a", "reversed"], "tokenizers differ, first in word 0, '[PAD]' and \"'\""),
+        ("average", ["a", "shorter"], "tokenizers have 86 and 85 words"),
+        ("average", ["a", "b", "--data-dir", "nowhere"], "nowhere"),
+        ("average", ["a", "own", "--data-dir", "sample"], "evaluate with --task own --input FILE"),
+        (
+            "average",
+            ["a", "own", "--method", "greedy", "--data-dir", "sample"],
+            "The first has sst and number 2 has own",
+        ),
+        ("ensemble", ["a", "b"], "each have the task 'sst'. Say by `take` (--take sst=MODEL on the command line)"),
+        ("ensemble", ["a", "b", "--take", "sst=a", "--take", "sst=b"], "--take names two models for 'sst'"),
+        ("ensemble", ["a", "b", "--take", "sts=a"], "no task 'sts' to take from model 1"),
         ("ensemble", ["a", "b", "--take", "sst=c"], "--take must be TASK=MODEL"),
         ("ensemble", ["a", "b", "--take", "sst"], "--take must be TASK=MODEL"),
     ],
 )
-def test_mistakes_are_one_line(minbert, saved, tiny_tokenizer, tmp_path, monkeypatch, verb, words, said):
+def test_mistakes_are_one_line_before_weights_load(
+    minbert, saved, tiny_tokenizer, tmp_path, monkeypatch, verb, words, said
+):
     monkeypatch.chdir(tmp_path)
-    other = type(tiny_tokenizer)(
-        vocab={word: place for place, word in enumerate(reversed(tiny_tokenizer.get_vocab()))}
-    )
-    saved("a", ["sst"]), saved("b", ["sst"]), saved("words", ["sts"], tokenizer=other)
-    output = [] if "--output-dir" in words else ["--output-dir", "new"]
-    ended = minbert(verb, *words, *output)
-    assert ended.status == 2
-    assert ended.err.count("\n") == 1 or ended.err.strip().splitlines()[-1].startswith("minbert: error")
-    assert said in ended.err
-    assert not (tmp_path / "new").exists()
+    vocabulary = sorted(tiny_tokenizer.get_vocab(), key=tiny_tokenizer.get_vocab().get)
+    own = Task(name="own", kind="score", text_columns=("text",), range=(0, 1))
+    for name, task, known in (
+        ("a", "sst", vocabulary), ("b", "sst", vocabulary), ("c", "sst", vocabulary), ("own", own, vocabulary),
+        ("reversed", "sts", vocabulary[::-1]), ("shorter", "sts", vocabulary[:-1]),
+    ):  # fmt: skip
+        saved(name, [task], tokenizer=type(tiny_tokenizer)(vocab={word: id for id, word in enumerate(known)}))
+    Path("file").write_text("")
+    before = contents(tmp_path)
+
+    def load(*args, **kwargs):
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(MinBertForMultiTask, "from_pretrained", load)
+    ended = minbert(verb, *words, *([] if "--output-dir" in words else ["--output-dir", "new"]))
+    assert (ended.status, ended.out) == (2, "")
+    (line,) = ended.err.splitlines()
+    assert line.startswith("minbert: error: ") and said in line
+    assert contents(tmp_path) == before
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_overwrite_replaces_a_result_and_keeps_what_lies_beside_it(minbert, saved, course_dir, tmp_path):
+    a, b = saved("runs/a", ["sst"], seed=1), saved("runs/b", ["sst"], seed=2)
+    output = tmp_path / "runs" / "soup"
+    assert minbert("average", a, b, "--output-dir", output, "--data-dir", course_dir).status == 0
+    (output / "notes.txt").write_text("mine")
+    members = contents(a) | contents(b)
+    ended = minbert("ensemble", a, saved("c", ["sts"]), "--output-dir", output)
+    assert ended.status == 2 and "add --overwrite" in ended.err
+    ended = minbert("ensemble", a, tmp_path / "c", "--output-dir", output, "--overwrite")
+    assert ended.status == 0, ended.err
+    assert list(Predictor.from_pretrained(output).tasks) == ["sst", "sts"]
+    assert json.loads((output / "merge.json").read_text())["method"] == "ensemble"
+    assert not (output / "metrics.json").exists()  # the average's
+    assert (output / "notes.txt").read_text() == "mine"
+    assert contents(a) | contents(b) == members
+
+
+def test_members_that_number_labels_differently_are_each_scored_by_their_own(minbert, saved, course_dir, tmp_path):
+    """The labels of b are those of a the other way round, and so are its answers."""
+    labels = get_tasks(["sst"])[0].labels
+    a = saved("a", ["sst"], seed=1)
+    b = saved("b", [replace(get_tasks(["sst"])[0], labels=labels[::-1])], seed=1)
+    model = Predictor.from_pretrained(b).model
+    for parameter in model.heads.sst.linear.parameters():
+        parameter.data = parameter.data.flip(0)
+    model.save_pretrained(b)
+    files = tmp_path / "named"
+    files.mkdir()
+    header, *lines = (course_dir / "ids-sst-dev.csv").read_text().splitlines()
+    place = header.split("\t").index("sentiment")
+    rows = [line.split("\t") for line in lines]
+    named = [[*row[:place], labels[int(row[place])], *row[place + 1 :]] for row in rows]
+    (files / "ids-sst-dev.csv").write_text("\n".join([header, *map("\t".join, named)]) + "\n")
+    words = ["--take", f"sst={b}", "--output-dir", tmp_path / "new", "--data-dir", files]
+    ended = minbert("ensemble", a, b, *words)
+    assert ended.status == 0, ended.err
+    scores = json.loads((tmp_path / "new" / "metrics.json").read_text())["tasks"]["sst"]
+    assert scores["members"][str(a)] == scores["members"][str(b)] == scores["result"]
