@@ -58,6 +58,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 TrainMetrics = Literal["running", "full", "none"]
 CudaGraphs = Literal["auto", "off"]
+GradientReduction = Literal["all_reduce", "sharded"]
 Sampling = Literal["shuffle", "balanced"]
 Freeze = Literal["none", "encoder"]
 Proximal = Literal["none", "previous", "momentum"]
@@ -96,6 +97,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             `{beta: 0.01}` of `gradvac`, how fast its targets follow; those of a torchjd class.
         gradient_smoothing: averages each task's gradient over steps before the aggregator sees it: that of `n` steps
             ago weighs `gradient_smoothing ** n`. Costs one number more per task and shared parameter.
+        gradient_reduction: how several processes bring tasks' gradients together for an aggregator with rows.
+            `all_reduce`: every process gets all means; `sharded`: each gets and combines a share of the numbers, with
+            less traffic, to equal results. Not with `gradient_smoothing`.
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
         freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
             in all training, so a head sees other features in each epoch.
@@ -153,6 +157,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     aggregator: str = "sum"
     aggregator_options: dict | None = None
     gradient_smoothing: float | None = None
+    gradient_reduction: GradientReduction = "all_reduce"
     optim: OptimizerNames | OwnOptimizer | str = TrainingArguments.optim
     freeze: Freeze = "none"
     regularizer: str = "none"
@@ -297,6 +302,13 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
     def _check_aggregator(self) -> None:
         aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
+        if self.gradient_reduction not in get_args(GradientReduction):
+            raise unknown_name("gradient_reduction", self.gradient_reduction, get_args(GradientReduction))
+        if self.gradient_reduction == "sharded" and (self.gradient_smoothing is not None or not aggregator.needs_rows):
+            raise MinBertError(
+                "`gradient_reduction: sharded` is for an aggregator with rows, such as pcgrad, and without "
+                "`gradient_smoothing`. Leave it out."
+            )
         if self.gradient_smoothing is None:
             return
         if not 0 <= self.gradient_smoothing < 1:

@@ -323,7 +323,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         args = self.args
         smoothing = None if args.gradient_smoothing is None else Smoothing(args.gradient_smoothing)
         aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
-        return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static)
+        sharded = args.gradient_reduction == "sharded"
+        return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
 
     def _load_gradients(self, path: Path) -> None:
         if not self._gradients.state_dict():

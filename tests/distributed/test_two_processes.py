@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 COMPARED = [
     "plain", "accumulated", "uneven", "row_sum", "random_units", "leaving", "frozen", "smart", "clipped",
-    "two_of_three", "pcgrad", "pcgrad_2", "pcgrad_3", "surgery_leaving", "surgery_frozen_layer", "surgery_lora",
+    "two_of_three", "pcgrad", "pcgrad_sharded", "pcgrad_2", "pcgrad_3", "surgery_leaving", "surgery_frozen_layer",
+    "surgery_lora",
 ]  # fmt: skip
 CLIPPED = {"clipped": 1.0, "pcgrad_2": 0.1}
 if find_spec("peft") is None:

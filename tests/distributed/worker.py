@@ -171,6 +171,7 @@ class Scenarios:
         """PCGrad and GradVac with what a run may combine them with."""
         given = {"rows": 48, "aggregator": "pcgrad", "per_device_train_batch_size": four}
         self.train("pcgrad", **given)
+        self.train("pcgrad_sharded", **given, gradient_reduction="sharded")
         self.train("pcgrad_2", **{**given, "per_device_train_batch_size": own}, **twice, max_grad_norm=0.1)
         self.train("pcgrad_3", **given, gradient_accumulation_steps=3)
         # Windows in which a task is missing from some rounds, and steps with one task alone.

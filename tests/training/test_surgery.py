@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from hf_minbert import MinBertError
+from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.training.aggregators import Aggregator, GradVac, PCGrad, Sum, gram_matrix, make_aggregator
 from hf_minbert.training.checkpoints import AGGREGATOR, newest_complete_checkpoint
 from hf_minbert.training.conflicts import ConflictMeter
@@ -337,3 +337,11 @@ def test_every_registered_name_trains(make_trainer):
         trainer.train()
         assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     assert make_aggregator("sum").needs_rows is False
+
+
+@pytest.mark.parametrize(
+    "given", [{"aggregator": "sum"}, {"aggregator": "pcgrad", "gradient_smoothing": 0.5}], ids=str
+)
+def test_shards_are_for_rows_as_they_are(tmp_path, given):
+    with pytest.raises(MinBertError, match="`gradient_reduction: sharded` is for an aggregator with rows"):
+        MultiTaskTrainingArguments(str(tmp_path), use_cpu=True, gradient_reduction="sharded", **given)
