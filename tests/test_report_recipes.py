@@ -92,13 +92,64 @@ def test_a_row_without_fine_tuning_is_the_row_with_it_but_for_the_freezing(name)
 
 
 def test_the_batches_of_report_003_come_with_the_factors_of_its_equation_7():
-    names = [name for name in REPORTS if name.startswith("reports/003/") and name.endswith("_batch_sizes")]
-    assert len(names) == 3
+    names = [name for name in REPORTS if name.startswith("reports/003/") and "_batch_sizes" in name]
+    assert len(names) == 6  # three models, with surgery and without
     for name in names:
         _, training, _ = read(name)
         sizes, weights = training["task_batch_sizes"], training["task_weights"]
         assert sizes == {"sst": 1, "para": 24, "sts": 1}  # section 5.3
         assert weights == pytest.approx({task: min(sizes.values()) / size for task, size in sizes.items()}, rel=1e-4)
+
+
+def differences(one: str, other: str) -> dict[str, typing.Any]:
+    """What `one` trains with and `other` does not, or otherwise; `None` where only `other` has the key."""
+    (_, mine, tasks), (_, theirs, other_tasks) = read(one), read(other)
+    changed = {key: mine.get(key) for key in {*mine, *theirs} - {"output_dir"} if mine.get(key) != theirs.get(key)}
+    return changed | ({"tasks": True} if tasks != other_tasks else {})
+
+
+def test_each_row_of_report_002_adds_to_another_what_its_name_says():
+    sampled = {"rows_per_epoch": {"para": 0.1}, "redraw_rows": False}  # section 3.2
+    surgery = {"aggregator": "pcgrad", "aggregator_options": {"reduction": "mean"}, "per_device_train_batch_size": 5}
+    smart = {
+        "regularizer": "smart", "smart_form": "mt-dnn", "smart_variant": "smart_0", "smart_weight": 1.0,
+        "smart_step_size": 1e-3, "smart_epsilon": 1e-6, "smart_noise_std": 1e-5, "smart_steps": 1, "proximal": "none",
+    }  # fmt: skip
+    more_rows = {"para": 0.1, "reviews": 14150, "nli": 14150}
+    extra = {"rows_per_epoch": more_rows, "eval_tasks": ["sst", "para", "sts"], "task_weights": None}
+    added = {
+        ("sampling", "baseline"): sampled,
+        ("smart", "sampling"): smart,
+        ("pcgrad", "sampling"): surgery,
+        ("pcgrad_smart", "pcgrad"): smart,
+        ("pcgrad_smart_5_epochs", "pcgrad_smart"): {"num_train_epochs": 5},
+        ("pcgrad_smart_more_data", "pcgrad_smart"): extra | {"per_device_train_batch_size": 3, "tasks": True},
+        ("cross", "sampling"): {"tasks": True},
+        ("cross_pcgrad_smart_0", "cross"): surgery | smart,
+        ("cross_pcgrad_smart_0", "pcgrad_smart"): {"tasks": True},
+        ("cross_pcgrad_smart_1", "cross_pcgrad_smart_0"): {
+            "smart_variant": "smart_1", "smart_score_divergence": "bernoulli",
+        },
+        ("cross_pcgrad_smart_2", "cross_pcgrad_smart_1"): {"smart_variant": "smart_2"},
+    }  # fmt: skip
+    assert {f"reports/002/{name}" for pair in added for name in pair} == {n for n in REPORTS if "/002/" in n}
+    for (name, other), keys in added.items():
+        assert differences(f"reports/002/{name}", f"reports/002/{other}") == keys, name
+
+
+def test_a_row_with_surgery_is_the_row_without_but_for_the_aggregator():
+    twins = {name: name.removesuffix("_surgery") for name in REPORTS if name.endswith("_surgery")}
+    del twins["reports/000/no_surgery"]
+    twins["reports/000/surgery"] = "reports/000/no_surgery"
+    twins["reports/004/gradient_surgery"] = "reports/004/unbalanced_round_robin"
+    forms = {
+        "000": {"aggregator": "pcgrad"},
+        "003": {"aggregator": "unconditional"},  # section 4.3.2, equations 2 to 4: no test for conflict
+        "004": {"aggregator": "pcgrad", "aggregator_options": {"reduction": "sum"}},  # section 4.6, algorithm 1
+    }
+    assert sorted(name.split("/")[1] for name in twins) == ["000"] + 6 * ["003"] + 3 * ["004"]
+    for name, plain in twins.items():
+        assert differences(name, plain) == forms[name.split("/")[1]], name
 
 
 # ---- That it runs
