@@ -76,8 +76,8 @@ def packed_attention(
 ) -> Tensor:
     """Attention inside each sentence of a packed batch.
 
-    On CUDA in half precision without dropout it is the variable-length flash kernel; else the sentences are padded for
-    the attention alone, whose share of the work is small.
+    On CUDA from compute capability 8 in half precision without dropout it is the variable-length flash kernel; else the
+    sentences are padded for the attention alone, whose share of the work is small.
 
     Args:
         query, key, value: [1, A, S, D].
@@ -86,7 +86,8 @@ def packed_attention(
         the mixed values, [1, S, A, D].
     """
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))  # [1, S, A, D]
-    if query.is_cuda and query.dtype != torch.float32 and not dropout:
+    flash = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout
+    if flash and torch.cuda.get_device_capability(query.device) >= (8, 0):
         from torch.nn.attention.varlen import varlen_attn
 
         starts, longest = packing.starts, packing.longest

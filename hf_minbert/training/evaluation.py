@@ -13,9 +13,16 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, speed_metrics
 
+from ..data.collators import PaddedCollator
 from ..data.encoding import encode
+from ..data.rows import EncodedRows
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import metric_names, overall, task_metrics
+from ..packing import Packing
+from ..tasks import Task
+
+#: Losses that compare the rows of a batch: their mean depends on which rows meet in one.
+COMPARING_LOSSES = ("mnr", "cosent")
 
 
 class TaskEvaluation:
@@ -112,12 +119,14 @@ class TaskEvaluation:
             raise MinBertError(f"There are no evaluation rows of {task!r}. Pass `eval_dataset={{{task!r}: rows}}`.")
         return self._task_dataloader(task, self.eval_dataset[task])
 
-    def _task_dataloader(self, task: str, rows: Any) -> DataLoader:
+    def _task_dataloader(self, task: str, rows: EncodedRows) -> DataLoader:
+        # Packed even where training is not: without dropout nothing tells the two apart.
+        collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=True)
         return self.accelerator.prepare(
             DataLoader(
                 rows,
                 batch_size=self.args.eval_batch_size,
-                collate_fn=self.collators[task],
+                collate_fn=collate,
                 num_workers=self.args.dataloader_num_workers,
                 pin_memory=self.pin_memory,
                 multiprocessing_context=self.args.dataloader_multiprocessing_context,
@@ -142,6 +151,8 @@ class TaskEvaluation:
         own = self._rows_that_count(size)
         if loss is not None and 0 < own < size:
             counted = {key: value[:own] if torch.is_tensor(value) else value for key, value in inputs.items()}
+            is_token = counted["attention_mask"].flatten(0, -2).bool().cpu().numpy()
+            counted["packing"] = Packing.describe(is_token)
             loss = super().prediction_step(model, counted, True, ignore_keys)[0]
         return loss, logits, labels
 
@@ -152,9 +163,11 @@ class TaskEvaluation:
             return batch_size
         return min(max(state.remainder - self.accelerator.process_index * batch_size, 0), batch_size)
 
-    def _run(self, task: str, rows: Any, prefix: str, ignore_keys: list[str] | None) -> EvalLoopOutput:
+    def _run(self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None) -> EvalLoopOutput:
+        """The outputs and labels of a task's rows, in the order of the rows, and their mean loss."""
+        order = length_order(self.tasks[task], rows)
         output = self.evaluation_loop(
-            self._task_dataloader(task, rows),
+            self._task_dataloader(task, rows.take(order)),
             description=f"Evaluation of {task}",
             prediction_loss_only=False,
             # A config may ask for hidden states, which would be kept for all rows and be taken for predictions.
@@ -163,7 +176,20 @@ class TaskEvaluation:
         )
         # Closes the progress bar: the next task's has another length.
         self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
-        return output._replace(predictions=np.asarray(output.predictions, dtype=np.float32))
+        back = np.argsort(order)
+        predictions = np.asarray(output.predictions, dtype=np.float32)[back]
+        labels = None if output.label_ids is None else output.label_ids[back]
+        return output._replace(predictions=predictions, label_ids=labels)
+
+
+def length_order(task: Task, rows: EncodedRows) -> np.ndarray:
+    """The places of the rows, the longest first, so that equal lengths share a batch.
+
+    Where a row's part of the loss depends on its neighbours, the order stays: rows of one length are more alike.
+    """
+    if task.loss in COMPARING_LOSSES or "class_weights" in task.loss_options:
+        return np.arange(len(rows))
+    return np.argsort(-rows.row_lengths, kind="stable")
 
 
 class TrainingScores(TrainerCallback):

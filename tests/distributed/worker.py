@@ -133,6 +133,7 @@ class Scenarios:
             "unmoved": [n for n, a, b in zip(names, before, after, strict=True) if torch.equal(a, b)],
             "epoch": trainer.state.epoch,
             "losses": [entry for entry in trainer.state.log_history if "loss_sst" in entry],
+            "totals": [entry for entry in trainer.state.log_history if "conflicts_epoch" in entry],
         }
         return trainer
 
@@ -151,6 +152,11 @@ class Scenarios:
             "uneven", rows=35, per_device_train_batch_size=four, task_batch_sizes=uneven,
             task_weights={"sts": 0.5}, gradient_accumulation_steps=2,
         )  # fmt: skip
+        # Of 48, 21 and 13 rows two processes take 4, 2 (1.75) and 1 (1.08) each, one takes 8, 4 (3.5) and 2 (2.17).
+        self.train(
+            "proportional", rows=48, per_device_train_batch_size=four, task_batch_sizes="proportional",
+            task_weights="inverse_batch_size", mixing="once",
+        )  # fmt: skip
         self.train("row_sum", rows=48, per_device_train_batch_size=four, aggregator="row_sum")
         self.train("random_units", rows=48, per_device_train_batch_size=own, aggregator="random_units", **twice)
         # Four steps an epoch: all three tasks in two of them, two in one more, sst alone in the last one.
@@ -165,13 +171,19 @@ class Scenarios:
         self.compare_surgery(four, own, twice)
         self.train("clipped", rows=48, per_device_train_batch_size=four, max_grad_norm=1.0)
         self.train("two_of_three", rows=48, per_device_train_batch_size=four, train_tasks=["sst", "sts"])
-        self.trainer("evaluation", rows=8, per_device_eval_batch_size=4).evaluate()
+        trainer = self.trainer("evaluation", rows=8, per_device_eval_batch_size=4)
+        trainer.evaluate()
+        outputs = {task: trainer.predict(rows, task=task) for task, rows in self.rows["dev"].items()}
+        self.recorded["evaluation"]["predicted"] = {
+            task: (torch.from_numpy(output.predictions), output.metrics[f"test_{task}_loss"])
+            for task, output in outputs.items()
+        }
 
     def compare_surgery(self, four: int, own: int, twice: dict[str, int]) -> None:
         """PCGrad and GradVac with what a run may combine them with."""
         given = {"rows": 48, "aggregator": "pcgrad", "per_device_train_batch_size": four}
-        self.train("pcgrad", **given)
-        self.train("pcgrad_sharded", **given, gradient_reduction="sharded")
+        self.train("pcgrad", **given, conflict_detail="tensors")
+        self.train("pcgrad_sharded", **given, conflict_detail="tensors", gradient_reduction="sharded")
         self.train("pcgrad_2", **{**given, "per_device_train_batch_size": own}, **twice, max_grad_norm=0.1)
         self.train("pcgrad_3", **given, gradient_accumulation_steps=3)
         # Windows in which a task is missing from some rounds, and steps with one task alone.

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from transformers import TrainerCallback
 
 import hf_minbert.training.evaluation as evaluation
-from hf_minbert import MinBertError, MinBertForMultiTask
+from hf_minbert import MinBertError, MinBertForMultiTask, get_tasks
+from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.tasks import KIND_METRICS
 
@@ -102,7 +103,7 @@ def test_dropout_is_off_in_evaluation_and_on_again_after_it(make_trainer, tiny_m
         dev=DEV, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=16, max_steps=2,
     )  # fmt: skip
     trainer.model.train()
-    assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV).evaluate())
+    assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV, per_device_eval_batch_size=16).evaluate())
     modes = []
     trainer.model.register_forward_pre_hook(lambda model, args: modes.append(model.training))
     trainer.train()
@@ -137,6 +138,42 @@ def test_a_progress_bar_per_task(make_trainer, capfd):
 def test_hidden_states_in_the_output_are_no_predictions(make_trainer, tiny_model, scores):
     trainer = make_trainer(tiny_model(output_hidden_states=True), dev=DEV)
     assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV).evaluate())
+
+
+# ---- only real tokens, the longest rows first
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_rows_of_equal_length_share_a_batch_and_padding_costs_nothing(make_trainer, toy_rows, packing):
+    """Whatever the training does; the last of the three batches of sst is the shortest three rows."""
+    trainer = make_trainer(dev=DEV, packing=packing, per_device_eval_batch_size=4)
+    layer, seen = trainer.model.bert.encoder.layer[0], []
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:2]))
+    trainer.evaluate({"sst": toy_rows(**DEV)["sst"]})
+    lengths = sorted(trainer.eval_dataset["sst"].row_lengths, reverse=True)
+    assert len(set(lengths)) > 2
+    assert seen == [(1, sum(lengths[start : start + 4])) for start in (0, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("task", "fields"),
+    [
+        ("para", {"loss": "mnr", "loss_options": {"scores": "head"}, "pair_encoding": "bi"}),
+        ("sts", {"loss": "cosent"}),
+        ("sst", {"loss_options": {"class_weights": [1.0, 5.0, 1.0, 1.0, 50.0]}}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_loss_that_compares_rows_sees_those_that_stand_together(make_trainer, tiny_model, toy_rows, task, fields):
+    spec, rows = get_tasks({task: fields})[0], toy_rows(**{task: 8})
+    trainer = make_trainer(tiny_model([spec]), train=rows, dev=rows, per_device_eval_batch_size=4)
+    encoded, collate = trainer.eval_dataset[task], PaddedCollator(spec, 0)
+    given, sorted_by_length = (
+        np.mean([trainer.model.eval()(**collate(encoded.take(order[part : part + 4]))).loss.item() for part in (0, 4)])
+        for order in (np.arange(8), np.argsort(-encoded.row_lengths, kind="stable"))
+    )
+    assert abs(given - sorted_by_length) > 1e-3
+    assert trainer.evaluate()[f"eval_{task}_loss"] == pytest.approx(given, rel=1e-5)
 
 
 # ---- predict
