@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 
 TASK_KEYS = ("name", "kind", "labels", "head")
 #: What the constructor checks or derives other fields from.
-SET_BEFORE = ("tasks", "active_task", "private_layers", "private_encoders")
+SHARING = ("private_layers", "private_encoders", "private_owner")
+SET_BEFORE = ("tasks", "active_task", *SHARING)
 TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.tasks.Task` explains the keys.
@@ -45,13 +46,14 @@ class MinBertConfig(PreTrainedConfig):
         active_task: name of the task that tools which know one task see. `num_labels`, `id2label`,
             `label2id` and `problem_type` are then that task's. With a single task it is always that one.
         classifier_dropout: dropout in front of every head; `None` takes `hidden_dropout_prob`.
-        private_layers: how many of the encoder's last layers each task has for itself. The first task's are the
-            encoder's own; every further task has copies.
+        private_layers: how many of the encoder's last layers each task has for itself.
         private_encoders: whether each task has a whole encoder for itself (`minbert ensemble` makes such models).
+        private_owner: the task whose private layers, or encoder, are the encoder's own; every other task has copies.
+            The first task unless given. It is saved, so that the weights mean the same under other tasks.
 
     Raises:
-        ValueError: a task without a name, of an unknown kind or named twice, an active task that is not among
-            `tasks`, or more private layers than there are layers.
+        ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
+            among `tasks`, or more private layers than there are layers.
     """
 
     model_type = "minbert"
@@ -77,14 +79,19 @@ class MinBertConfig(PreTrainedConfig):
     active_task: str | None = None
     private_layers: int = 0
     private_encoders: bool = False
+    private_owner: str | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        self.check_sharing()
-        self.set_active_task(self.active_task)
+        self.check_tasks()
 
-    def check_sharing(self) -> None:
-        """Raises `ValueError` if the private layers are more than there are, or none is left to share."""
+    def check_tasks(self) -> None:
+        """Checks tasks and sharing together, and sets what follows from them: labels and owner.
+
+        Raises:
+            ValueError: as the constructor.
+        """
+        self.set_active_task(self.active_task)
         if not 0 <= self.private_layers <= self.num_hidden_layers:
             raise ValueError(
                 f"`private_layers` must be from 0 to {self.num_hidden_layers}, the model's number of layers. "
@@ -92,6 +99,48 @@ class MinBertConfig(PreTrainedConfig):
             )
         if self.private_layers and self.private_encoders:
             raise ValueError("`private_encoders` leaves no layer to share. Set `private_layers` to 0.")
+        names = self.task_names
+        if self.private_owner is None and (self.private_layers or self.private_encoders) and len(names) > 1:
+            self.private_owner = names[0]
+        if self.private_owner is not None and self.private_owner not in names:
+            raise ValueError(
+                f"`tasks` must keep {self.private_owner!r}, whose private layers are the encoder's own. Found "
+                f"{', '.join(names) or 'none'}. Name it too; tasks that are not to be trained stay as they are."
+            )
+
+    @property
+    def copying_tasks(self) -> list[str]:
+        """The tasks that have copies of what is private: all but its owner."""
+        return [name for name in self.task_names if self.private_owner not in (None, name)]
+
+    def rearrange(self, **changes: Any) -> None:
+        """Gives the model of a saved config other tasks, or another sharing, under which its weights mean the same.
+
+        Args:
+            changes: of `tasks`, `active_task`, `private_layers` and `private_encoders`, those to set.
+
+        Raises:
+            ValueError: the result is not valid, or a task would lose layers that were trained for it alone.
+        """
+        if self.private_owner is not None:
+            layers = changes.get("private_layers", self.private_layers)
+            if layers < self.private_layers:
+                raise ValueError(
+                    f"`private_layers` must be at least {self.private_layers}: so many layers of this model were "
+                    f"trained for each task alone. Found {layers}. Leave it out, or start from a plain encoder."
+                )
+            if changes.get("private_encoders", self.private_encoders) != self.private_encoders:
+                raise ValueError(
+                    f"`private_encoders` must stay {self.private_encoders}, as this model was trained. Leave it out, "
+                    f"or start from a plain encoder."
+                )
+            if changes.get("private_owner", self.private_owner) != self.private_owner:
+                raise ValueError(f"`private_owner` must stay {self.private_owner!r}, whose layers they are.")
+        if "tasks" in changes:
+            changes.setdefault("active_task", None)  # the saved one may name a task that is no longer there
+        for key, value in changes.items():
+            setattr(self, key, value)
+        self.check_tasks()
 
     @property
     def task_names(self) -> list[str]:
@@ -137,14 +186,12 @@ class MinBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As the library's, but what the caller says of tasks and sharing is there before it is checked."""
-        # The library sets keyword arguments after __post_init__ has derived the labels, hence before and after.
+        """As the library's, but what the caller says of tasks and sharing is checked against what was saved."""
+        # The library would set keyword arguments after __post_init__ has derived the labels.
         said = {key: kwargs.pop(key) for key in SET_BEFORE if key in kwargs}
-        if "tasks" in said:
-            said.setdefault("active_task", None)  # the saved one may name a task that is no longer there
-        made = super().from_dict({**config_dict, **said}, **kwargs)
+        made = super().from_dict(config_dict, **kwargs)
         config = made[0] if isinstance(made, tuple) else made
-        config.set_active_task(config.active_task)
+        config.rearrange(**said)
         return made
 
     @classmethod

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 
-from .losses import AUTO, DIVERGENCES, LOSSES, Loss, Outcome, options_of
-from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine
+from .losses import AUTO, COUNTED, DIVERGENCES, LOSSES, Loss, Outcome, options_of
+from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine, make_activation
 
 LAYERS = ("last", "mix")
 
@@ -203,7 +202,7 @@ class MLPHead(Head):
         rates = [check_rate("dropouts", rate) for rate in dropouts]
         layers: list[nn.Module] = []
         for rate, (size, hidden) in zip(rates, _steps(self.input_size, sizes), strict=False):
-            layers += [nn.Dropout(rate), nn.Linear(size, hidden), _activation(activation)]
+            layers += [nn.Dropout(rate), nn.Linear(size, hidden), make_activation("activation", activation)]
         self.layers = nn.Sequential(*layers, nn.Dropout(rates[-1]), OutputLayer(sizes[-1], task))
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -234,7 +233,7 @@ class BlocksHead(Head):
         layers: list[nn.Module] = []
         for size, hidden in _steps(self.input_size, sizes):
             norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
-            layers += [nn.Linear(size, hidden), norm, _activation(activation), nn.Dropout(rate)]
+            layers += [nn.Linear(size, hidden), norm, make_activation("activation", activation), nn.Dropout(rate)]
         self.layers = nn.Sequential(*layers, OutputLayer(sizes[-1], task))
 
     def forward(self, vectors: Tensor) -> Tensor:
@@ -265,7 +264,8 @@ class CosineHead(Head):
             report 001, 3.3; `null` compares them as they are.
         mapping: from the cosine to a score: `raw`, the cosine itself (report 004, iteration 2); `shifted`,
             (cosine + 1) / 2 on the task's range (report 001); `relu`, relu(cosine) on that range (report 004,
-            iteration 3), which has no gradient where the cosine is negative.
+            iteration 3), which has no gradient where the cosine is negative. `shifted` unless given; but `relu` for
+            the loss `cosine_mse`, which trains the cosine itself to be the score's share of the range.
     """
 
     compares = True
@@ -276,7 +276,13 @@ class CosineHead(Head):
         super().__init__(config, task)
         if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):
             raise ValueError(f"`mapping` must be raw, shifted or relu, and is for scores. Found {mapping!r}.")
-        self.mapping = mapping or "shifted"
+        trains_share = task["loss"] == "cosine_mse"
+        if trains_share and mapping == "shifted":
+            raise ValueError(
+                "`mapping: shifted` does not go with `loss: cosine_mse`: a cosine trained to be a score's share of "
+                "the range would be answered on another scale. Leave `mapping` out, or take `loss: mse`."
+            )
+        self.mapping = mapping or ("relu" if trains_share else "shifted")
         self.projection = None
         if projection_size is not None:
             self.projection = nn.Linear(self.input_size, check_size("projection_size", projection_size))
@@ -306,12 +312,6 @@ def _sizes(hidden_sizes: object) -> list[int]:
 def _steps(size: int, hidden_sizes: Sequence[int]) -> list[tuple[int, int]]:
     """From which size to which each layer goes."""
     return list(zip([size, *hidden_sizes], hidden_sizes, strict=False))
-
-
-def _activation(name: object) -> nn.Module:
-    if not isinstance(name, str) or name not in ACT2FN:
-        raise ValueError(f"`activation` must be one of: {', '.join(ACT2FN)}. Found {name!r}.")
-    return ACT2FN[name]
 
 
 class PerTask(nn.Module):
@@ -382,7 +382,7 @@ def check_heads(config) -> None:
             head = heads.get(task["name"])
             vectors = torch.zeros(2, head.sentences, head.pooling.output_size)
             # What is still to be counted counts as not given.
-            options = {key: value for key, value in task["loss_options"].items() if value != AUTO}
+            options = {k: v for k, v in task["loss_options"].items() if k not in COUNTED or v != AUTO}
             try:
                 head.loss(vectors, head(vectors), torch.tensor([1, 0]), {**task, "loss_options": options})
             except ValueError as error:

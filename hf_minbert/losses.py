@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .heads import Head
 
 AUTO = "auto"
+#: Options that may be `auto`: what they come to is counted from the training rows.
+COUNTED = ("class_weights", "pos_weight")
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,8 @@ def _without_dropouts(value: Any) -> Any:
 
 
 def _new_model(like: MinBertForMultiTask, tasks: list[dict[str, Any]], **changes: Any) -> MinBertForMultiTask:
-    config = MinBertConfig.from_dict(like.config.to_dict() | {"tasks": tasks, "active_task": None, **changes})
+    fresh = {"tasks": tasks, "active_task": None, "private_encoders": False, "private_owner": None, **changes}
+    config = MinBertConfig.from_dict(like.config.to_dict() | fresh)
     # The kernels too: another attention function gives other last bits.
     attention = like.config._attn_implementation
     return MinBertForMultiTask._from_config(config, attn_implementation=attention).eval()

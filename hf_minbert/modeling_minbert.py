@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, MaskedLMOutput, SequenceClassifierOutput
@@ -25,7 +24,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_minbert import MinBertConfig
 from .heads import Encoded, PerTask, TaskHeads
 from .packing import Packing, packed_attention
-from .pooling import SelfInitialized
+from .pooling import SelfInitialized, make_activation
 
 
 class MinBertEmbeddings(nn.Module):
@@ -168,7 +167,7 @@ class MinBertIntermediate(nn.Module):
     def __init__(self, config: MinBertConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = make_activation("hidden_act", config.hidden_act)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.activation(self.dense(hidden_states))
@@ -195,18 +194,18 @@ class MinBertEncoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(MinBertLayer(config) for _ in range(config.num_hidden_layers))
         self.shared = config.num_hidden_layers - config.private_layers
-        self.private = PerTask(
-            {
-                name: start_as(nn.ModuleList(MinBertLayer(config) for _ in self.layer[self.shared :]),
-                               self.layer[self.shared :])
-                for name in (config.task_names[1:] if config.private_layers else ())
-            }
-        )  # fmt: skip
+        own = self.layer[self.shared :]
+        copying = config.copying_tasks if config.private_layers else ()
+        self.private = PerTask({name: start_as(self._copies(config), own) for name in copying})
+
+    def _copies(self, config: MinBertConfig) -> nn.ModuleDict:
+        """Private layers under the numbers that they have in the stack: more of them do not rename the others."""
+        return nn.ModuleDict({str(n): MinBertLayer(config) for n in range(self.shared, len(self.layer))})
 
     def layers_of(self, task: str | None) -> list[MinBertLayer]:
-        """The layers that a task's sentences go through; without a task, the encoder's own."""
+        """The layers that a task's sentences go through; without a task, the encoder's own, those of its owner."""
         private = self.private.get(task)
-        return [*self.layer] if private is None else [*self.layer[: self.shared], *private]
+        return [*self.layer] if private is None else [*self.layer[: self.shared], *private.values()]
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Tensor | None = None, task: str | None = None, **kwargs
@@ -321,7 +320,7 @@ class MinBertModel(MinBertPreTrainedModel):
             attention_mask: [B, T], 1 for a token and 0 for padding; a mask made ready, [B, 1, T, T], is used as it is.
             token_type_ids: [B, T], the segment of each token; zeros unless given.
             position_ids: [B, T] or [1, T]; 0 to T - 1 unless given.
-            task: whose private layers to use, where there are any; without one, the first task's.
+            task: whose private layers to use, where there are any; without one, those of `config.private_owner`.
             packing: where the real tokens stand; then they alone go through the layers. It says what `attention_mask`
                 says, which is not looked at, and zeros come out at padding.
 
@@ -358,7 +357,7 @@ class MinBertTransform(nn.Module):
     def __init__(self, config: MinBertConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.hidden_act]
+        self.activation = make_activation("hidden_act", config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -449,11 +448,11 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
     def __init__(self, config: MinBertConfig):
         super().__init__(config)
-        config.set_active_task(config.active_task)  # the config may have been edited since it was made
+        config.check_tasks()  # the config may have been edited since it was made
         if not config.tasks:
             raise ValueError("`tasks` is empty: MinBertForMultiTask needs at least one. Pass `tasks=[...]`.")
         self.bert = MinBertModel(config)
-        private = config.task_names[1:] if config.private_encoders else ()
+        private = config.copying_tasks if config.private_encoders else ()
         self.private = PerTask({name: start_as(MinBertModel(config), self.bert) for name in private})
         self.heads = TaskHeads(config)
         self.post_init()
@@ -544,20 +543,37 @@ def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[st
     """A task's inputs as the encoder takes them: for `bi`, [B, 2, ...] -> [2 * B, ...]; else as they are.
 
     Raises:
-        ValueError: they have another shape.
+        ValueError: they have another shape, or there is no example.
     """
     bi = task["pair_encoding"] == "bi"
     for name, depth in (("input_ids", 0), ("inputs_embeds", 1)):
         given = inputs[name]
-        if given is not None and (given.dim() != 2 + bi + depth or (bi and given.shape[1] != 2)):
+        if given is None:
+            continue
+        if given.dim() != 2 + bi + depth or (bi and given.shape[1] != 2):
             expected = ("[B, 2, T" if bi else "[B, T") + (", H]" if depth else "]")
-            why = "encodes the two sentences of an example apart" if bi else "has one input per example"
+            apart = "encodes the two sentences of an example apart, each as an input of its own"
+            why = apart if bi else "has one input per example"
             raise ValueError(f"Task {task['name']!r} {why}: `{name}` must be {expected}. Found {list(given.shape)}.")
+        if not len(given):
+            raise ValueError(f"Task {task['name']!r}: `{name}` holds no example. Found {list(given.shape)}.")
+        if bi:
+            _check_beside(task["name"], inputs, given.shape[:3])
     if not bi:
         return inputs
     return {
         name: given.flatten(0, 1) if given is not None and given.dim() > 2 else given for name, given in inputs.items()
     }
+
+
+def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: torch.Size) -> None:
+    """Raises `ValueError` if what says something of each token of a pair encoded apart has not its shape."""
+    for name in ("attention_mask", "token_type_ids", "position_ids"):
+        given = inputs[name]
+        if given is not None and given.shape != shape:
+            raise ValueError(
+                f"Task {task!r}: `{name}` must be {list(shape)}, as its input. Found {list(given.shape)}."
+            )
 
 
 AUTO_MAP = {

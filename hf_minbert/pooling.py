@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
+from transformers.activations import ACT2FN
 
 
 class SelfInitialized(ABC):
@@ -122,6 +123,7 @@ class BiGRU(Pooling):
         last = mask.sum(dim=1, keepdim=True) - 1  # [N, 1]
         ahead = torch.argsort(~mask, dim=1, stable=True)
         back = ahead.gather(1, (last - place).clamp(min=0))
+        states = states.masked_fill(~mask[..., None], 0.0)  # in the gradient, 0 times anything but a number is none
         ends = [
             _take(gru(_take(states, order))[0], last)
             for gru, order in ((self.forwards, ahead), (self.backwards, back))
@@ -186,6 +188,20 @@ def check_size(name: str, value: object) -> int:
     if type(value) is not int or value < 1:
         raise ValueError(f"`{name}` must be a whole number from 1. Found {value!r}.")
     return value
+
+
+def make_activation(name: str, value: object) -> nn.Module:
+    """The activation that transformers has under this name.
+
+    Raises:
+        ValueError: it has none, or one with weights of its own, which no checkpoint of BERT has.
+    """
+    if not isinstance(value, str) or value not in ACT2FN:
+        raise ValueError(f"`{name}` must be one of: {', '.join(ACT2FN)}. Found {value!r}.")
+    activation = ACT2FN[value]
+    if any(True for _ in activation.parameters()):
+        raise ValueError(f"`{name}: {value}` has weights of its own, which is not supported. Choose one without.")
+    return activation
 
 
 def check_rate(name: str, value: object) -> float:

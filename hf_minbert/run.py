@@ -217,11 +217,8 @@ def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
         **{key: value for key, value in changes.items() if value is not None},
     )
     with explain("Building the tasks' layers and heads", "Mend the recipe."):
-        if settings.private_layers is not None:
-            config.private_layers = settings.private_layers
-            config.check_sharing()
-        config.tasks, config.active_task = [task.to_config() for task in tasks], None
-        config.set_active_task(None)
+        sharing = {} if settings.private_layers is None else {"private_layers": settings.private_layers}
+        config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)
         check_heads(config)
     check_max_length(settings.max_length, config.max_position_embeddings)
     return config
@@ -236,7 +233,7 @@ def load_model(settings: RunSettings, config: MinBertConfig) -> tuple[PreTrained
     name, revision = settings.model_name_or_path, settings.model_revision
     tokenizer = load_tokenizer(name, config, revision)
     model, missing = load_weights(name, config, revision, settings.attn_implementation)
-    _check_encoder(name, missing)
+    _check_encoder(name, missing, config.private_owner)
     return tokenizer, model
 
 
@@ -248,7 +245,7 @@ def _hide_bars() -> None:
     datasets.disable_progress_bars()
 
 
-def _check_encoder(name: str, missing: list[str]) -> None:
+def _check_encoder(name: str, missing: list[str], owner: str | None) -> None:
     encoder = [key for key in missing if key.startswith("bert.") and ".private." not in key]
     pooler = [key for key in encoder if ".pooler." in key]
     if encoder != pooler:
@@ -258,6 +255,9 @@ def _check_encoder(name: str, missing: list[str]) -> None:
         )
     if pooler:
         logger.warning("%s has no pooler; it starts from random numbers.", name)
+    private = {key.split("private.")[1].split(".")[0] for key in missing if "private." in key}
+    if private:
+        logger.info("New private layers, copied from those of %s: %s.", owner, ", ".join(sorted(private)))
     heads = sorted({key.split(".")[1] for key in missing if key.startswith("heads.")})
     if heads:
         logger.info("New heads, from random numbers: %s.", ", ".join(heads))

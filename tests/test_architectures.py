@@ -7,32 +7,42 @@ import pytest
 import torch
 from transformers import AutoModel, BertModel
 
-from hf_minbert import MinBertForMultiTask, Predictor, get_tasks
+from hf_minbert import TASKS, MinBertForMultiTask, Predictor, get_tasks
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.heads import HEADS
 from hf_minbert.losses import LOSSES
 from hf_minbert.pooling import JOINS, POOLINGS
 
-ENCODINGS = {"sst": ["single"], "para": ["cross", "bi"], "sts": ["cross", "bi"]}
-LABELS = {"sst": [4, 0, 2, 1], "para": [1, 0, 1, 1], "sts": [5.0, 0.0, 2.5, 1.25]}
+#: Each kind of task, and for classes both one sentence and two.
+ENCODINGS = {"sst": ["single"], "nli": ["cross", "bi"], "para": ["cross", "bi"], "sts": ["cross", "bi"]}
+LABELS = {"sst": [4, 0, 2, 1], "nli": [2, 0, 1, 2], "para": [1, 0, 1, 1], "sts": [5.0, 0.0, 2.5, 1.25]}
 
 
 def allowed() -> list[tuple[str, dict]]:
-    """Each head with each encoding that it allows; then each pooling and mix, each join, each loss."""
+    """Each head with each encoding, pooling and join that it allows; then each layer mix, each loss, each mapping."""
     found = [
         (name, {"head": head, "pair_encoding": encoding})
         for name, encodings in ENCODINGS.items()
         for head, encoding in itertools.product(HEADS, encodings)
-        if encoding == "bi" or not HEADS[head].compares
+        if (encoding == "bi" and TASKS[name].kind != "classes") or not HEADS[head].compares
+    ]
+    found += [
+        ("sts", {"pair_encoding": "bi", "head": head, "pooling": pooling})
+        for head, pooling in itertools.product(HEADS, POOLINGS)
     ]
     for pooling, layers in itertools.product(POOLINGS, ("last", "mix")):
         if (pooling, layers) != ("pooler", "mix"):
             pooled = {"pooling": pooling, "layers": layers}
             found += [("sst", pooled), ("para", pooled), ("sts", {**pooled, "pair_encoding": "bi", "head": "cosine"})]
-    found += [("para", {"pair_encoding": "bi", "join": join, "sentence_dropout": 0.2}) for join in JOINS]
+    found += [
+        (name, {"pair_encoding": "bi", "join": join, "head": head, "sentence_dropout": 0.2})
+        for name, join, head in itertools.product(("nli", "para"), JOINS, HEADS)
+        if not HEADS[head].compares
+    ]
     siamese = {"pair_encoding": "bi", "head": "cosine", "head_options": {"projection_size": 8}}
     found += [("para", {**siamese, "loss": loss}) for loss in LOSSES["binary"]]
     found += [("sts", {**siamese, "loss": loss}) for loss in LOSSES["score"]]
+    found += [("sts", {**siamese, "head_options": {"mapping": mapping}}) for mapping in ("raw", "relu")]
     found.append(("sts", {"loss": "cosent"}))
     by_head = {"loss": "mnr", "loss_options": {"scores": "head", "bce_weight": 1}}
     found.append(("para", {"pair_encoding": "bi", "head": "mlp", **by_head}))
@@ -138,12 +148,27 @@ def test_one_forward_for_both_is_faster_than_two(bi):
     assert min(together) < min(apart)
 
 
+PAIRS = torch.ones(3, 2, 7).long()
+
+
 @pytest.mark.parametrize(
     ("encoding", "inputs", "said"),
     [
-        ("bi", {"input_ids": torch.ones(3, 7).long()}, r"'sts' encodes .* apart: `input_ids` must be \[B, 2, T\]"),
+        ("bi", {"input_ids": torch.ones(3, 7).long()}, r"'sts' encodes .* apart, .*: `input_ids` must be \[B, 2, T\]"),
         ("bi", {"input_ids": torch.ones(3, 3, 7).long()}, r"must be \[B, 2, T\]. Found \[3, 3, 7\]"),
         ("bi", {"inputs_embeds": torch.ones(3, 7, 32)}, r"`inputs_embeds` must be \[B, 2, T, H\]. Found \[3, 7, 32\]"),
+        (
+            "bi",
+            {"input_ids": PAIRS, "attention_mask": torch.ones(3, 7)},
+            r"`attention_mask` must be \[3, 2, 7\], as its",
+        ),
+        (
+            "bi",
+            {"input_ids": PAIRS, "token_type_ids": torch.zeros(3, 2, 6).long()},
+            r"`token_type_ids` .* \[3, 2, 6\]",
+        ),
+        ("bi", {"input_ids": PAIRS[:0]}, r"`input_ids` holds no example. Found \[0, 2, 7\]"),
+        ("cross", {"input_ids": PAIRS[:0, 0]}, r"`input_ids` holds no example. Found \[0, 7\]"),
         ("cross", {"input_ids": torch.ones(3, 2, 7).long()}, r"one input per example: `input_ids` must be \[B, T\]"),
     ],
 )
@@ -195,7 +220,7 @@ def test_private_layers_start_as_copies_of_the_checkpoint(tiny_bert):
     bert = BertModel.from_pretrained(tiny_bert).state_dict()
     for task in ("para", "sts"):
         for name, parameter in model.bert.encoder.private.get(task).named_parameters():
-            assert torch.equal(parameter, bert[f"encoder.layer.1.{name.removeprefix('0.')}"]), name
+            assert torch.equal(parameter, bert[f"encoder.layer.{name}"]), name
         given = batch(get_tasks([task])[0])
         model.heads.load_state_dict(shared.heads.state_dict())
         assert torch.equal(model(**given).logits, shared(**given).logits)
@@ -204,6 +229,7 @@ def test_private_layers_start_as_copies_of_the_checkpoint(tiny_bert):
 def test_private_layers_of_a_fresh_model_start_alike(tiny_model):
     model = tiny_model(private_layers=2)
     first = dict(model.bert.encoder.layer.named_parameters())
+    assert model.config.private_owner == "sst"
     for name, parameter in model.bert.encoder.private.get("sts").named_parameters():
         assert torch.equal(parameter, first[name])
 
@@ -220,14 +246,20 @@ def test_each_task_trains_its_own_layers_and_the_shared_ones(tiny_model):
     assert any(name.startswith("bert.encoder.layer.0.") for name in set.intersection(*reached.values()))
 
 
-@pytest.mark.parametrize("changes", [{"private_layers": 1}, {"private_encoders": True}])
-def test_what_is_private_survives_the_file(tiny_model, tmp_path, changes):
-    model = tiny_model(**changes).eval()
+@pytest.fixture(params=[{"private_layers": 1}, {"private_encoders": True}], ids=str)
+def saved_private(request, tiny_model, tmp_path):
+    """A saved model of sst, para and sts in which no two private weights are equal."""
+    model = tiny_model(**request.param).eval()
     torch.manual_seed(1)
-    for parameter in model.parameters():  # all copies apart
+    for parameter in model.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
     model.save_pretrained(tmp_path)
-    loaded, report = MinBertForMultiTask.from_pretrained(tmp_path, output_loading_info=True)
+    return model, tmp_path
+
+
+def test_what_is_private_survives_the_file(saved_private):
+    model, folder = saved_private
+    loaded, report = MinBertForMultiTask.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
     states = []
     for task in get_tasks(["sst", "para", "sts"]):
@@ -237,9 +269,55 @@ def test_what_is_private_survives_the_file(tiny_model, tmp_path, changes):
     assert not torch.equal(states[1], states[2])
 
 
+@pytest.mark.parametrize(
+    "tasks",
+    [("para", "sts", "sst"), ("sts", "sst"), ("para", "sst"), ("sst",), ("cfimdb", "para", "sst")],
+    ids=" ".join,
+)
+def test_what_is_private_stays_its_tasks_under_other_tasks(saved_private, tasks):
+    model, folder = saved_private
+    loaded = MinBertForMultiTask.from_pretrained(folder, tasks=get_tasks(tasks))
+    for task in get_tasks([name for name in tasks if name in model.config.task_names]):
+        assert torch.equal(loaded(**batch(task)).logits, model(**batch(task)).logits)
+    if "cfimdb" in tasks:  # new there: it begins as the owner
+        ids = torch.tensor([[2, 9, 8, 3]])
+        new, owner = (loaded.encoder_of(name)(ids, task=name).last_hidden_state for name in ("cfimdb", "sst"))
+        assert torch.equal(new, owner)
+
+
+def test_without_the_owner_of_the_encoders_own_layers_it_is_refused(saved_private):
+    _, folder = saved_private
+    with pytest.raises(ValueError, match="`tasks` must keep 'sst', whose private layers .* Found para, sts"):
+        MinBertForMultiTask.from_pretrained(folder, tasks=get_tasks(["para", "sts"]))
+
+
+def test_a_saved_order_survives_two_files(saved_private, tmp_path):
+    """Its owner is not the first task any more, and stays the owner."""
+    model, folder = saved_private
+    MinBertForMultiTask.from_pretrained(folder, tasks=get_tasks(["para", "sst", "sts"])).save_pretrained(folder)
+    loaded = MinBertForMultiTask.from_pretrained(folder)
+    assert loaded.config.private_owner == "sst"
+    for task in get_tasks(["sst", "para", "sts"]):
+        assert torch.equal(loaded(**batch(task)).logits, model(**batch(task)).logits)
+
+
+def test_more_private_layers_change_no_answer_and_fewer_are_refused(tiny_model, tmp_path):
+    model = tiny_model(private_layers=1).eval()
+    for task in ("para", "sts"):
+        model.bert.encoder.private.get(task)["1"].output.dense.bias.data += 1
+    model.save_pretrained(tmp_path)
+    loaded = MinBertForMultiTask.from_pretrained(tmp_path, private_layers=2)
+    for task in get_tasks(["sst", "para", "sts"]):
+        assert torch.equal(loaded(**batch(task)).logits, model(**batch(task)).logits)
+    with pytest.raises(ValueError, match="`private_layers` must be at least 1.*Found 0"):
+        MinBertForMultiTask.from_pretrained(tmp_path, private_layers=0)
+    with pytest.raises(ValueError, match="`private_encoders` must stay False"):
+        MinBertForMultiTask.from_pretrained(tmp_path, private_layers=1, private_encoders=True)
+
+
 def test_the_encoder_of_one_task_loads_by_itself(tiny_model, tmp_path):
     model = tiny_model(private_layers=1).eval()
-    model.bert.encoder.private.get("sts")[0].output.dense.bias.data += 1
+    model.bert.encoder.private.get("sts")["1"].output.dense.bias.data += 1
     model.save_pretrained(tmp_path)
     encoder, ids = AutoModel.from_pretrained(tmp_path), torch.tensor([[2, 9, 8, 3]])
     for task in ("sst", "sts"):
@@ -257,7 +335,7 @@ def test_private_encoders_share_nothing(tiny_model):
 
 def test_hidden_states_are_those_of_the_tasks_own_layers(tiny_model):
     model = tiny_model(private_layers=1).eval()
-    model.bert.encoder.private.get("sts")[0].output.dense.bias.data += 1
+    model.bert.encoder.private.get("sts")["1"].output.dense.bias.data += 1
     given = batch(get_tasks(["sts"])[0])
     output = model(**given, output_hidden_states=True)
     expected = model.bert(given["input_ids"], given["attention_mask"], task="sts").last_hidden_state

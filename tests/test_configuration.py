@@ -47,6 +47,7 @@ def test_every_field_survives_the_file(tmp_path):
         "tasks": get_tasks(["sts", "sst"]),
         "active_task": "sst",
         "private_layers": 2,
+        "private_owner": "sst",
     }
     # The one that does not go with private layers has a test of its own.
     assert {*changed, "private_encoders"} == set(MinBertConfig.__annotations__)
@@ -70,6 +71,7 @@ def test_private_encoders_survive_the_file(tmp_path):
     [
         ({"private_layers": 13}, "`private_layers` must be from 0 to 12.*Found 13"),
         ({"private_layers": -1}, "`private_layers` must be from 0 to 12.*Found -1"),
+        ({"private_owner": "para", "tasks": get_tasks(["sst"])}, "`tasks` must keep 'para'.*Found sst"),
         ({"private_layers": 1, "private_encoders": True}, "`private_encoders` leaves no layer to share"),
     ],
 )

@@ -9,6 +9,9 @@ import torch
 from hf_minbert import TASKS, Task, get_tasks
 from hf_minbert.heads import HEADS, TaskHeads, build_head, check_heads
 
+SIAMESE = {"pair_encoding": "bi", "head": "cosine"}
+MNR = {"pair_encoding": "bi", "loss": "mnr"}
+
 
 def head(config, name, **fields):
     return build_head(config, get_tasks({name: fields})[0].to_config())
@@ -138,6 +141,12 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
         ("sst", {"sentence_dropout": -0.1}, "`sentence_dropout` must be a number from 0"),
         ("sst", {"head": "mlp", "head_options": {"dropouts": [0.1]}}, "`dropouts` must be 2 rates.*Found \\[0.1\\]"),
         ("sst", {"head": "mlp", "head_options": {"activation": "relo"}}, "`activation` must be one of:.*Found 'relo'"),
+        (
+            "sst",
+            {"head": "mlp", "head_options": {"activation": "prelu"}},
+            "`activation: prelu` has weights of its own",
+        ),
+        ("sst", {"head": "blocks", "head_options": {"activation": "xielu"}}, "`activation: xielu` has weights"),
         ("sst", {"head": "blocks", "head_options": {"hidden_sizes": []}}, "`hidden_sizes` must be a list of sizes"),
         ("sst", {"head": "blocks", "head_options": {"hidden_sizes": [0]}}, "`hidden_sizes` must be a whole number"),
         ("sst", {"pooling": "bigru", "pooling_options": {"hidden_size": 2.5}}, "`hidden_size` must be a whole number"),
@@ -147,12 +156,40 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
         ("sst", {"loss_options": {"label_smoothing": 2}}, "`label_smoothing` must be a number from 0 to 1. Found 2"),
         ("para", {"loss_options": {"pos_weight": "x"}}, "`pos_weight` must be a number above 0. Found 'x'"),
         ("para", {"pair_encoding": "bi", "loss": "mnr", "loss_options": {"scores": "dot"}}, "Found 'dot'"),
+        ("sst", {"loss_options": {"label_smoothing": "auto"}}, "`label_smoothing` must be a number .* Found 'auto'"),
+        ("para", {**MNR, "loss_options": {"bce_weight": "auto"}}, "`bce_weight` must be a number .* Found 'auto'"),
+        ("para", {**MNR, "loss_options": {"scale": "auto"}}, "`scale` must be a number above 0. Found 'auto'"),
+        (
+            "sts",
+            {**SIAMESE, "loss": "cosine_mse", "head_options": {"mapping": "shifted"}},
+            "`mapping: shifted` does not go with `loss: cosine_mse`",
+        ),
         ("sts", {"loss": "cosent", "loss_options": {"scale": -1}}, "`scale` must be a number above 0. Found -1"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_a_sentence(tiny_config, name, fields, said):
     with pytest.raises(ValueError, match=said):
         check_heads(tiny_config(tasks=get_tasks({name: fields})))
+
+
+@pytest.mark.parametrize(("loss_name", "expected"), [("mse", 3.75), ("cosine_mse", 2.5), ("cosent", 3.75)])
+def test_a_cosine_is_answered_on_the_scale_that_its_loss_trains(tiny_config, loss_name, expected):
+    """A cosine of 1/2 is three quarters of the way from -1 to 1, and half of that from 0, on scores from 0 to 5."""
+    part = head(tiny_config(), "sts", **SIAMESE, loss=loss_name)
+    vectors = torch.zeros(1, 2, 32)
+    vectors[0, :, :2] = torch.tensor([[1.0, 0.0], [0.5, 0.75**0.5]])
+    assert part(vectors).item() == pytest.approx(expected)
+
+
+def test_a_cosine_that_meets_its_loss_is_the_score(tiny_config):
+    part, task = (
+        head(tiny_config(), "sts", **SIAMESE, loss="cosine_mse"),
+        get_tasks({"sts": {**SIAMESE, "loss": "cosine_mse"}}),
+    )
+    vectors = torch.zeros(1, 2, 32)
+    vectors[0, :, :2] = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    answer = part(vectors)
+    assert part.loss(vectors, answer, answer[:, 0], task[0].to_config()).item() == pytest.approx(0, abs=1e-12)
 
 
 def test_checking_the_heads_draws_no_random_number(tiny_config):

@@ -1,5 +1,7 @@
 """Poolings: by hand on small numbers, and blind to whatever stands at padding."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -67,8 +69,10 @@ def test_padding_may_stand_anywhere_but_for_cls(name):
 
 
 def test_gradients_through_padding_are_finite_and_nothing():
-    for name in sorted(set(POOLINGS) - {"pooler"}):
-        states = STATES.clone().requires_grad_()
+    for name, padding in itertools.product(sorted(set(POOLINGS) - {"pooler"}), (0.0, float("inf"), float("nan"))):
+        states = STATES.clone()
+        states[0, 2] = padding
+        states.requires_grad_()
         pool(name, states).square().sum().backward()
         assert states.grad.isfinite().all() and not states.grad[0, 2].any() and states.grad[0].any(), name
 

@@ -114,9 +114,15 @@ def _numbers(text: str) -> list[float]:
 
 
 def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
-    """Refuses a folder that cannot be written, and one whose contents would be lost."""
+    """Refuses a model named twice, a folder that cannot be written, and one whose contents would be lost."""
     from ..io import check_writable
 
+    places = [Path(name).resolve() if Path(name).exists() else name for name in models]
+    for name, place in zip(models, places, strict=True):
+        if places.count(place) > 1:
+            raise MinBertError(
+                f"{name} is named twice. Name each model once; --method weighted gives one more weight."
+            )
     check_writable(folder / RECORD)
     if not folder.exists() or not any(folder.iterdir()):
         return

@@ -228,6 +228,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
     def _own_optimizer(self) -> OwnOptimizer | None:
         """The optimizer, if it is one of ours; then a stock one stands in for it while the stock class looks."""
         if self.optim in [*OwnOptimizer]:
+            if self.optim_args:
+                raise MinBertError(
+                    f"`optim_args` has no meaning for `optim: {OwnOptimizer(self.optim).value}`, whose settings are "
+                    f"`adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`. Leave it out."
+                )
             own, self.optim = OwnOptimizer(self.optim), OptimizerNames.ADAMW_TORCH
             return own
         stock = [name.value for name in OptimizerNames]

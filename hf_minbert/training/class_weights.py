@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..losses import AUTO
+from ..losses import AUTO, COUNTED
 from ..tasks import Task
-
-WEIGHTS = ("class_weights", "pos_weight")
 
 
 def auto_options(task: Task) -> list[str]:
     """The names of the task's loss options that are to be counted."""
-    return [name for name, value in task.loss_options.items() if value == AUTO]
+    return [name for name, value in task.loss_options.items() if name in COUNTED and value == AUTO]
 
 
 def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def warnings_of(task: Task, balanced: bool) -> list[str]:
         balanced: whether its rows are drawn so that each label is equally likely.
     """
     warnings = []
-    weights = [f"`{name}`" for name in WEIGHTS if task.loss_options.get(name) is not None]
+    weights = [f"`{name}`" for name in COUNTED if task.loss_options.get(name) is not None]
     if weights and balanced:
         warnings.append(
             f"Task {task.name!r}: {' and '.join(weights)} and `task_sampling: balanced` correct the same imbalance, "

@@ -41,9 +41,11 @@ class CourseAdamW(torch.optim.Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.0,
     ):
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not 0 <= value < math.inf:
                 raise MinBertError(f"`{name}` of CourseAdamW must be a number from 0. Found {value}.")
+        if not 0 < eps < math.inf:  # without it, the step of a weight that never had a gradient is 0 / 0
+            raise MinBertError(f"`eps` of CourseAdamW must be a number above 0. Found {eps}.")
         if not all(0 <= beta < 1 for beta in betas):
             raise MinBertError(f"`betas` of CourseAdamW must be at least 0 and less than 1. Found {betas}.")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})

@@ -78,6 +78,12 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
     ("verb", "words", "said"),
     [
         ("average", ["a"], "Give two models or more"),
+        (
+            "average",
+            ["a", "b", "./a"],
+            "a is named twice. Name each model once; --method weighted gives one more weight",
+        ),
+        ("ensemble", ["a", "a"], "a is named twice"),
         ("average", ["a", "b", "--weights", "1,1"], "--method weighted and --weights 2,1,1 go together"),
         ("average", ["a", "b", "--method", "weighted"], "go together"),
         ("average", ["a", "b", "--method", "weighted", "--weights", "1;1"], "numbers with commas"),

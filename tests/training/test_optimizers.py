@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_minbert import MinBertError
+from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.training.optimizers import CourseAdamW
 
 
@@ -59,11 +59,11 @@ def run(layer, optimizer, steps, start=0):
         optimizer.step()
 
 
-def test_with_eps_and_decay_of_nothing_it_is_adam():
+def test_with_eps_and_decay_of_next_to_nothing_it_is_adam():
     """The two differ in where eps and the decay stand, and in nothing else."""
     own, stock = pair_of_layers()
-    run(own, CourseAdamW(own.parameters(), lr=1e-2, eps=0.0), 50)
-    run(stock, torch.optim.AdamW(stock.parameters(), lr=1e-2, eps=0.0, weight_decay=0.0), 50)
+    run(own, CourseAdamW(own.parameters(), lr=1e-2, eps=1e-30), 50)
+    run(stock, torch.optim.AdamW(stock.parameters(), lr=1e-2, eps=1e-30, weight_decay=0.0), 50)
     torch.testing.assert_close(own.weight, stock.weight, rtol=0, atol=1e-6)
     torch.testing.assert_close(own.bias, stock.bias, rtol=0, atol=1e-6)
 
@@ -119,7 +119,8 @@ def test_groups_have_a_decay_of_their_own_and_a_closure_is_called():
     ("given", "said"),
     [
         ({"lr": -1.0}, "`lr` of CourseAdamW must be a number from 0. Found -1.0."),
-        ({"eps": float("nan")}, "`eps` of CourseAdamW must be a number from 0. Found nan."),
+        ({"eps": float("nan")}, "`eps` of CourseAdamW must be a number above 0. Found nan."),
+        ({"eps": 0.0}, "`eps` of CourseAdamW must be a number above 0. Found 0.0."),
         ({"weight_decay": -0.1}, "`weight_decay` of CourseAdamW must be a number from 0. Found -0.1."),
         ({"betas": (0.9, 1.0)}, "`betas` of CourseAdamW must be at least 0 and less than 1. Found (0.9, 1.0)."),
     ],
@@ -135,3 +136,8 @@ def test_a_sparse_gradient_is_refused():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(MinBertError, match="takes no sparse gradients"):
         CourseAdamW(table.parameters()).step()
+
+
+def test_arguments_that_it_would_not_read_are_refused(tmp_path):
+    with pytest.raises(MinBertError, match="`optim_args` has no meaning for `optim: course_adamw`"):
+        MultiTaskTrainingArguments(output_dir=str(tmp_path), optim="course_adamw", optim_args="eps=1e-6")
