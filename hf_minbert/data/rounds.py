@@ -36,6 +36,45 @@ def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
     return np.clip(places, 0, bins - 1).astype(np.int64)  # the highest score is in the last bin
 
 
+def proportional_batch_sizes(rows: Mapping[str, int], largest: int) -> dict[str, int]:
+    """Batch sizes with which all tasks are through after about as many rounds: n * b is near rows, for each of them.
+
+    The task with the most rows gets `largest`, so n is its rows / `largest`; each other one gets the whole number
+    nearest to its own rows / n. Its batches of n rounds miss its rows, or exceed them, by n / 2 at most: so its end
+    is the nearer to that of the others, the larger its batch is.
+
+    Report 003, section 4.3.2, equation 6; its sizes, 1, 24 and 1, are these for `largest` 24 and the course's data.
+
+    Args:
+        rows: of each task in an epoch.
+        largest: the size of the largest batch.
+
+    Raises:
+        MinBertError: a task has so few rows that its size would be 0.
+    """
+    most = max(rows.values())
+    sizes = {task: (2 * largest * count + most) // (2 * most) for task, count in rows.items()}  # .5 is rounded up
+    fewest = min(rows, key=rows.__getitem__)
+    if sizes[fewest] == 0:
+        enough = -(-most // (2 * rows[fewest]))
+        raise MinBertError(
+            f"`task_batch_sizes: proportional` leaves {fewest!r} no row in a round: it has {rows[fewest]} rows, and "
+            f"{max(rows, key=rows.__getitem__)!r} has {most}, of which a round takes {largest}. Raise "
+            f"`per_device_train_batch_size` to {enough} or more, or give `task_batch_sizes` by task."
+        )
+    return sizes
+
+
+def inverse_batch_size_weights(batch_sizes: Mapping[str, int]) -> dict[str, float]:
+    """The smallest batch's size over each task's own: factors that make losses summed over a batch comparable.
+
+    Report 003, section 4.3.2, equation 7. On losses that are means over a batch, as all are here, they weight a task
+    the less, the larger its batch is.
+    """
+    smallest = min(batch_sizes.values())
+    return {task: smallest / size for task, size in batch_sizes.items()}
+
+
 class RowSampler:
     """The rows of one task in the order in which an epoch takes them, pass after pass.
 
@@ -254,7 +293,10 @@ class Drawn(Rounds):
 
 
 class Proportional(Drawn):
-    """One task a step, with a chance in proportion to its rows: all rows are seen equally often, in the mean."""
+    """One task a step, with a chance in proportion to its rows.
+
+    With batches of one size all rows are seen equally often, in the mean.
+    """
 
     def chances(self, rows: np.ndarray) -> np.ndarray:
         return rows

@@ -59,6 +59,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
 TrainMetrics = Literal["running", "full", "none"]
 CudaGraphs = Literal["auto", "off"]
 GradientReduction = Literal["all_reduce", "sharded"]
+BatchSizes = Literal["proportional"]
+TaskWeights = Literal["inverse_batch_size"]
 Sampling = Literal["shuffle", "balanced"]
 Freeze = Literal["none", "encoder"]
 Proximal = Literal["none", "previous", "momentum"]
@@ -76,8 +78,10 @@ class MultiTaskTrainingArguments(TrainingArguments):
         train_tasks: tasks that are trained. All of the model's unless given; the other heads stay as they are.
         eval_tasks: tasks that are scored. All of the model's unless given.
         task_batch_sizes: rows a round takes from a task, per device, where it differs from
-            `per_device_train_batch_size`.
-        task_weights: factor on a task's loss, 1 unless given.
+            `per_device_train_batch_size`. `proportional`: sizes in proportion to the tasks' rows in an epoch, so that
+            all end together, as nearly as whole numbers allow; `per_device_train_batch_size` is that of the largest.
+        task_weights: factor on a task's loss, 1 unless given. `inverse_batch_size`: the smallest of the tasks' batch
+            sizes over its own. A loss is a mean over its batch, so that weights tasks with large batches down.
         mixing: which examples make a round. `cycle`: an epoch ends with the task that takes the most rounds, and
             shorter ones start again; `once`: a task goes through its rows once an epoch, and then leaves the rounds;
             `shortest`: an epoch ends with the task that takes the fewest rounds, and rows of the others are not seen.
@@ -146,8 +150,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
     train_tasks: list[str] | None = None
     eval_tasks: list[str] | None = None
-    task_batch_sizes: dict[str, int] | None = None
-    task_weights: dict[str, float] | None = None
+    task_batch_sizes: dict[str, int] | BatchSizes | None = None
+    task_weights: dict[str, float] | TaskWeights | None = None
     mixing: str = "cycle"
     mixing_temperature: float = 2.0
     task_sampling: dict[str, Sampling] | None = None
@@ -344,10 +348,13 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
 
     def _check_per_task(self) -> None:
-        for task, size in (self.task_batch_sizes or {}).items():
+        for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):
+            if isinstance(getattr(self, name), str) and getattr(self, name) not in words:
+                raise unknown_name(name, getattr(self, name), words)
+        for task, size in self.by_task("task_batch_sizes").items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
-        for task, weight in (self.task_weights or {}).items():
+        for task, weight in self.by_task("task_weights").items():
             if not 0 <= weight < float("inf"):
                 raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
         for task, sampling in (self.task_sampling or {}).items():
@@ -362,6 +369,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 )
 
     # ---- What depends on the model's tasks -------------------------------------------------------------------
+
+    def by_task(self, option: str) -> Mapping[str, Any]:
+        """What `option` gives task by task; nothing where it is left out, or is one word for all."""
+        value = getattr(self, option)
+        return value if isinstance(value, Mapping) else {}
 
     def chosen_tasks(self, option: str, tasks: Mapping[str, Task]) -> list[str]:
         """The tasks that `option` names, each once; all of them where it says nothing.
@@ -384,12 +396,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
         Raises:
             MinBertError: a task or a metric is unknown, or the regularizer is not for such a task.
         """
-        for option in (
-            "train_tasks", "eval_tasks", "task_batch_sizes", "task_weights", "task_sampling", "rows_per_epoch",
-        ):  # fmt: skip
+        for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
             self.chosen_tasks(option, tasks)
-        if isinstance(self.smart_variant, Mapping):
-            self.chosen_tasks("smart_variant", tasks)
+        for option in ("task_batch_sizes", "task_weights", "smart_variant"):
+            if self.by_task(option):  # else it may be one word for all
+                self.chosen_tasks(option, tasks)
         regularizer = regularizer_of(self)
         trained = [tasks[name] for name in self.chosen_tasks("train_tasks", tasks)]
         if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:

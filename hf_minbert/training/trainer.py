@@ -16,7 +16,14 @@ from transformers.trainer_utils import TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import check_max_length, encode
-from ..data.rounds import MIXING, Rounds, RowSampler, label_groups
+from ..data.rounds import (
+    MIXING,
+    Rounds,
+    RowSampler,
+    inverse_batch_size_weights,
+    label_groups,
+    proportional_batch_sizes,
+)
 from ..errors import MinBertError, unknown_name
 from ..tasks import Task
 from .aggregators import make_aggregator
@@ -129,6 +136,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
         self._gradients, self._graphs, self._num_parameters = None, None, None
+        self._weights: dict[str, float] = {}
         self.conflicts = ConflictMeter(self.train_tasks)
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
         self._skipped: torch.Tensor | None = None
@@ -162,8 +170,6 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
-        if self.train_dataset is None:
-            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
         args, rounds = self.args, self._rounds()
         return self.accelerator.prepare(
             DataLoader(
@@ -178,11 +184,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         )
 
     def _rounds(self) -> Rounds:
+        if self.train_dataset is None:
+            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
         samplers = self._samplers(self.train_dataset, self.args)
         args = self.args
         return MIXING[args.mixing](
             self.train_dataset,
-            self.batch_sizes,
+            self._batch_sizes(samplers),
             samplers,
             num_processes=args.world_size,
             seed=args.seed if args.data_seed is None else args.data_seed,
@@ -248,11 +256,25 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
     def pin_memory(self) -> bool:
         return self.args.dataloader_pin_memory and self.args.device.type == "cuda"  # elsewhere torch only warns
 
-    @property
-    def batch_sizes(self) -> dict[str, int]:
-        """Rows that a round takes from each task in training, per device."""
-        own = self.args.task_batch_sizes or {}
-        return {name: own.get(name, self.args.per_device_train_batch_size) for name in self.train_tasks}
+    def _batch_sizes(self, samplers: Mapping[str, RowSampler]) -> dict[str, int]:
+        """Rows that a round takes from each task, per device."""
+        usual = self.args.per_device_train_batch_size
+        if self.args.task_batch_sizes == "proportional":
+            return proportional_batch_sizes({name: sampler.rows for name, sampler in samplers.items()}, usual)
+        own = self.args.by_task("task_batch_sizes")
+        return {name: own.get(name, usual) for name in samplers}
+
+    def _loss_weights(self) -> dict[str, float]:
+        """The factor on each task's loss. Says in the log what was computed and not given."""
+        rounds = self._rounds()
+        if self.args.task_batch_sizes == "proportional":
+            sizes = (f"{name} {size} ({rounds.rounds_to_see(name):,})" for name, size in rounds.batch_sizes.items())
+            logger.info("Batch sizes, and how many rounds it takes to see all rows: %s.", ", ".join(sizes))
+        if self.args.task_weights != "inverse_batch_size":
+            return {name: self.args.by_task("task_weights").get(name, 1.0) for name in rounds.batch_sizes}
+        weights = inverse_batch_size_weights(rounds.batch_sizes)
+        logger.info("Weights of the losses: %s.", ", ".join(f"{name} {w:.4g}" for name, w in weights.items()))
+        return weights
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Rows an epoch of this loader shows; the stock count would be of rounds."""
@@ -298,6 +320,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         graphed = self.args.uses_graphs and self.regularizer is None and self.proximal is None
+        self._weights = self._loss_weights()
         self.conflicts = ConflictMeter(self.train_tasks)
         self._gradients = self.make_gradients(static=graphed)
         if resume_from_checkpoint:
@@ -362,10 +385,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             model.train()  # the call alone visits every module
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
             self.optimizer.train()
-        weights = self.args.task_weights or {}
         total = torch.zeros((), device=self.args.device)
         for task, batch in self._prepare_inputs(inputs).items():
-            factor = weights.get(task, 1.0) / self.current_gradient_accumulation_steps
+            factor = self._weights[task] / self.current_gradient_accumulation_steps
             loss, logits = self._backward(task, batch, factor)
             self._record(f"loss_{task}", loss)
             if self._training_scores is not None:

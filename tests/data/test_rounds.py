@@ -5,9 +5,18 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hf_minbert import get_tasks
-from hf_minbert.data.rounds import MIXING, RowSampler, fetch, label_groups
+from hf_minbert.data.rounds import (
+    MIXING,
+    RowSampler,
+    fetch,
+    inverse_batch_size_weights,
+    label_groups,
+    proportional_batch_sizes,
+)
 from hf_minbert.errors import MinBertError
 
 STARTS = {"sst": 0, "para": 100, "sts": 200}
@@ -292,6 +301,93 @@ def test_without_a_number_of_rows_there_is_nothing_to_keep():
 def test_more_rows_than_there_are_are_refused_with_both_numbers():
     with pytest.raises(MinBertError, match="`rows_per_epoch` of 'para' asks for 10 rows, and there are 9."):
         rounds_of({"para": 9}, rows={"para": 10})
+
+
+# ---- batch sizes in proportion to the rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "largest", "sizes"),
+    [
+        ({"sst": 8544, "para": 141506, "sts": 6040}, 24, [1, 24, 1]),  # 1.45 and 1.02: the sizes of report 003
+        ({"sst": 8544, "para": 141506, "sts": 6040}, 96, [6, 96, 4]),  # 5.80 and 4.10
+        ({"sst": 8000, "para": 280000, "sts": 6000}, 70, [2, 70, 2]),  # 2 and 1.5, which is rounded up
+        ({"sst": 8000, "para": 280000, "sts": 6000}, 69, [2, 69, 1]),  # 1.97 and 1.48
+        ({"sst": 4000, "para": 280000}, 35, [1, 35]),  # .5
+        ({"sst": 7, "para": 7}, 3, [3, 3]),
+        ({"sts": 5}, 8, [8]),
+    ],
+)
+def test_batch_sizes_in_proportion_to_the_rows(rows, largest, sizes):
+    assert proportional_batch_sizes(rows, largest) == dict(zip(rows, sizes, strict=True))
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.integers(1, 512), st.integers(1, 4))
+def test_tasks_with_proportional_batches_end_as_near_to_each_other_as_whole_numbers_allow(counts, largest, processes):
+    rows = {str(task): count for task, count in enumerate(counts)}
+    if min(counts) * largest * 2 < max(counts):
+        with pytest.raises(MinBertError, match="leaves '.' no row in a round"):
+            proportional_batch_sizes(rows, largest)
+        return
+    sizes = proportional_batch_sizes(rows, largest)
+    steps = max(counts) / largest  # of the longest task, on one process
+    for task, size in sizes.items():
+        assert size >= 1
+        assert abs(steps * size - rows[task]) <= steps / 2 * (1 + 1e-12)  # no other size is nearer
+        # It ends within one step of the longest, but for the rounding of its batch, which is half a row at most.
+        own, longest = (-(-count // (b * processes)) for count, b in ((rows[task], size), (max(counts), largest)))
+        assert abs(own - longest) <= 1 + steps / processes / (2 * size)
+
+
+@given(st.lists(st.integers(1, 64), min_size=2, max_size=5), st.integers(1, 5000), st.data())
+def test_tasks_whose_rows_are_whole_batches_end_together_whatever_the_last_ones_lack(batches, steps, data):
+    """Where batches of the wanted sizes exist, they are found, and all tasks need the same number of rounds."""
+    rows = {str(task): size * steps for task, size in enumerate(batches)}
+    assert [*proportional_batch_sizes(rows, max(batches)).values()] == batches
+    for task, size in enumerate(batches):
+        if task != batches.index(max(batches)):
+            rows[str(task)] -= data.draw(st.integers(0, min(size, steps // 2)))
+    sizes = proportional_batch_sizes(rows, max(batches))
+    assert [*sizes.values()] == batches
+    needed = [-(-rows[task] // size) for task, size in sizes.items()]
+    assert max(needed) - min(needed) <= 1
+
+
+@pytest.mark.parametrize("largest", [11, 1])
+def test_a_task_that_would_have_no_row_in_a_round_is_refused_with_the_least_size_that_does(largest):
+    rows = {"sst": 8544, "para": 141506, "sts": 6040}
+    with pytest.raises(MinBertError, match=r"'sts' no row.*6040 rows.*'para' has 141506.*to 12 or more"):
+        proportional_batch_sizes(rows, largest)
+    assert proportional_batch_sizes(rows, 12) == {"sst": 1, "para": 12, "sts": 1}
+
+
+@pytest.mark.parametrize("mixing", MIXING)
+def test_two_processes_see_the_rows_of_one_with_batches_twice_as_large(mixing):
+    """The sizes are per device, and twice as large where the largest is, if no rounding comes between."""
+    rows = {"sst": 24, "para": 48, "sts": 12}
+    halves, wholes = proportional_batch_sizes(rows, 4), proportional_batch_sizes(rows, 8)
+    assert wholes == {task: 2 * size for task, size in halves.items()} == {"sst": 4, "para": 8, "sts": 2}
+    two, one = rounds_of(rows, halves, mixing=mixing, processes=2), rounds_of(rows, wholes, mixing=mixing)
+    assert len(two) == 2 * len(one)
+    for step in range(len(one)):
+        for task, whole in one[step].items():
+            assert two[2 * step][task] + two[2 * step + 1][task] == whole
+
+
+@pytest.mark.parametrize("mixing", ["cycle", "once", "shortest"])
+def test_all_rows_are_seen_once_and_no_task_leaves_or_starts_again_where_batches_fit(mixing):
+    rows = {"sst": 12, "para": 40, "sts": 8}
+    rounds = rounds_of(rows, proportional_batch_sizes(rows, 10), mixing=mixing)
+    assert [{task: len(batch) for task, batch in rounds[index].items()} for index in range(len(rounds))] == [
+        {"sst": 3, "para": 10, "sts": 2}
+    ] * 4
+    assert all(len(set(flat(rounds, task))) == count for task, count in rows.items())
+
+
+def test_weights_by_equation_7_of_report_003():
+    assert inverse_batch_size_weights({"sst": 1, "para": 24, "sts": 1}) == {"sst": 1.0, "para": 1 / 24, "sts": 1.0}
+    assert inverse_batch_size_weights({"sst": 6, "para": 96, "sts": 4}) == {"sst": 4 / 6, "para": 1 / 24, "sts": 1.0}
+    assert inverse_batch_size_weights({"sst": 8, "para": 8}) == {"sst": 1.0, "para": 1.0}
 
 
 # ---- balanced

@@ -242,6 +242,8 @@ def test_a_number_of_rows_and_a_share_are_told_apart(rows):
         ({"task_batch_sizes": {"sst": 0}}, "`task_batch_sizes` of 'sst' must be a whole number from 1. Found 0."),
         ({"task_batch_sizes": {"sst": 2.5}}, "Found 2.5."),
         ({"task_batch_sizes": {"sst": True}}, "Found True."),
+        ({"task_batch_sizes": "proportionate"}, "Unknown task_batch_sizes 'proportionate'. ... 'proportional'?"),
+        ({"task_weights": "inverse_batch"}, "Unknown task_weights 'inverse_batch'. ... 'inverse_batch_size'?"),
         ({"task_weights": {"sst": -1}}, "`task_weights` of 'sst' must be a number from 0. Found -1."),
         ({"task_weights": {"sst": float("nan")}}, "Found nan."),
         (

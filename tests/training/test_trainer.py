@@ -1,5 +1,7 @@
 """The step: against a training loop written out by hand, and what each argument does to it."""
 
+from collections import Counter
+
 import pytest
 import torch
 from datasets import Dataset
@@ -61,6 +63,13 @@ LOOPS = {
         8,
     ),
     "weights": (THREE, *({"task_weights": {"sts": 0.25, "para": 0.0}},) * 2, 6),
+    # Of 12, 9 and 4 rows a round of three takes 3, 2 (2.25) and 1: para ends with a fifth one, filled up.
+    "proportional batches": (
+        {"sst": 12, "para": 9, "sts": 4},
+        {"task_batch_sizes": "proportional", "per_device_train_batch_size": 3, "task_weights": "inverse_batch_size"},
+        {"task_weights": {"sst": 1 / 3, "para": 1 / 2, "sts": 1.0}},
+        10,
+    ),
     "clipping": (THREE, {"max_grad_norm": 0.5}, {"clip": 0.5}, 6),
     "all together": (
         SEVEN,
@@ -144,6 +153,61 @@ def test_an_epoch_of_batches_of_different_sizes(make_trainer):
     trainer = make_trainer(train={"sst": 9, "para": 6, "sts": 2}, task_batch_sizes={"para": 1, "sts": 3})
     sizes = [{task: len(batch["labels"]) for task, batch in one.items()} for one in trainer.get_train_dataloader()]
     assert sizes == [{"sst": 4, "para": 1, "sts": 3}] * 6
+
+
+@pytest.mark.parametrize("mixing", MIXING)
+def test_batches_in_proportion_to_the_rows_of_an_epoch(make_trainer, mixing):
+    trainer = make_trainer(
+        train={"sst": 20, "para": 80, "sts": 10},
+        rows_per_epoch={"para": 0.5, "sts": 10},  # so 20, 40 and 10 rows
+        train_tasks=["sst", "para", "sts"],
+        task_batch_sizes="proportional",
+        per_device_train_batch_size=8,
+        mixing=mixing,
+    )
+    rounds = list(trainer.get_train_dataloader())
+    sizes = {"sst": 4, "para": 8, "sts": 2}
+    found = [(task, len(batch["labels"])) for one in rounds for task, batch in one.items()]
+    assert {*found} <= {*sizes.items()}
+    if mixing in ("cycle", "once", "shortest"):
+        assert Counter(found) == dict.fromkeys(sizes.items(), 5)  # all end with the fifth round
+
+
+def test_the_log_says_which_batch_sizes_and_weights_were_computed(make_trainer, caplog):
+    trainer = make_trainer(
+        train={"sst": 12, "para": 9, "sts": 4},
+        task_batch_sizes="proportional",
+        per_device_train_batch_size=3,
+        task_weights="inverse_batch_size",
+        max_steps=1,
+    )
+    with caplog.at_level("INFO", logger="hf_minbert"):
+        trainer.train()
+    said = "Batch sizes, and how many rounds it takes to see all rows: sst 3 (4), para 2 (5), sts 1 (4)."
+    assert said in caplog.messages
+    assert "Weights of the losses: sst 0.3333, para 0.5, sts 1." in caplog.messages
+
+
+def test_proportional_batches_without_a_row_of_a_task_are_refused_before_a_step(make_trainer):
+    trainer = make_trainer(
+        train={"sst": 20, "para": 9, "sts": 2}, task_batch_sizes="proportional", per_device_train_batch_size=4
+    )
+    with pytest.raises(MinBertError, match="'sts' no row in a round.*to 5 or more"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_proportional_batches_resume_to_the_same_weights(make_trainer, tiny_model):
+    given = {
+        "train": {"sst": 12, "para": 9, "sts": 4}, "task_batch_sizes": "proportional", "mixing": "once",
+        "per_device_train_batch_size": 3, "task_weights": "inverse_batch_size", "save_strategy": "steps",
+        "save_steps": 3, "max_steps": 8,
+    }  # fmt: skip
+    whole = make_trainer(**given)
+    whole.train()
+    resumed = make_trainer(tiny_model(), **given)
+    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-3")
+    assert_close(weights_of(resumed.model), weights_of(whole.model))
 
 
 #: Every kind of layer that a head may have beside the plain ones.
