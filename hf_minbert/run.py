@@ -32,6 +32,7 @@ from .tasks import Task, get_tasks
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import newest_complete_checkpoint
+from .training.conflicts import ConflictDetail
 from .training.gradients import GradientRows, Gradients
 from .training.trainer import MultiTaskTrainer
 
@@ -102,14 +103,19 @@ _NOT_MEASURED: dict[str, Any] = {
     "eval_strategy": "no", "do_eval": False, "eval_on_start": False, "save_strategy": "no", "logging_strategy": "no",
     "load_best_model_at_end": False, "metric_for_best_model": None, "early_stopping_patience": None,
     "train_metrics": "none", "proximal_evaluate": False, "resume_from_checkpoint": None, "report_to": "none",
-    "aggregator": "sum", "aggregator_options": None, "gradient_smoothing": None,
+    "aggregator": "pcgrad", "aggregator_options": None, "gradient_smoothing": None,
 }  # fmt: skip
 
 
-def measure_conflicts(values: Mapping[str, Value], steps: int) -> dict[str, float]:
+def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictDetail = "none") -> dict[str, float]:
     """Trains on the sum of the losses for the first `steps` steps of a recipe, and measures the tasks' gradients.
 
     Nothing is kept of it. The schedule is that of the whole recipe.
+
+    Args:
+        values: the recipe.
+        steps: how many.
+        detail: as for `ConflictMeter`.
 
     Returns:
         the means of `ConflictMeter`, where what is removed and turned is what PCGrad would, and `steps`, how many
@@ -122,7 +128,8 @@ def measure_conflicts(values: Mapping[str, Value], steps: int) -> dict[str, floa
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     with tempfile.TemporaryDirectory() as folder:
         with explain("Reading the training arguments", "Mend the recipe."):
-            args = MultiTaskTrainingArguments(**{**given, **_NOT_MEASURED, "output_dir": folder})
+            measured = {**_NOT_MEASURED, "conflict_detail": detail, "output_dir": folder}
+            args = MultiTaskTrainingArguments(**{**given, **measured})
             set_seed(args.seed)
         tasks = get_tasks(settings.tasks)
         by_name = {task.name: task for task in tasks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,12 @@ from typing import Annotated
 import typer
 
 from ..recipe import read_recipe
+
+
+class Detail(str, Enum):
+    none = "none"
+    layers = "layers"
+    tensors = "tensors"
 
 
 def conflicts(
@@ -22,6 +29,9 @@ def conflicts(
         typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, such as learning_rate=1e-4."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="How many of the recipe's first steps to measure.")] = 100,
+    detail: Annotated[
+        Detail, typer.Option(help="Tell layers apart; with tensors also count the parameter tensors in conflict.")
+    ] = Detail.none,
     output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
 ) -> None:
     """Measure how often the gradients of a recipe's tasks conflict: whether gradient surgery can help at all.
@@ -34,16 +44,25 @@ def conflicts(
 
     if output is not None:
         check_writable(output)
-    found = measure_conflicts(values, steps)
+    found = measure_conflicts(values, steps, detail.value)
     if output is not None:
         write_json(output, found)
     _print_tables(found)
+    _print_detail(found)
     typer.echo(verdict(found))
 
 
+def _tasks(found: Mapping[str, float]) -> list[str]:
+    return [name.removeprefix("removed_") for name in found if name.startswith("removed_")]
+
+
+def _pairs(found: Mapping[str, float]) -> list[tuple[str, str]]:
+    return [(a, b) for a, b in combinations(_tasks(found), 2) if f"conflict_{a}_{b}" in found]
+
+
 def _print_tables(found: Mapping[str, float]) -> None:
-    tasks = [name.removeprefix("removed_") for name in found if name.startswith("removed_")]
-    pairs = [(a, b) for a, b in combinations(tasks, 2) if f"conflict_{a}_{b}" in found]
+    tasks = _tasks(found)
+    pairs = _pairs(found)
     width = max(len("pair"), *(len(f"{a}, {b}") for a, b in pairs))
     typer.echo(f"{'pair':<{width}}  in conflict  mean cosine")
     for a, b in pairs:
@@ -55,9 +74,36 @@ def _print_tables(found: Mapping[str, float]) -> None:
     typer.echo()
 
 
+def _print_detail(found: Mapping[str, float]) -> None:
+    """Of layers, by pair the share of steps in conflict and the mean cosine; of tensors, how many conflict."""
+    pairs = _pairs(found)
+    layers = list(dict.fromkeys(name.split("/")[1] for name in found if "/" in name))
+    if layers:
+        width, columns = max(map(len, ["layer", *layers])), {pair: max(15, len(", ".join(pair))) for pair in pairs}
+        heads = (f"{', '.join(pair):>{columns[pair]}}" for pair in pairs)
+        typer.echo("  ".join([f"{'layer':<{width}}", *heads]) + "  (in conflict, mean cosine)")
+        for layer in layers:
+            cells = (f"{_cell(found, f'{a}_{b}/{layer}'):>{columns[a, b]}}" for a, b in pairs)
+            typer.echo("  ".join([f"{layer:<{width}}", *cells]))
+        typer.echo()
+    if "tensor_conflicts" in found:
+        width = max(len("each way"), *(len(", ".join(pair)) for pair in pairs))
+        typer.echo(f"{'each way':<{width}}  tensors in conflict a step, of {found['shared_tensors']:g}")
+        for a, b in pairs:
+            typer.echo(f"{f'{a}, {b}':<{width}}  {found[f'tensor_conflicts_{a}_{b}']:.1f}")
+        typer.echo(f"{'both ways, all pairs':<{width}}  {found['tensor_conflicts']:.1f}\n")
+
+
+def _cell(found: Mapping[str, float], name: str) -> str:
+    """Empty where no step had both gradients there."""
+    if f"conflict_{name}" not in found:
+        return ""
+    return f"{found[f'conflict_{name}']:.1%} {found[f'cosine_{name}']:>7.4f}"
+
+
 def verdict(found: Mapping[str, float]) -> str:
     """One sentence on whether surgery has anything to do, of what `measure_conflicts` returns."""
-    shares = [share for name, share in found.items() if name.startswith("conflict_")]
+    shares = [share for name, share in found.items() if name.startswith("conflict_") and "/" not in name]
     steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
     if not any(shares):
         return f"Surgery has nothing to remove: no two tasks were in conflict in {steps}."

@@ -14,7 +14,7 @@ EPILOG = (
     f"Keys of a recipe: {', '.join(f.name for f in fields(RunSettings))}; "
     "train_tasks, eval_tasks, task_batch_sizes, task_weights, mixing, mixing_temperature, task_sampling, "
     "score_bins, rows_per_epoch, redraw_rows, aggregator, aggregator_options, gradient_smoothing, "
-    "gradient_reduction, optim, freeze, regularizer, smart_weight, smart_epsilon, smart_step_size, "
+    "gradient_reduction, conflict_detail, optim, freeze, regularizer, smart_weight, smart_epsilon, smart_step_size, "
     "smart_noise_std, smart_steps, smart_variant, smart_score_divergence, smart_norm, smart_level, smart_form, "
     "r_drop_weight, fgm_weight, fgm_epsilon, proximal, proximal_weight, proximal_steps, proximal_momentum, "
     "proximal_evaluate, pretrained_decay, packing, cuda_graphs, train_metrics, early_stopping_patience, "

@@ -65,10 +65,10 @@ def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
 def conflicts(gram: Tensor) -> tuple[Tensor, Tensor]:
     """The cosine of every two tasks' gradients, 0 where one is zero, and whether the two conflict: it is negative.
 
-    Both `[tasks, tasks]`, on the device of `gram`.
+    Both of the shape of `gram`, `[..., tasks, tasks]`, and on its device.
     """
-    norms = gram.diagonal().sqrt()
-    return _ratio(gram, torch.outer(norms, norms)), gram < 0
+    norms = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    return _ratio(gram, norms[..., :, None] * norms[..., None, :]), gram < 0
 
 
 def random_orders(tasks: int, generator: Generator | None = None) -> Tensor:

@@ -16,6 +16,7 @@ from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import metric_names
 from ..tasks import Task
 from .aggregators import make_aggregator
+from .conflicts import ConflictDetail
 from .optimizers import OPTIMIZERS, OwnOptimizer
 from .proximal import proximal_of
 from .regularizers import regularizer_of
@@ -104,6 +105,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
         gradient_reduction: how several processes bring tasks' gradients together for an aggregator with rows.
             `all_reduce`: every process gets all means; `sharded`: each gets and combines a share of the numbers, with
             less traffic, to equal results. Not with `gradient_smoothing`.
+        conflict_detail: what an aggregator that sees each task's gradient logs of conflicts, beside those of whole
+            gradients. `layers`: rate and cosine of every two tasks layer by layer; `tensors`: also in how many
+            parameter tensors they conflict, per step and in each epoch; `none`. Costs a second pass over gradients.
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
         freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
             in all training, so a head sees other features in each epoch.
@@ -162,6 +166,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     aggregator_options: dict | None = None
     gradient_smoothing: float | None = None
     gradient_reduction: GradientReduction = "all_reduce"
+    conflict_detail: ConflictDetail = "none"
     optim: OptimizerNames | OwnOptimizer | str = TrainingArguments.optim
     freeze: Freeze = "none"
     regularizer: str = "none"
@@ -298,6 +303,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     def _check_values(self) -> None:
         choices = {"mixing": MIXING, "proximal": get_args(Proximal)}
         choices |= {"train_metrics": get_args(TrainMetrics), "freeze": get_args(Freeze)}
+        choices |= {"conflict_detail": get_args(ConflictDetail)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
@@ -317,6 +323,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError(
                 "`gradient_reduction: sharded` is for an aggregator with rows, such as pcgrad, and without "
                 "`gradient_smoothing`. Leave it out."
+            )
+        if self.conflict_detail != "none" and not aggregator.needs_rows:
+            raise MinBertError(
+                f"`conflict_detail: {self.conflict_detail}` needs an aggregator that sees each task's gradient. Found "
+                f"{self.aggregator!r}. Take another, such as pcgrad, or measure with `minbert conflicts --detail`."
             )
         if self.gradient_smoothing is None:
             return

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from itertools import combinations
-from typing import Any
+from itertools import combinations, groupby
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from transformers import TrainerCallback
 
 from .aggregators import conflicts
+
+#: What is told apart beside whole vectors.
+ConflictDetail = Literal["none", "layers", "tensors"]
+
+
+def layer_of(parameter: str) -> str:
+    """`embeddings`, `layer.0` and so on, `pooler`, or `rest`, by the name that a parameter has in the model."""
+    found = re.search(r"(?:^|\.)(?:(embeddings|pooler)|encoder\.(layer\.\d+))\.", parameter)
+    return "rest" if found is None else found[1] or found[2]
 
 
 class ConflictMeter:
@@ -25,26 +36,65 @@ class ConflictMeter:
     Gradients are those over the shared parameters, whole vectors, as the aggregator gets them. Steps whose gradients
     are not finite do not count, nor for a pair those in which one of the two is missing.
 
+    With detail, `conflict_<a>_<b>/<layer>` and `cosine_<a>_<b>/<layer>` are the same over the parameters of one layer
+    (`layer_of`), in steps in which both gradients reach it. With that of tensors, `tensor_conflicts_<a>_<b>` is in how
+    many parameter tensors of a step the two conflict, of `shared_tensors`; `tensor_conflicts` is their number over all
+    ordered pairs, in which (a, b) and (b, a) count once each. Among the tensors are the biases of attention's keys,
+    whose gradients are rounding and nothing else: their signs are a coin's.
+
     Args:
         tasks: in the order in which the names of a pair stand.
+        detail: `none`; `layers`; or `tensors`, which has the layers too.
+        parameters: names of the trained parameters, in the order in which `GradientRows` has them.
     """
 
-    def __init__(self, tasks: Sequence[str]):
-        self.tasks = list(tasks)
-        self._sums: dict[tuple[str, ...], Tensor] = {}  # by the step's tasks, on the device, since the last reading
+    def __init__(self, tasks: Sequence[str], detail: ConflictDetail = "none", parameters: Sequence[str] = ()):
+        self.tasks, self.detail = list(tasks), detail
+        self._layers = [layer_of(name) for name in parameters]
+        #: By the step's tasks and layers, on the device, since the last reading.
+        self._sums: dict[tuple[tuple[str, ...], tuple[str, ...]], Tensor] = {}
         self._totals: dict[str, list[float]] = {}  # name to sum and count over all of training
+        self._past: dict[str, int] = {}  # steps and conflicts in the epochs that are over
 
-    def add(self, tasks: Sequence[str], gram: Tensor, coefficients: Tensor) -> None:
-        """Takes in a step: what `Aggregator.step` returns, for these tasks. Nothing is read from the device."""
-        key, finite = tuple(tasks), gram.isfinite().all()
+    def pieces(self, shared: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """Where to cut the gradients: `(layer, parameters)` one after the other; nowhere without detail.
+
+        Args:
+            shared: places of the parameters that the gradients are over.
+        """
+        if self.detail == "none":
+            return []
+        if self.detail == "tensors":
+            return [(self._layers[i], [i]) for i in shared]
+        return [(layer, [*of]) for layer, of in groupby(shared, key=self._layers.__getitem__)]
+
+    def add(
+        self,
+        tasks: Sequence[str],
+        gram: Tensor,
+        coefficients: Tensor,
+        layers: Sequence[str] = (),
+        grams: Tensor | None = None,
+    ) -> None:
+        """Takes in a step: what `Aggregator.step` returns, for these tasks. Nothing is read from the device.
+
+        Args:
+            layers: of each of the `pieces`.
+            grams: the Gram matrix of each, `[pieces, tasks, tasks]`.
+        """
         cosines, conflicting = conflicts(gram)
         norms = gram.diagonal().sqrt()
         figures = [
-            conflicting.flatten(), cosines.flatten(), torch.where(norms == 0, 0.0, norms / norms.mean()),
-            _removed(gram, coefficients), _turn(gram, coefficients),
+            conflicting, cosines, torch.where(norms == 0, 0.0, norms / norms.mean()), _removed(gram, coefficients),
+            _turn(gram, coefficients),
         ]  # fmt: skip
-        values = torch.cat([figure.to(gram.dtype) for figure in figures] + [gram.new_ones(1)])
-        values = torch.where(finite, values, 0.0)
+        if grams is not None:
+            figures.append(_by_layer(layers, grams))
+            if self.detail == "tensors":
+                figures += [(grams < 0).sum(dim=0), gram.new_full((1,), len(grams))]
+        values = torch.cat([figure.to(gram.dtype).flatten() for figure in [*figures, gram.new_ones(1)]])
+        values = torch.where(gram.isfinite().all(), values, 0.0)
+        key = (tuple(tasks), tuple(dict.fromkeys(layers)))
         self._sums[key] = self._sums[key] + values if key in self._sums else values
 
     def read(self) -> dict[str, float]:
@@ -56,34 +106,105 @@ class ConflictMeter:
 
     def means(self) -> dict[str, float]:
         """The means over all of training."""
-        return _means(self.state_dict())
+        return _means(self._all())
+
+    def end_epoch(self) -> dict[str, int]:
+        """How many conflicts the steps since the last call had, by ordered pair; nothing where there was no step.
+
+        `conflicts_epoch` counts whole vectors, `tensor_conflicts_epoch` parameter tensors, with that detail.
+        """
+        sums = self._all()
+        pairs = [sums.get(f"conflict_{a}_{b}", (0.0, 0.0)) for a, b in combinations(self.tasks, 2)]
+        counts = {"steps": round(sums.get("surgery_turn", (0.0, 0.0))[1])}
+        counts["conflicts_epoch"] = round(2 * sum(conflicting for conflicting, _ in pairs))
+        if self.detail == "tensors":
+            counts["tensor_conflicts_epoch"] = round(sums.get("tensor_conflicts", (0.0, 0.0))[0])
+        found = {name: count - self._past.get(name, 0) for name, count in counts.items()}
+        self._past = counts
+        return found if found.pop("steps") else {}
+
+    def _all(self) -> dict[str, list[float]]:
+        return _added(self._totals, self._recent())
 
     def _recent(self) -> dict[str, list[float]]:
         """Sum and count of each name since the last reading."""
         found: dict[str, list[float]] = {}
-        for tasks, sums in self._sums.items():
-            *values, count = sums.tolist()
-            named = {name: [value, count] for name, value in self._named(tasks, values).items()}
-            found = _added(found, named)
+        for (tasks, layers), sums in self._sums.items():
+            found = _added(found, self._named(tasks, layers, sums.cpu()))
         return found
 
-    def _named(self, tasks: Sequence[str], values: list[float]) -> dict[str, float]:
+    def _named(self, tasks: Sequence[str], layers: Sequence[str], sums: Tensor) -> dict[str, list[float]]:
         size = len(tasks)
         place = {task: tasks.index(task) for task in self.tasks if task in tasks}
-        named = {}
-        for a, b in combinations(place, 2):
-            at = place[a] * size + place[b]
-            named[f"conflict_{a}_{b}"], named[f"cosine_{a}_{b}"] = values[at], values[size * size + at]
-        for task, at in place.items():
-            named[f"norm_{task}"] = values[2 * size * size + at]
-            named[f"removed_{task}"] = values[2 * size * size + size + at]
-        return {**named, "surgery_turn": values[-1]}
+        pairs = {f"{a}_{b}": (place[a], place[b]) for a, b in combinations(place, 2)}
+        lengths = [2 * size * size, 2 * size, 1, 3 * len(layers) * size * size]
+        of_pairs, of_tasks, turn, of_layers, of_tensors = sums[:-1].split([*lengths, len(sums) - 1 - sum(lengths)])
+        conflicting, cosines = of_pairs.view(2, size, size).tolist()
+        norms, removed = of_tasks.view(2, size).tolist()
+        named = {f"conflict_{pair}": conflicting[i][j] for pair, (i, j) in pairs.items()}
+        named |= {f"cosine_{pair}": cosines[i][j] for pair, (i, j) in pairs.items()}
+        named |= {f"norm_{task}": norms[i] for task, i in place.items()}
+        named |= {f"removed_{task}": removed[i] for task, i in place.items()}
+        named["surgery_turn"] = turn.item()
+        if len(of_tensors):
+            matrix = of_tensors[:-1].view(size, size).tolist()
+            named |= {f"tensor_conflicts_{pair}": matrix[i][j] for pair, (i, j) in pairs.items()}
+            named |= {"tensor_conflicts": sum(map(sum, matrix)), "shared_tensors": of_tensors[-1].item()}
+        found = {name: [value, sums[-1].item()] for name, value in named.items()}
+        for name, values in zip(layers, of_layers.view(len(layers), 3, size, size).tolist(), strict=True):
+            counts, *figures = values
+            for figure, matrix in zip(("conflict", "cosine"), figures, strict=True):
+                found |= {f"{figure}_{pair}/{name}": [matrix[i][j], counts[i][j]] for pair, (i, j) in pairs.items()}
+        return found
 
     def state_dict(self) -> dict[str, Any]:
-        return _added(self._totals, self._recent())
+        return {"totals": self._all(), "past": dict(self._past)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._totals = {name: list(pair) for name, pair in state.items()}
+        self._totals = {name: list(pair) for name, pair in state["totals"].items()}
+        self._past = dict(state["past"])
+
+
+class Measured(Protocol):
+    """The trainer, as far as `EpochTotals` needs it."""
+
+    conflicts: ConflictMeter
+
+    def log(self, logs: dict[str, float]) -> None: ...
+
+
+class EpochTotals(TrainerCallback):
+    """Logs how many conflicts an epoch had at its last step, unless the log of that step does.
+
+    At the end of the epoch it would be too late: a checkpoint of the last step is written before, and a run that goes
+    on from there would count its conflicts in the next epoch. One that training leaves unfinished has no entry.
+    """
+
+    def __init__(self, trainer: Measured):
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if is_whole(state.epoch) and not control.should_log and (totals := self.trainer.conflicts.end_epoch()):
+            self.trainer.log(totals)
+
+
+def is_whole(epoch: float) -> bool:
+    """Whether the step that has been taken is the last one of its epoch."""
+    return epoch == round(epoch)
+
+
+def _by_layer(layers: Sequence[str], grams: Tensor) -> Tensor:
+    """Of each layer's Gram matrix: whether both gradients reach it, whether they conflict, and their cosine.
+
+    `[layers, 3, tasks, tasks]`, from `[pieces, tasks, tasks]`.
+    """
+    names = [*dict.fromkeys(layers)]
+    belongs = torch.tensor([[float(layer == name) for layer in layers] for name in names], dtype=grams.dtype)
+    sums = (belongs.to(grams.device, non_blocking=True) @ grams.flatten(1)).view(-1, *grams.shape[1:])
+    cosines, conflicting = conflicts(sums)
+    reached = sums.diagonal(dim1=-2, dim2=-1) > 0
+    both = reached[:, :, None] & reached[:, None, :]
+    return torch.stack([both.to(sums.dtype), conflicting.to(sums.dtype), cosines], dim=1)
 
 
 def _removed(gram: Tensor, coefficients: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -269,10 +270,7 @@ class GradientRows(StaticGradients):
             self.parameters[i].grad = gradient
         self._combined = [*own.values()]
         if shared:
-            make = self._step_in_shards if in_shards else self.aggregator.step
-            combined, gram, coefficients = make(self._stacked(shared), generator, self.open)
-            if self.meter is not None:
-                self.meter.add(self.open, gram, coefficients)
+            combined = self._step(self._stacked(shared), shared, generator, in_shards)
             sizes = [self.parameters[i].numel() for i in shared]
             for i, piece in zip(shared, combined.split(sizes), strict=True):
                 self.parameters[i].grad = piece.view_as(self.parameters[i])
@@ -312,22 +310,55 @@ class GradientRows(StaticGradients):
         for row, smooth in zip(own, rows, strict=True):
             row.copy_(smooth)
 
-    def _step_in_shards(
-        self, rows: torch.Tensor, generator: torch.Generator, tasks: list[str]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """`Aggregator.step` on the means of all processes' rows: each makes a share of the numbers."""
+    def _step(
+        self, rows: torch.Tensor, shared: list[int], generator: torch.Generator, in_shards: bool
+    ) -> torch.Tensor:
+        """Makes one gradient of the rows, `[tasks, numbers]`, and tells the meter."""
+        if not in_shards:
+            combined, gram, coefficients = self.aggregator.step(rows, generator, self.open)
+            self._measure(rows, None, shared, gram, coefficients)
+            return combined
+        shard, first = self._shard(rows)
+        gram = gram_matrix(shard)
+        dist.all_reduce(gram)
+        coefficients = self.aggregator.coefficients(gram, generator, self.open)
+        combined = rows.new_empty(_processes() * shard.shape[1])
+        dist.all_gather_into_tensor(combined, weighted_sum(shard, coefficients.sum(dim=0)))
+        self._measure(shard, first, shared, gram, coefficients)
+        return combined[: rows.shape[1]]
+
+    def _shard(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """This process's share of the means of all processes' rows, and which number it begins with."""
         processes = _processes()
         width = -(-rows.shape[1] // processes)
         shard = rows.new_empty(len(rows), width)
         for share, row in zip(shard, rows, strict=True):
             dist.reduce_scatter_tensor(share, F.pad(row, (0, processes * width - len(row))))
         shard /= processes
-        gram = gram_matrix(shard)
-        dist.all_reduce(gram)
-        coefficients = self.aggregator.coefficients(gram, generator, tasks)
-        combined = rows.new_empty(processes * width)
-        dist.all_gather_into_tensor(combined, weighted_sum(shard, coefficients.sum(dim=0)))
-        return combined[: rows.shape[1]], gram, coefficients
+        return shard, dist.get_rank() * width
+
+    def _measure(
+        self, rows: torch.Tensor, first: int | None, shared: list[int], gram: torch.Tensor, coefficients: torch.Tensor
+    ) -> None:
+        """Tells the meter of a step.
+
+        Args:
+            rows: `[tasks, numbers]`, all of them, or this process's share.
+            first: which number a share begins with.
+            gram: over all numbers, as are `coefficients`.
+        """
+        if self.meter is None:
+            return
+        pieces = self.meter.pieces(shared)
+        if not pieces:
+            self.meter.add(self.open, gram, coefficients)
+            return
+        ends = accumulate((sum(self.parameters[i].numel() for i in of) for _, of in pieces), initial=0)
+        bounds = [max(end - (first or 0), 0) for end in ends]
+        grams = torch.stack([gram_matrix(rows[:, start:end]) for start, end in pairwise(bounds)])
+        if first is not None:
+            dist.all_reduce(grams)
+        self.meter.add(self.open, gram, coefficients, [layer for layer, _ in pieces], grams)
 
     def _average(self, matrix: bool) -> None:
         whole = self.open == list(self.rows)

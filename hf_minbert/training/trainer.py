@@ -30,7 +30,7 @@ from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
 from .checkpoints import AGGREGATOR, newest_complete_checkpoint
 from .class_weights import auto_options, counted, in_words, warnings_of
-from .conflicts import ConflictMeter
+from .conflicts import ConflictMeter, EpochTotals, is_whole
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import check_trainable, count_parameters, encoder_parameters, freeze_encoder
 from .gradients import Gradients, collector
@@ -137,7 +137,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self.add_callback(self._training_scores)
         self._gradients, self._graphs, self._num_parameters = None, None, None
         self._weights: dict[str, float] = {}
-        self.conflicts = ConflictMeter(self.train_tasks)
+        self.conflicts = self._conflict_meter()
+        self.add_callback(EpochTotals(self))
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
         self._skipped: torch.Tensor | None = None
         self._rounds_of_step = 0
@@ -321,7 +322,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         graphed = self.args.uses_graphs and self.regularizer is None and self.proximal is None
         self._weights = self._loss_weights()
-        self.conflicts = ConflictMeter(self.train_tasks)
+        self.conflicts = self._conflict_meter()
         self._gradients = self.make_gradients(static=graphed)
         if resume_from_checkpoint:
             self._load_gradients(Path(resume_from_checkpoint) / AGGREGATOR)
@@ -348,6 +349,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
         sharded = args.gradient_reduction == "sharded"
         return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
+
+    def _conflict_meter(self) -> ConflictMeter:
+        trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        return ConflictMeter(self.train_tasks, self.args.conflict_detail, trained)
 
     def _load_gradients(self, path: Path) -> None:
         if not self._gradients.state_dict():
@@ -465,7 +470,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
         A term is logged before its weight, as `<regularizer>_<task>` or `proximal_<task>`; `<regularizer>_skipped` is
         how many batches had none, as its gradient was not finite. An aggregator that sees each task's gradient adds
-        what `ConflictMeter` measures.
+        what `ConflictMeter` measures, and at the last step of an epoch its totals.
         """
         if "loss" in logs and self._means:
             sums = torch.stack([torch.stack(pair) for pair in self._means.values()])  # [names, 2]
@@ -477,6 +482,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 logs[f"{self.args.regularizer}_skipped"] = round(skipped.item())
                 self._skipped = None
             logs.update(self.conflicts.read())
+            if is_whole(self.state.epoch):
+                logs.update(self.conflicts.end_epoch())
         super().log(logs, start_time)
 
 
