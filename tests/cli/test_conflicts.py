@@ -34,6 +34,31 @@ def test_it_measures_what_a_run_with_rows_logs_and_writes_the_output_alone(minbe
     assert ended.out.splitlines()[-1] == verdict(found) and "train_loss" not in ended.out
 
 
+def test_detail_is_that_of_a_run_and_stands_in_tables(minbert, write_recipe_file, tmp_path):
+    """Of a recipe that trains with shards, which one process has none of."""
+    recipe = write_recipe_file("per_device_train_batch_size: 4", "aggregator: pcgrad", "gradient_reduction: sharded")
+    words = ["--steps", 1, "--detail", "tensors", "--output", tmp_path / "found.json"]
+    ended = minbert("conflicts", recipe, "conflict_detail=layers", *words)
+    assert ended.status == 0, ended.err
+    found = json.loads((tmp_path / "found.json").read_text())
+    metrics = train(read_recipe(recipe, ["conflict_detail=tensors"]))
+    expected = {f"train_{name}": value for name, value in found.items() if name != "steps"}
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    lines = [line.split() for line in ended.out.splitlines()]
+    rows = {line[0]: line[1:] for line in lines if line and line[0] in ("embeddings", "layer.0", "layer.1", "pooler")}
+    for layer, cells in rows.items():
+        assert cells == [
+            cell
+            for pair in PAIRS
+            for cell in (f"{found[f'conflict_{pair}/{layer}']:.1%}", f"{found[f'cosine_{pair}/{layer}']:.4f}")
+        ]
+    assert list(rows) == ["embeddings", "layer.0", "layer.1", "pooler"]
+    for pair in PAIRS:
+        assert [f"{pair.split('_')[0]},", pair.split("_")[1], f"{found[f'tensor_conflicts_{pair}']:.1f}"] in lines
+    assert ["both", "ways,", "all", "pairs", f"{found['tensor_conflicts']:.1f}"] in lines
+    assert f"of {found['shared_tensors']:g}" in ended.out and ended.out.splitlines()[-1] == verdict(found)
+
+
 def test_it_stops_in_time_on_the_schedule_of_the_recipe(minbert, write_recipe_file, tmp_path):
     recipe = write_recipe_file("per_device_train_batch_size: 4", "learning_rate: 1e-2")
     found = {}
@@ -62,6 +87,6 @@ def test_mistakes_are_one_line(minbert, write_recipe_file, words, said):
 def test_the_verdict_says_whether_surgery_has_anything_to_do():
     none = {"conflict_a_b": 0.0, "surgery_turn": 0.0, "steps": 1}
     assert verdict(none) == "Surgery has nothing to remove: no two tasks were in conflict in 1 step."
-    some = {"conflict_a_b": 0.25, "conflict_a_c": 1.0, "surgery_turn": 0.125, "steps": 100}
+    some = {"conflict_a_b": 0.25, "conflict_a_b/pooler": 1.0, "conflict_a_c": 1.0, "surgery_turn": 0.125, "steps": 100}
     assert "of 2 pairs, 1.25 were in conflict in the mean of 100 steps" in verdict(some)
     assert "12.5% off the direction of the sum" in verdict(some)
