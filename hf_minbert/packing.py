@@ -76,8 +76,8 @@ def packed_attention(
 ) -> Tensor:
     """Attention inside each sentence of a packed batch.
 
-    On CUDA from compute capability 8 in half precision without dropout it is the variable-length flash kernel; else the
-    sentences are padded for the attention alone, whose share of the work is small.
+    On CUDA from compute capability 8, in half precision, without dropout it is the variable-length flash kernel; else
+    the sentences are padded for the attention alone, whose share of the work is small.
 
     Args:
         query, key, value: [1, A, S, D].
