@@ -7,6 +7,7 @@ only. Letters in shapes: B examples, T tokens, H hidden size, N attention heads,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -512,21 +513,9 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": position_ids, "inputs_embeds": inputs_embeds,
         }  # fmt: skip
-        inputs = sentences(inputs, spec)
         wanted = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
-        mix = head.layer_mix is not None
-        if packing is not None:
-            packing = Packing(shape=tuple(inputs["attention_mask"].shape), **packing)
-        outputs = self.encoder_of(name)(
-            **inputs, task=name, packing=packing, output_hidden_states=wanted or mix, **kwargs
-        )
-        last, mask, layers = outputs.last_hidden_state, inputs["attention_mask"], outputs.hidden_states
-        if packing is not None and layers is not None:
-            # The library gives the last one as it came out, padded; the others as they were recorded.
-            layers = tuple(layer if layer.shape[:2] == packing.shape else packing.unpack(layer) for layer in layers)
-        made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
-        mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
-        vectors = head.vectors(Encoded(layers if mix else (last,), mask, outputs.pooler_output))
+        encoded, outputs = self._encode([name], inputs, packing, hidden=wanted, **kwargs)
+        vectors = head.vectors(encoded)
         logits = head(vectors)
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
         if task is None and spec["kind"] == "binary":
@@ -534,9 +523,63 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,
-            hidden_states=layers if wanted else None,
+            hidden_states=outputs.hidden_states if wanted else None,
             attentions=outputs.attentions,
         )
+
+    def encoder_path(self, task: str) -> list[nn.Module]:
+        """The encoder and the layers that a task's sentences go through: tasks with the same ones can share a pass."""
+        encoder = self.encoder_of(task)
+        return [encoder, *encoder.encoder.layers_of(task)]
+
+    def logits_of(
+        self,
+        tasks: Sequence[str],
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        packing: dict[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """The answers of several tasks to the same inputs, from one pass through the encoder.
+
+        Args:
+            tasks: their names; all with the same `pair_encoding` and `encoder_path`. The rest as in `forward`.
+
+        Returns:
+            each task's logits [B, C], as `forward` gives them where the task is named.
+        """
+        inputs = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
+            "position_ids": None, "inputs_embeds": None,
+        }  # fmt: skip
+        encoded, _ = self._encode(tasks, inputs, packing, hidden=False)
+        heads = {name: self.heads.get(name) for name in tasks}
+        return {name: head(head.vectors(encoded)) for name, head in heads.items()}
+
+    def _encode(
+        self,
+        tasks: Sequence[str],
+        inputs: dict[str, Tensor | None],
+        packing: dict[str, Any] | None,
+        hidden: bool,
+        **kwargs,
+    ) -> tuple[Encoded, BaseModelOutputWithPooling]:
+        """What these tasks' heads read, and the encoder's outputs; with `hidden`, the states of all layers."""
+        inputs = sentences(inputs, self.config.get_task(tasks[0]))
+        mix = any(self.heads.get(name).layer_mix is not None for name in tasks)
+        if packing is not None:
+            packing = Packing(shape=tuple(inputs["attention_mask"].shape), **packing)
+        outputs = self.encoder_of(tasks[0])(
+            **inputs, task=tasks[0], packing=packing, output_hidden_states=hidden or mix, **kwargs
+        )
+        last, mask, layers = outputs.last_hidden_state, inputs["attention_mask"], outputs.hidden_states
+        if packing is not None and layers is not None:
+            # The library gives the last one as it came out, padded; the others as they were recorded.
+            layers = tuple(layer if layer.shape[:2] == packing.shape else packing.unpack(layer) for layer in layers)
+            outputs.hidden_states = layers
+        made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
+        mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
+        return Encoded(layers if mix else (last,), mask, outputs.pooler_output), outputs
 
 
 def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
