@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from torch import nn
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from .data.collators import PaddedCollator
 from .data.encoding import check_max_length, encode
+from .data.rows import EncodedRows
 from .errors import MinBertError, unknown_name
 from .evaluation.decoding import Decoded, clip, decode
 from .evaluation.metrics import overall, task_metrics
@@ -23,6 +25,7 @@ from .loading import load_config, load_tokenizer, load_weights, tasks_of
 from .tasks import Task
 
 Progress = Callable[[int, int], None]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Predictor:
@@ -36,18 +39,38 @@ class Predictor:
         [{'prediction': 3.9}]
     """
 
-    def __init__(self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int = 32):
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int = 32, dtype: str = "float32"
+    ):
+        """Takes a model as it is, where it is.
+
+        Args:
+            batch_size: how many rows of the model's full length go through it at once. Of shorter rows more do, as
+                many as fill the same space.
+            dtype: what to compute in: `float32`; or `bfloat16` or `float16`, under autocast, faster on a GPU and with
+                some two or three digits.
+
+        Raises:
+            MinBertError: there is no such `dtype`, or `batch_size` is below 1.
+        """
         if batch_size < 1:
             raise MinBertError(f"`batch_size` must be at least 1. Found {batch_size}.")
+        if dtype not in DTYPES:
+            raise unknown_name("`dtype`", dtype, DTYPES)
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.batch_size = batch_size
+        self.batch_size, self.dtype = batch_size, dtype
         self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
         self.max_length = check_max_length(None, model.config.max_position_embeddings)
 
     @classmethod
     def from_pretrained(
-        cls, model_name_or_path: str | Path, *, batch_size: int = 32, device: str | torch.device | None = None
+        cls,
+        model_name_or_path: str | Path,
+        *,
+        batch_size: int = 32,
+        dtype: str = "float32",
+        device: str | torch.device | None = None,
     ) -> Predictor:
         """Loads a model saved by this package, onto the GPU where there is one unless `device` says otherwise.
 
@@ -65,7 +88,7 @@ class Predictor:
                 f"random. Give the folder of a finished run, or train it with `minbert train`."
             )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device), tokenizer, batch_size)
+        return cls(model.to(device), tokenizer, batch_size, dtype)
 
     def task(self, name: str) -> Task:
         """The model's task of this name. Raises `MinBertError` with the right names."""
@@ -108,27 +131,72 @@ class Predictor:
         """Class ids or scores for rows with the task's text columns, in their order."""
         return decode(self.task(task), self.logits(task, rows, progress))
 
-    @torch.inference_mode()
     def logits(self, task: str, rows: Any, progress: Progress | None = None) -> np.ndarray:
         """The head's outputs `[rows, outputs]` in the order of `rows`, a dataset or a list of dicts.
 
-        `progress` is called with the rows done and the rows in all, after each batch.
+        `progress` is called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
         """
-        spec = self.task(task)
-        encoded = encode(list(rows), spec, self.tokenizer, self.max_length)  # a list has no bar of its own
-        # Equal lengths side by side: no batch is padded to a stray long row.
-        order = np.argsort(-encoded.row_lengths, kind="stable")
-        collate = PaddedCollator(spec, self.tokenizer.pad_token_id, packing=True)
-        result = np.empty((len(encoded), spec.num_outputs), dtype=np.float32)
-        for start in range(0, len(order), self.batch_size):
-            indices = order[start : start + self.batch_size]
-            batch = collate(encoded.take(indices))
-            batch.pop("labels", None)
-            batch = send_to_device(batch, self.model.device)
-            result[indices] = self.model(**batch).logits.float().cpu().numpy()
-            if progress is not None:
-                progress(start + len(indices), len(order))
-        return result
+        return self.logits_of([task], rows, progress)[task]
+
+    def logits_of(self, tasks: Sequence[str], rows: Any, progress: Progress | None = None) -> dict[str, np.ndarray]:
+        """The outputs of several tasks' heads for the same rows, each as `logits` gives them.
+
+        Tasks that read the same columns in the same way through the same layers share one pass through the encoder.
+        `progress` counts a row once for each pass.
+        """
+        rows = list(rows)  # a list has no bar of its own
+        passes = self._passes(tasks)
+        found = {}
+        for number, names in enumerate(passes):
+            told = progress and (lambda done, total, n=number: progress(n * total + done, len(passes) * total))
+            found |= self._pass(names, rows, told)
+        return {name: found[name] for name in tasks}
+
+    def _passes(self, tasks: Sequence[str]) -> list[list[str]]:
+        """The tasks by what goes through which layers."""
+        passes: dict[Any, list[str]] = {}
+        for name in dict.fromkeys(tasks):
+            task = self.task(name)
+            path = tuple(map(id, self.model.encoder_path(name)))
+            passes.setdefault((task.text_columns, task.pair_encoding, path), []).append(name)
+        return list(passes.values())
+
+    @torch.inference_mode()
+    def _pass(self, tasks: list[str], rows: list[Any], progress: Progress | None) -> dict[str, np.ndarray]:
+        task, device, done = self.task(tasks[0]), self.model.device, 0
+        encoded = encode(rows, task, self.tokenizer, self.max_length)
+        batches = self._batches(encoded)
+        loader = DataLoader(
+            encoded,
+            batch_sampler=batches,
+            collate_fn=PaddedCollator(task, self.tokenizer.pad_token_id, packing=True),
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # else it draws a number from the one that a training in course uses
+        )
+        logits: dict[str, list[torch.Tensor]] = {name: [] for name in tasks}
+        # Around the loop: autocast keeps the weights that it converts until its end.
+        with torch.autocast(device.type, dtype=DTYPES[self.dtype], enabled=self.dtype != "float32"):
+            for batch in loader:
+                inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids", "packing")}
+                inputs = send_to_device(inputs, device, non_blocking=True)
+                for name, outputs in self.model.logits_of(tasks, **inputs).items():
+                    logits[name].append(outputs.float())
+                done += len(batch["input_ids"])
+                if progress is not None:
+                    progress(done, len(rows))
+        # Fetched at the end: after each batch a GPU would wait until the next one is made ready.
+        back = np.argsort(np.concatenate(batches))
+        return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+
+    def _batches(self, rows: EncodedRows) -> list[np.ndarray]:
+        """The places of rows of about equal length, the longest first: no batch is padded to a stray long row."""
+        lengths = rows.row_lengths
+        order, start, batches = np.argsort(-lengths, kind="stable"), 0, []
+        while start < len(order):
+            size = self.batch_size * self.max_length // int(lengths[order[start]])
+            batches.append(order[start : start + size])
+            start += size
+        return batches
 
     @staticmethod
     def _answers(task: Task, decoded: Decoded, clip_scores: bool) -> list[dict[str, Any]]:
@@ -170,4 +238,9 @@ def score(
 def progress_bar(name: str, total: int, shown: bool = True) -> Iterator[Progress]:
     """A bar on stderr for a `progress` argument."""
     with tqdm(total=total, desc=name, unit="row", disable=not shown, leave=False) as bar:
-        yield lambda done, _: bar.update(done - bar.n)
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance

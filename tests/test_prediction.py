@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import softmax
 
-from hf_minbert import MinBertError, Predictor
+from hf_minbert import MinBertError, Predictor, get_tasks
 from hf_minbert.evaluation.metrics import task_metrics
 from hf_minbert.prediction import score
 
@@ -120,8 +120,87 @@ def test_a_sentence_longer_than_the_model_is_cut(predictor, task, sides):
 def test_progress_is_told_up_to_the_end(tiny_model, tiny_tokenizer):
     told = []
     rows = [{"sentence": text} for text in SENTENCES]
-    Predictor(tiny_model(), tiny_tokenizer, batch_size=4).logits("sst", rows, lambda *seen: told.append(seen))
-    assert told == [(4, 6), (6, 6)]
+    Predictor(tiny_model(), tiny_tokenizer, batch_size=1).logits("sst", rows, lambda *seen: told.append(seen))
+    assert len(told) > 1
+    assert told == [(done, 6) for done, _ in told] and sorted(set(told)) == told and told[-1] == (6, 6)
+
+
+def test_a_batch_holds_what_rows_of_full_length_would_take(tiny_model, tiny_tokenizer):
+    """A batch of two rows of 64 tokens: one of 64 leaves room for one more, and rows of 3 tokens come by 42."""
+    predictor, sizes = Predictor(tiny_model(), tiny_tokenizer, batch_size=2), []
+    predictor.model.bert.register_forward_pre_hook(
+        lambda module, inputs, given: sizes.append(given["input_ids"].shape), with_kwargs=True
+    )
+    predictor.logits("sst", [{"sentence": text} for text in [*["good"] * 50, "bad " * 100, "good " * 30]])
+    assert sizes == [(2, 64), (42, 3), (8, 3)]
+
+
+def test_the_random_numbers_of_a_training_stay(predictor):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    predictor("sst", SENTENCES)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_half_precision_answers_alike_and_leaves_the_weights(tiny_model, tiny_tokenizer, predictor):
+    rows = [{"sentence1": one, "sentence2": other} for one, other in zip(SENTENCES, OTHERS, strict=True)]
+    half = Predictor(tiny_model(), tiny_tokenizer, dtype="bfloat16")
+    found, expected = half.logits("sts", rows), predictor.logits("sts", rows)
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - expected).max() < 0.1 < np.ptp(expected)
+    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.float32}
+
+
+# ---- Several tasks over the same rows
+
+PAIRS = [{"sentence1": one, "sentence2": other} for one, other in zip(SENTENCES, OTHERS, strict=True)]
+
+
+def passes(predictor: Predictor, tasks: list[str]) -> int:
+    """How often an encoder runs for the pairs; checks that each task answers as it does alone."""
+    runs = []
+    encoders = {predictor.model.encoder_of(task) for task in tasks}
+    hooks = [encoder.register_forward_pre_hook(lambda *_: runs.append(1)) for encoder in encoders]
+    found = predictor.logits_of(tasks, PAIRS)
+    for hook in hooks:
+        hook.remove()
+    assert list(found) == tasks
+    for task in tasks:
+        expected = torch.stack([own_logits(predictor, task, *row.values()) for row in PAIRS])
+        np.testing.assert_allclose(found[task], expected, atol=1e-5)
+    return len(runs)
+
+
+@pytest.mark.parametrize(
+    ("second", "changes", "expected"),
+    [
+        ({}, {}, 1),
+        ({"layers": "mix", "pooling": "mean"}, {}, 1),
+        ({}, {"private_layers": 1}, 2),
+        ({}, {"private_encoders": True}, 2),
+    ],
+    ids=["shared", "another head", "private layers", "private encoders"],
+)
+def test_tasks_share_a_pass_where_they_share_the_layers(tiny_model, tiny_tokenizer, second, changes, expected):
+    tasks = get_tasks({"para": None, "sts": second})
+    predictor = Predictor(tiny_model(tasks, **changes), tiny_tokenizer)
+    assert passes(predictor, ["para"]) == passes(predictor, ["sts"]) == 1
+    assert passes(predictor, ["para", "sts"]) == passes(predictor, ["sts", "para"]) == expected
+
+
+def test_tasks_that_encode_pairs_apart_share_a_pass_of_their_own(tiny_model, tiny_tokenizer):
+    apart = {"pair_encoding": "bi"}
+    copies = {name: {"kind": "score", "range": [0, 1], "text_columns": ["sentence1", "sentence2"]} for name in "ab"}
+    tasks = get_tasks({"para": apart, "sts": None, "a": copies["a"], "b": {**copies["b"], **apart}})
+    predictor, told, runs = Predictor(tiny_model(tasks), tiny_tokenizer), [], []
+    predictor.model.bert.register_forward_pre_hook(lambda *_: runs.append(1))
+    alone = {name: predictor.logits(name, PAIRS) for name in ("para", "sts", "a", "b")}
+    runs.clear()
+    found = predictor.logits_of(list(alone), PAIRS, lambda *seen: told.append(seen))
+    assert len(runs) == 2
+    assert told == [(6, 12), (12, 12)]
+    for name, expected in alone.items():
+        np.testing.assert_allclose(found[name], expected, atol=1e-6)
 
 
 # ---- Scoring
@@ -205,6 +284,7 @@ def test_loading_prints_no_report_of_the_library(saved, capfd):
         (lambda p: p.logits("sst", [{"text": "a"}]), "no column 'sentence'. Columns found: text."),
         (lambda p: p.logits("sst", []), "the dataset is empty"),
         (lambda p: Predictor(p.model, p.tokenizer, batch_size=0), "`batch_size` must be at least 1. Found 0."),
+        (lambda p: Predictor(p.model, p.tokenizer, dtype="bf16"), "Unknown `dtype` 'bf16'."),
         (lambda p: Predictor.from_pretrained("/no/such/folder"), "There is no model /no/such/folder"),
     ],
 )
