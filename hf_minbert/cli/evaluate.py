@@ -30,7 +30,7 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="A task; may be repeated.  [default: all of them]")] = None,
     split: Annotated[str, typer.Option(help="The split of --data-dir to score on.")] = "dev",
     output: Annotated[Path | None, typer.Option(help="Write the metrics there, as JSON.", show_default=False)] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of full length per batch; of shorter ones more.")] = 32,
 ) -> None:
     """Score a saved model on labelled rows: those of --data-dir, or those of one --input."""
     from ..io import check_writable, write_json

@@ -16,6 +16,7 @@ from .columns import parse_columns
 
 if TYPE_CHECKING:
     from ..data.files import Row
+    from ..evaluation.decoding import Decoded
     from ..prediction import Predictor
 
 
@@ -24,42 +25,65 @@ class Format(str, Enum):
     course = "course"
 
 
+class Dtype(str, Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 def predict(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
-    task: Annotated[str | None, typer.Option(help="A task of the model.  [default: its only or active one]")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(help="A task of the model; may be repeated.  [default: its only or active one]"),
+    ] = None,
     input: Annotated[Path | None, typer.Option(help="A table with the text columns.", show_default=False)] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS_HELP, show_default=False)] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the predictions go.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where the predictions go; with several tasks a folder, for TASK.csv.", show_default=False),
+    ] = None,
     text: Annotated[str | None, typer.Option(help="One sentence, answered here.", show_default=False)] = None,
     text_pair: Annotated[str | None, typer.Option(help="Its second sentence.", show_default=False)] = None,
     format: Annotated[Format, typer.Option(help="csv, or the course's own.")] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of full length per batch; of shorter ones more.")] = 32,
+    dtype: Annotated[Dtype, typer.Option(help="What to compute in.")] = Dtype.float32,
 ) -> None:
-    """Predict a file, one row of output per row of input, or a single --text."""
-    _check(input, output, text, text_pair, format)
+    """Predict a file, one row of output per row of input, or a single --text.
+
+    Several tasks that read the same columns are answered together.
+    """
+    _check_words(input, output, text, text_pair, format)
     if columns is not None and input is None:
         raise MinBertError("--columns goes with --input.")
     from ..data.files import read_rows
     from ..evaluation.submission import check_course
     from ..prediction import Predictor
 
-    spec = _chosen(model, task)
-    if format is Format.course:
+    tasks = _chosen(model, task or [])
+    outputs = {} if output is None else _outputs(tasks, input, output)
+    for spec in tasks if format is Format.course else ():
         check_course(spec)
-    if spec.is_pair != (text_pair is not None) and text is not None:
-        raise MinBertError(f"Task {spec.name!r} {'needs' if spec.is_pair else 'takes no'} --text-pair.")
+    first = tasks[0]
+    if first.is_pair != (text_pair is not None) and text is not None:
+        raise MinBertError(f"Task {first.name!r} {'needs' if first.is_pair else 'takes no'} --text-pair.")
     # Weights come last: a wrong word or file is answered at once.
-    mapped = parse_columns(columns, spec)
-    rows = None if input is None else read_rows(input, spec, labelled=False, columns=mapped)
-    predictor = Predictor.from_pretrained(model, batch_size=batch_size)
-    if rows is None:
+    mapped = parse_columns(columns, first)
+    rows = None if input is None else read_rows(input, first, labelled=False, columns=mapped)
+    predictor = Predictor.from_pretrained(model, batch_size=batch_size, dtype=dtype.value)
+    if rows is not None:
+        _predict_rows(predictor, tasks, rows, outputs, format, clip)
+        return
+    for spec in tasks:
+        if len(tasks) > 1:
+            typer.echo(f"{spec.name}:")
         _say(predictor(spec.name, [text], [text_pair] if spec.is_pair else None, clip_scores=clip)[0])
-    else:
-        _predict_rows(predictor, spec, rows, output, format, clip)
 
 
-def _check(input: Path | None, output: Path | None, text: str | None, text_pair: str | None, format: Format) -> None:
+def _check_words(
+    input: Path | None, output: Path | None, text: str | None, text_pair: str | None, format: Format
+) -> None:
     if (input is None) == (text is None):
         raise MinBertError("Give either --input FILE with --output FILE, or --text SENTENCE.")
     if text_pair is not None and text is None:
@@ -68,23 +92,41 @@ def _check(input: Path | None, output: Path | None, text: str | None, text_pair:
         raise MinBertError("--input and --output go together.")
     if text is not None and format is not Format.csv:
         raise MinBertError("--format goes with --input and --output.")
-    if output is not None:
-        check_writable(output)
-        if output.exists() and input.exists() and output.samefile(input):
-            raise MinBertError(f"--output {output} is the input. Give another file.")
 
 
-def _chosen(model: str, name: str | None) -> Task:
+def _chosen(model: str, names: list[str]) -> list[Task]:
+    """The tasks of these names, which read the same columns."""
     from ..loading import load_config, tasks_of
 
     config = load_config(model)
     tasks = tasks_of(config, model)
-    name = name or config.active_task
-    if name is None:
+    names = list(dict.fromkeys(names)) or [config.active_task]
+    if names == [None]:
         raise MinBertError(f"The model has several tasks. Name one with --task: {', '.join(tasks)}.")
-    if name not in tasks:
-        raise unknown_name("task", name, tasks)
-    return tasks[name]
+    for name in names:
+        if name not in tasks:
+            raise unknown_name("task", name, tasks)
+    first = tasks[names[0]]
+    for name in names:
+        if tasks[name].text_columns != first.text_columns:
+            found = " and ".join(f"{task.name!r} {', '.join(task.text_columns)}" for task in (first, tasks[name]))
+            raise MinBertError(
+                f"Tasks answered together must read the same columns. Found {found}. Predict each alone."
+            )
+    return [tasks[name] for name in names]
+
+
+def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
+    """The file of each task's predictions."""
+    several = len(tasks) > 1
+    if several and output.exists() and not output.is_dir():
+        raise MinBertError(f"--output {output} is a file. With several tasks give a folder, for one file of each.")
+    files = {task.name: output / f"{task.name}.csv" if several else output for task in tasks}
+    for file in files.values():
+        check_writable(file)
+        if file.exists() and input.exists() and file.samefile(input):
+            raise MinBertError(f"--output {output} is the input. Give another file.")
+    return files
 
 
 def _say(answer: dict) -> None:
@@ -96,17 +138,26 @@ def _say(answer: dict) -> None:
         typer.echo(f"  {probability:.3f}  {label}")
 
 
-def _predict_rows(predictor: Predictor, task: Task, rows: list[Row], output: Path, format: Format, clip: bool) -> None:
-    from dataclasses import replace
-
-    from ..evaluation.decoding import clip as clipped
+def _predict_rows(
+    predictor: Predictor, tasks: list[Task], rows: list[Row], outputs: dict[str, Path], format: Format, clip: bool
+) -> None:
+    from ..evaluation.decoding import decode
     from ..evaluation.submission import write_course, write_predictions
     from ..prediction import progress_bar
 
-    with progress_bar(task.name, len(rows)) as advance:
-        decoded = predictor.decode(task.name, rows, advance)
-    if clip:
-        decoded = replace(decoded, values=clipped(task, decoded.values))
+    names = [task.name for task in tasks]
+    with progress_bar(", ".join(names), len(rows)) as advance:
+        logits = predictor.logits_of(names, rows, advance)
     write = write_predictions if format is Format.csv else write_course
-    write(output, task, [row["id"] for row in rows], decoded)
-    typer.echo(f"{len(rows):,} predictions are in {output}.")
+    for task in tasks:
+        decoded = decode(task, logits[task.name])
+        write(outputs[task.name], task, [row["id"] for row in rows], _clipped(task, decoded) if clip else decoded)
+        typer.echo(f"{len(rows):,} predictions are in {outputs[task.name]}.")
+
+
+def _clipped(task: Task, decoded: Decoded) -> Decoded:
+    from dataclasses import replace
+
+    from ..evaluation.decoding import clip
+
+    return replace(decoded, values=clip(task, decoded.values))

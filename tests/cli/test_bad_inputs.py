@@ -522,6 +522,17 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
         ["predict", "RUN", "--task", "sst", "--input", "DATA/ids-sst-dev.csv", "--output", "TMP/a_file/o.csv"],
         ["Cannot write TMP/a_file/o.csv"],
     ),
+    "several tasks into a file": (
+        ["predict", "RUN", "--task", "para", "--task", "sts", "--input", "DATA/sts-dev.csv", "--output", "TMP/a_file"],
+        ["TMP/a_file is a file", "give a folder"],
+    ),
+    "several tasks of other columns": (
+        ["predict", "RUN", "--task", "para", "--task", "sst", "--input", "DATA/sts-dev.csv", "--output", "TMP/o"],
+        ["the same columns", "'para' sentence1, sentence2 and 'sst' sentence", "Predict each alone"],
+    ),
+    "unknown dtype": (
+        ["predict", "RUN", "--task", "sst", "--text", "a", "--dtype", "bf16"], ["'--dtype'", "'bfloat16'"],
+    ),
     "unknown format": (
         ["predict", "RUN", "--task", "sst", "--input", "DATA/ids-sst-dev.csv", "--output", "TMP/o", "--format", "tsv"],
         ["'--format'", "'csv', 'course'", "minbert predict --help"],

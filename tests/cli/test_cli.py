@@ -15,6 +15,9 @@ import pytest
 import hf_minbert
 from hf_minbert import Predictor
 from hf_minbert.cli import train as train_verb
+from hf_minbert.cli.predict import Dtype
+from hf_minbert.modeling_minbert import MinBertModel
+from hf_minbert.prediction import DTYPES
 from hf_minbert.recipe import settings_types
 from hf_minbert.training.args import MultiTaskTrainingArguments
 
@@ -43,7 +46,7 @@ def test_alone_it_shows_its_verbs(minbert):
         ("train", ["recipe", "KEY=VALUE"]),
         ("evaluate", ["--data-dir", "--task", "--split", "--output", "--batch-size"]),
         ("conflicts", ["recipe", "KEY=VALUE", "--steps", "--output"]),
-        ("predict", ["--task", "--input", "--output", "--text", "--text-pair", "--format", "--clip"]),
+        ("predict", ["--task", "--input", "--output", "--text", "--text-pair", "--format", "--clip", "--dtype"]),
     ],
 )
 def test_each_verb_explains_itself(minbert, verb, words):
@@ -283,6 +286,38 @@ def test_a_pair_is_answered_on_the_terminal(minbert, finished_run):
     ended = minbert("predict", finished_run, "--task", "sts", "--text", "good", "--text-pair", "bad film")
     answer = Predictor.from_pretrained(finished_run)("sts", ["good"], ["bad film"])[0]
     assert (ended.status, ended.out) == (0, f"{answer['prediction']:.3f}\n")
+
+
+def test_several_tasks_answer_one_file_in_one_pass(minbert, predict, finished_run, course_dir, tmp_path, monkeypatch):
+    file, folder, runs = course_dir / "sts-dev.csv", tmp_path / "answers", []
+    alone = {task: predict(task, file) for task in ("para", "sts")}
+    encode = MinBertModel.forward
+    monkeypatch.setattr(MinBertModel, "forward", lambda *given, **named: runs.append(1) or encode(*given, **named))
+    words = ["predict", finished_run, "--task", "para", "--task", "sts", "--input", file, "--output", folder]
+    ended = minbert(*words)
+    assert ended.status == 0, ended.err
+    assert len(runs) == 1
+    assert ended.out == "".join(f"5 predictions are in {folder / task}.csv.\n" for task in alone)
+    for task, lines in alone.items():
+        assert (folder / f"{task}.csv").read_text().splitlines() == lines
+    minbert(*words, "--format", "course")
+    assert len(runs) == 2
+    assert (folder / "para.csv").read_text().splitlines()[0] == COURSE["para"][1]
+
+
+def test_several_tasks_answer_one_pair_on_the_terminal(minbert, finished_run):
+    pair = ["--text", "good", "--text-pair", "bad film"]
+    alone = {task: minbert("predict", finished_run, "--task", task, *pair).out for task in ("sts", "para")}
+    ended = minbert("predict", finished_run, "--task", "sts", "--task", "para", *pair)
+    assert ended.out == "".join(f"{task}:\n{answer}" for task, answer in alone.items())
+
+
+def test_half_precision_on_the_command_line(predict, course_dir):
+    tables = [list(csv.DictReader(predict("sts", course_dir / "sts-dev.csv", "--dtype", dtype))) for dtype in DTYPES]
+    assert [dtype.value for dtype in Dtype] == list(DTYPES)
+    scores = [np.array([float(row["prediction"]) for row in table]) for table in tables]
+    for half in scores[1:]:
+        assert 0 < np.abs(half - scores[0]).max() < 0.05
 
 
 def test_an_older_output_is_replaced(predict, tmp_path):
