@@ -4,6 +4,7 @@ python scripts/benchmark.py step --model google-bert/bert-base-uncased    one tr
 python scripts/benchmark.py train --size base --bf16                      whole training loops, one after the other
 python scripts/benchmark.py smart --model google-bert/bert-base-uncased   one step with SMART and one without, in turns
 python scripts/benchmark.py surgery                                       a step of three tasks, summed and by surgery
+python scripts/benchmark.py predict --model google-bert/bert-base-uncased answers to many pairs, in turns
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from hf_minbert import MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, Mul
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
+from hf_minbert.prediction import Predictor
 from hf_minbert.training.aggregators import make_aggregator
 from hf_minbert.training.conflicts import ConflictMeter
 from hf_minbert.training.gradients import Gradients, collector
@@ -55,6 +57,11 @@ SIZES = {
 
 
 MAX_LENGTH = 128
+#: What makes a BERT's weights fit another, and its answers the same.
+SHAPE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
+)  # fmt: skip
 #: What each loop of `train` changes.
 LOOPS: dict[str, dict[str, Any]] = {
     "stock-fp32": {"stock": True, "attn": "eager", "dtype": False},
@@ -64,6 +71,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False},
     "packed": {"packing": True, "cuda_graphs": "off"},
     "graphs": {"packing": True},
+    "compiled": {"packing": True, "compile_layers": True},
 }
 
 
@@ -98,7 +106,8 @@ def train(
     tokenizer = AutoTokenizer.from_pretrained(model)
     rows = {task: load_split(get_tasks([task])[0], data_dir, "train") for task in tasks.split(",")}
     loop = Loop(model, random_size, tokenizer, rows, batch_size, steps, bf16)
-    _print_setting("cuda" if torch.cuda.is_available() else "cpu", bf16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    _print_setting(device, bf16)
     typer.echo(f"{random_size or model}; batch {batch_size} per task; {tasks}; {steps} steps; no dropout on attention")
     measured = {}
     for name in loops.split(","):
@@ -106,9 +115,7 @@ def train(
         speed, memory = measured[name]["examples_per_second"], measured[name]["peak_gb"]
         base = speed / next(iter(measured.values()))["examples_per_second"]
         typer.echo(f"{name:18} {speed:10.0f} examples/s  {base:6.2f} x the first  {memory:6.2f} GB at most")
-    if json_file is not None:
-        setting = {"torch": torch.__version__, "transformers": transformers.__version__, "batch_size": batch_size}
-        json_file.write_text(json.dumps({**setting, "model": random_size or model, "loops": measured}, indent=1))
+    _write(json_file, device, bf16, model=random_size or model, batch_size=batch_size, loops=measured)
 
 
 @dataclass
@@ -227,13 +234,8 @@ def step(
     seconds = _in_turns(runs, steps, device)
     for name, measured in seconds.items():
         parameters = sum(p.numel() for p in models[name].parameters()) / 1e6
-        spread = f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f}"
-        typer.echo(f"{name:8} {1e3 * median(measured):9.2f} ms median ({spread}), {parameters:.2f}M parameters")
-    ratio = median(seconds["minbert"]) / median(seconds["stock"])
-    typer.echo(f"ratio    {ratio:9.3f} (minbert / stock, medians of {steps} steps)")
-    if at_most is not None and ratio > at_most:
-        typer.echo(f"The ratio is above {at_most}.", err=True)
-        raise typer.Exit(1)
+        _print_times(name, measured, seconds, "stock", f", {parameters:.2f}M parameters")
+    _check_ratio(seconds, "minbert", "stock", at_most)
 
 
 @app.command()
@@ -272,17 +274,12 @@ def smart(
     typer.echo(f"{model or f'random weights, {size}'}; batch {rows} x {tokens} tokens, padding included")
     seconds = _in_turns(runs, steps, device)
     for name, measured in seconds.items():
-        first = "stock" if name == "smart-pytorch" else "plain"
-        ratio, memory = median(measured) / median(seconds[first]), ""
+        first, memory = "stock" if name == "smart-pytorch" else "plain", ""
         if torch.device(device).type == "cuda":
             used, before = (_working_memory(runs[run], device) for run in (name, first))
             memory = f", {used / 1e9:.2f} GB beside weights and optimizer ({used / before:.2f} x)"
-        spread = f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f}"
-        typer.echo(f"{name:14} {1e3 * median(measured):9.2f} ms median ({spread}), {ratio:5.3f} x {first}{memory}")
-    ratio = median(seconds["smart"]) / median(seconds["plain"])
-    if at_most is not None and ratio > at_most:
-        typer.echo(f"The ratio is above {at_most}.", err=True)
-        raise typer.Exit(1)
+        _print_times(name, measured, seconds, first, memory)
+    _check_ratio(seconds, "smart", "plain", at_most)
 
 
 @app.command()
@@ -320,16 +317,12 @@ def surgery(
     shared = sum(p.numel() for name, p in minbert.named_parameters() if not name.startswith("heads."))
     typer.echo(f"{model or f'random weights, {size}'}; {shapes} tokens; {shared / 1e6:.2f}M shared parameters")
     for name, measured in seconds.items():
-        ratio, memory = median(measured) / median(seconds["sum"]), ""
+        memory = ""
         if on_gpu:
             extra = (peaks[name] - peaks["sum"]) / shared
             memory = f", {peaks[name] / 1e9:.2f} GB at most ({extra:+.1f} bytes per shared parameter)"
-        spread = f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f}"
-        typer.echo(f"{name:8} {1e3 * median(measured):9.2f} ms median ({spread}), {ratio:5.3f} x sum{memory}")
-    ratio = median(seconds["pcgrad"]) / median(seconds["sum"])
-    if at_most is not None and ratio > at_most:
-        typer.echo(f"The ratio is above {at_most}.", err=True)
-        raise typer.Exit(1)
+        _print_times(name, measured, seconds, "sum", memory)
+    _check_ratio(seconds, "pcgrad", "sum", at_most)
 
 
 SURGERY_TASKS = ("sst", "para", "sts")
@@ -408,6 +401,90 @@ def _peak_memory(make: Callable[[], Callable[[], None]], device: str) -> int:
     return torch.cuda.max_memory_allocated(device)
 
 
+@app.command()
+def predict(
+    model: Annotated[
+        str, typer.Option(help="A BERT checkpoint or a finished run; its tokenizer is used in any case.")
+    ],
+    random_size: Annotated[
+        Literal["base", "tiny"] | None, typer.Option(help="Random weights of this shape instead of the checkpoint's.")
+    ] = None,
+    data_dir: Annotated[
+        str, typer.Option(envvar="CS224N_DATA", help="The course's files; or `sample`, for the package's.")
+    ] = "sample",
+    pairs: Annotated[int, typer.Option(min=1, help="The training pairs of para, over again where they end.")] = 4000,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way answers all pairs.")] = 3,
+    bf16: Annotated[bool, typer.Option("--bf16", help="All under bf16 autocast.")] = False,
+    device: Annotated[str, typer.Option(help="A torch device.")] = "cuda" if torch.cuda.is_available() else "cpu",
+    json_file: Annotated[Path | None, typer.Option(help="Where to write the numbers too.")] = None,
+) -> None:
+    """Pairs per second, from text to logits: the same weights in Predictor and in BertForSequenceClassification.
+
+    `stock` pads batches of the rows as they stand, `stock-sorted` of rows sorted by their length in characters.
+    """
+    torch.manual_seed(0)
+    answers = Answers(model, random_size, batch_size, bf16, device)
+    (task,) = get_tasks(["para"])
+    table = load_split(task, data_dir, "train").to_list()
+    rows = [table[place % len(table)] for place in range(pairs)]
+    ways = {"stock": answers.stock, "stock-sorted": answers.stock_sorted, "minbert": answers.minbert}
+    found = {name: way(rows[: 4 * batch_size]) for name, way in ways.items()}  # warms up
+    runs = {name: lambda name=name: found.update({name: ways[name](rows)}) for name in ways}
+
+    _print_setting(device, bf16)
+    weights = random_size or model
+    typer.echo(f"{weights}; {pairs:,} pairs of {len(table):,} different ones of {data_dir}; batch {batch_size}")
+    measured, seconds = {}, _in_turns(runs, rounds, device, warm_up=0)
+    for name, times in seconds.items():
+        difference = float((found[name] - found["stock"]).abs().max())
+        changed = int(((found[name] > 0) != (found["stock"] > 0)).sum())
+        measured[name] = {"seconds": times, "largest_difference": difference, "changed_classes": changed}
+        note = f", {pairs / median(times):.0f} pairs/s, logits differ by {difference:.1e}, {changed} other classes"
+        _print_times(name, times, seconds, "stock", note)
+    _write(json_file, device, bf16, model=weights, data=data_dir, pairs=pairs, batch_size=batch_size, ways=measured)
+
+
+class Answers:
+    """The same weights, asked in several ways. Each gives the logits of the rows [N], in their order."""
+
+    def __init__(self, model: str, size: str | None, batch_size: int, bf16: bool, device: str):
+        self.tokenizer, tasks = AutoTokenizer.from_pretrained(model), get_tasks(["para"])
+        if size is None:
+            ours = MinBertForMultiTask.from_pretrained(model, tasks=tasks, dtype=torch.float32)
+        else:
+            ours = MinBertForMultiTask(MinBertConfig(tasks=tasks, **SIZES[size]))
+        dtype = "bfloat16" if bf16 else "float32"
+        self.predictor = Predictor(ours.to(device), self.tokenizer, batch_size, dtype)
+        shape = {name: getattr(ours.config, name) for name in SHAPE}
+        self.model = BertForSequenceClassification(BertConfig(num_labels=1, **shape)).to(device).eval()
+        head = ours.heads.get("para").linear
+        self.model.bert.load_state_dict(ours.bert.state_dict())
+        self.model.classifier.load_state_dict(head.state_dict())
+        self.batch_size, self.bf16, self.device = batch_size, bf16, device
+
+    def minbert(self, rows: list[dict[str, Any]]) -> torch.Tensor:
+        return torch.from_numpy(self.predictor.logits("para", rows))[:, 0]
+
+    def stock_sorted(self, rows: list[dict[str, Any]]) -> torch.Tensor:
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]["sentence1"] + rows[i]["sentence2"]))
+        return self.stock([rows[place] for place in order])[torch.tensor(order).argsort()]
+
+    @torch.inference_mode()
+    def stock(self, rows: list[dict[str, Any]]) -> torch.Tensor:
+        """The loop that one writes by hand."""
+        found = []
+        for start in range(0, len(rows), self.batch_size):
+            texts = (
+                [row[side] for row in rows[start : start + self.batch_size]] for side in ("sentence1", "sentence2")
+            )
+            batch = self.tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
+            with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.bf16):
+                logits = self.model(**batch.to(self.device)).logits
+            found.append(logits[:, 0].float().cpu())
+        return torch.cat(found)
+
+
 def _peer_loss(model: BertForSequenceClassification, batch: dict[str, torch.Tensor]) -> Callable[[], torch.Tensor]:
     """The loss with smart-pytorch's term, used as its README does."""
     from smart_pytorch import SMARTLoss, kl_loss, sym_kl_loss
@@ -483,30 +560,57 @@ def _training_step(
     return run
 
 
-def _in_turns(runs: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, list[float]]:
+def _in_turns(
+    runs: dict[str, Callable[[], Any]], rounds: int, device: str, warm_up: int = WARM_UP
+) -> dict[str, list[float]]:
     """Seconds of every call, by name. Who goes first changes from round to round."""
     on_gpu = torch.device(device).type == "cuda"
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     order = list(runs)
-    for index in range(WARM_UP + rounds):
+    for index in range(warm_up + rounds):
         for name in order:
             start = perf_counter()
             runs[name]()
             if on_gpu:  # a GPU's calls return before their work is done
                 torch.cuda.synchronize(device)
-            if index >= WARM_UP:
+            if index >= warm_up:
                 seconds[name].append(perf_counter() - start)
         order.reverse()
     return seconds
 
 
-def _print_setting(device: str, bf16: bool) -> None:
+def _print_times(name: str, measured: list[float], seconds: dict[str, list[float]], first: str, note: str) -> None:
+    """A line of a table: what was measured, and its ratio to the one called `first`."""
+    ratio = median(measured) / median(seconds[first])
+    spread = f"{1e3 * min(measured):.2f} to {1e3 * max(measured):.2f}"
+    typer.echo(f"{name:14} {1e3 * median(measured):9.2f} ms median ({spread}), {ratio:5.3f} x {first}{note}")
+
+
+def _check_ratio(seconds: dict[str, list[float]], name: str, first: str, at_most: float | None) -> None:
+    if at_most is not None and median(seconds[name]) / median(seconds[first]) > at_most:
+        typer.echo(f"The ratio is above {at_most}.", err=True)
+        raise typer.Exit(1)
+
+
+def _setting(device: str, bf16: bool) -> dict[str, str]:
     on_gpu = torch.device(device).type == "cuda"
-    where = torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
-    typer.echo(
-        f"{where}; {'bf16 autocast' if bf16 else 'fp32'}, sdpa; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, transformers {transformers.__version__}"
-    )
+    return {
+        "machine": torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads",
+        "precision": "bf16 autocast" if bf16 else "fp32",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _print_setting(device: str, bf16: bool) -> None:
+    machine, precision, *versions = _setting(device, bf16).values()
+    typer.echo("{}; {}, sdpa; Python {}, torch {}, transformers {}".format(machine, precision, *versions))
+
+
+def _write(path: Path | None, device: str, bf16: bool, **numbers: Any) -> None:
+    if path is not None:
+        path.write_text(json.dumps({**_setting(device, bf16), **numbers}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ EPILOG = (
     "gradient_reduction, conflict_detail, optim, freeze, regularizer, smart_weight, smart_epsilon, smart_step_size, "
     "smart_noise_std, smart_steps, smart_variant, smart_score_divergence, smart_norm, smart_level, smart_form, "
     "r_drop_weight, fgm_weight, fgm_epsilon, proximal, proximal_weight, proximal_steps, proximal_momentum, "
-    "proximal_evaluate, pretrained_decay, packing, cuda_graphs, train_metrics, early_stopping_patience, "
-    "early_stopping_threshold; "
+    "proximal_evaluate, pretrained_decay, packing, cuda_graphs, compile_layers, train_metrics, "
+    "early_stopping_patience, early_stopping_threshold; "
     "and the fields of transformers' TrainingArguments under their own names. Each is explained in "
     f"{recipes_folder() / 'README.md'}, and the recipes of the package are listed there."
 )

@@ -143,6 +143,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout.
         cuda_graphs: `auto` records the step of a GPU with `packing` once per size of a batch, and replays it: small
             batches then cost what they cost the GPU, not what they cost Python. `off` does not.
+        compile_layers: compile the encoder's layer, once for all layers, tasks and sizes of a batch. It pays on a GPU in
+            long runs: the first steps take up to a minute longer. `torch_compile`, the stock argument, compiles the
+            model whole, and anew for each task.
         train_metrics: scores on the training rows at the end of each epoch: `running` from the epoch's own outputs,
             at no extra pass; `full` by scoring them again; `none`.
         early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model`.
@@ -191,6 +194,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     pretrained_decay: float = 0.0
     packing: bool = False
     cuda_graphs: CudaGraphs = "auto"
+    compile_layers: bool = False
     train_metrics: TrainMetrics = "none"
     early_stopping_patience: int | None = None
     early_stopping_threshold: float = 0.0
@@ -216,8 +220,12 @@ class MultiTaskTrainingArguments(TrainingArguments):
         own = self._own_optimizer()
         super().__post_init__()
         self.optim = own or self.optim
+        # Else every batch waits, before it is copied, for all that the GPU has still to do.
+        self.accelerator_config.non_blocking = self.dataloader_pin_memory
         self._refuse_settings()
         self._check_values()
+        if self.compile_layers and self.torch_compile:
+            raise MinBertError("`compile_layers` and `torch_compile` compile the same layers. Leave one out.")
         if self.n_gpu > 1:
             # One process would wrap the model in DataParallel, which the step would not use.
             self._n_gpu = 1

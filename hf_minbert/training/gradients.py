@@ -146,6 +146,16 @@ class StaticGradients(Gradients):
             self._adopt(task, fresh)
             self.version += 1
 
+    def accumulate(self, task: str, loss: torch.Tensor) -> None:
+        """As `add`, for what may be recorded: the task reaches no parameter that it has not reached before.
+
+        One operation adds all gradients, where a backward pass into `.grad` needs one per parameter.
+        """
+        row = self.rows[task]
+        found = torch.autograd.grad(loss, [self.parameters[i] for i in row], allow_unused=True)
+        reached = [(place, gradient) for place, gradient in zip(row.values(), found, strict=True) if gradient is not None]
+        torch._foreach_add_(*map(list, zip(*reached, strict=True)))
+
     @abstractmethod
     def _forget(self, task: str) -> None:
         """Sets a task's gradients to zero."""

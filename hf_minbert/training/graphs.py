@@ -75,15 +75,11 @@ class GraphedSteps:
         task, factor = key[:2]
         static = _copied(batch)
         recording = Recording(self.gradients.version, inputs=[*_tensors(static)])
-        already_open = task in self.gradients.open
         try:
             # Other threads (a loader that pins memory) may use the GPU meanwhile.
-            with (
-                self.gradients.attached(task),
-                torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"),
-            ):
+            with torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"):
                 loss, logits, differentiated = self.forward(static, factor)
-                differentiated.backward()
+                self.gradients.accumulate(task, differentiated)
         except RuntimeError as error:
             # A recording that failed leaves its memory and its random generator waiting for its end, and those of all
             # earlier recordings are the same.
@@ -97,9 +93,6 @@ class GraphedSteps:
                 str(error).split("\n")[0],
             )
             return None
-        finally:
-            if not already_open:
-                self.gradients.open.remove(task)
         recording.loss, recording.logits = loss.detach(), logits.detach()
         self._recordings[key] = recording
         return recording

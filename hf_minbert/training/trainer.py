@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
@@ -128,6 +129,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             raise MinBertError("DeepSpeed and FSDP are not supported: the step averages whole gradients itself.")
         # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
+        if args.compile_layers:
+            compile_layers(model)
         self.regularizer, self.proximal = regularizer_of(args), proximal_of(args)
         if train_dataset is not None:
             self._prepare_regularizers(args)
@@ -489,3 +492,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
 def _is_balanced(task: str, args: MultiTaskTrainingArguments) -> bool:
     return (args.task_sampling or {}).get(task) == "balanced"
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compiles a transformer's layers in place, for inputs of any size.
+
+    All share one program: it is the class's code that is compiled, and weights are its inputs.
+    """
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.compile(dynamic=True)

@@ -7,7 +7,8 @@ import torch
 
 from hf_minbert import get_tasks
 from hf_minbert.losses import LOSSES
-from hf_minbert.training.gradients import StaticSum, SummedGradients
+from hf_minbert.training.aggregators import PCGrad
+from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -48,6 +49,29 @@ def test_a_static_sum_leaves_alone_what_this_steps_tasks_do_not_reach():
             parameter.grad = None
 
 
+@pytest.mark.parametrize("make", [StaticSum, lambda weights: GradientRows(weights, PCGrad())])
+def test_what_is_accumulated_is_what_a_backward_pass_adds(make):
+    """Once a task's parameters are known, as they are when its step is recorded."""
+    found = []
+    for name in ("add", "accumulate"):
+        weights = parameters()
+        gradients = make(weights)
+        for step in range(2):
+            for task, used in (("a", (0, 1)), ("b", (0,)), ("a", (0, 1))):
+                gradients.begin(task)
+                loss = sum((step + 1) * weights[i].square().sum() for i in used)
+                getattr(gradients, name if step else "add")(task, loss)
+            assert all(weight.grad is None for weight in weights)
+            gradients.combine(torch.Generator())
+            ours = [weight.grad.clone() for weight in weights[:2]]
+            assert weights[2].grad is None
+            for weight in weights:
+                weight.grad = None
+        found.append(ours)
+    for added, accumulated in zip(*found, strict=True):
+        assert torch.equal(added, accumulated) and added.any()
+
+
 @pytest.fixture
 def on_gpu(make_trainer, tiny_model):
     """`on_gpu(cuda_graphs, **arguments)`: a trainer after twelve steps on a GPU, without dropout unless asked for."""
@@ -77,6 +101,8 @@ def on_gpu(make_trainer, tiny_model):
         {"mixing": "once", "num_train_epochs": 3, "max_steps": -1},
         {"task_weights": {"sts": 0.3}, "max_grad_norm": 0.1},
         {"train_metrics": "running"},
+        {"compile_layers": True},
+        {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
     ],
     ids=str,
 )

@@ -1,11 +1,13 @@
 """Models in other dress: half precision, activation checkpointing, compiled, with adapters, saved and loaded."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hf_minbert import get_tasks
+from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
 
 DEV = {"sst": 11, "para": 7, "sts": 9}
 ADAM = {"optim": "adamw_torch", "max_grad_norm": 1.0}
@@ -129,6 +131,29 @@ def test_compiling_changes_no_metric_no_step_and_no_saved_name(
     assert_close(compiled.model, plain.model, atol=1e-6)
     saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     assert_close(saved, plain.model, atol=1e-6)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_compiled_layers_share_one_program_and_change_no_step(
+    make_trainer, tiny_model, fresh_compiler, monkeypatch, tmp_path, packing
+):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    compiled, plain = (
+        make_trainer(tiny_model(num_hidden_layers=3), packing=packing, compile_layers=wanted, **ADAM)
+        for wanted in (True, False)
+    )
+    for trainer in (compiled, plain):
+        trainer.train()
+    assert fresh_compiler["stats"]["unique_graphs"] == 1  # for three layers, all tasks and all sizes
+    assert_close(compiled.model, plain.model, atol=1e-5)
+    compiled.save_model(tmp_path / "saved")
+    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert_close(saved, compiled.model, atol=0)
+
+
+def test_two_ways_of_compiling_are_one_too_many(tmp_path):
+    with pytest.raises(MinBertError, match="`compile_layers` and `torch_compile` compile the same layers"):
+        MultiTaskTrainingArguments(output_dir=str(tmp_path), compile_layers=True, torch_compile_backend="eager")
 
 
 def test_adapters_and_trained_heads_move_and_nothing_else(make_trainer, tiny_model, aggregator):
