@@ -211,10 +211,12 @@ class TrainingScores(TrainerCallback):
             self.outputs.setdefault(task, []).append((logits.detach().float(), labels))
 
     def on_epoch_end(self, args, state, control, **kwargs):
+        wanted = control.should_log
         if self.running:
             self.trainer.log(self._running_scores())
         else:
             self.trainer.log(self.trainer._score(self.trainer.train_dataset, "train"))
+        control.should_log = wanted  # a log takes it for done, and the one of the epoch's losses is still to come
 
     def _running_scores(self) -> dict[str, float]:
         gather = self.trainer.accelerator.gather

@@ -153,7 +153,7 @@ class StaticGradients(Gradients):
         """
         row = self.rows[task]
         found = torch.autograd.grad(loss, [self.parameters[i] for i in row], allow_unused=True)
-        reached = [(place, gradient) for place, gradient in zip(row.values(), found, strict=True) if gradient is not None]
+        reached = [pair for pair in zip(row.values(), found, strict=True) if pair[1] is not None]
         torch._foreach_add_(*map(list, zip(*reached, strict=True)))
 
     @abstractmethod

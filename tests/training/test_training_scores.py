@@ -22,6 +22,13 @@ def test_each_epoch_is_scored_on_every_training_task(make_trainer, mode):
     assert {"train_sst_accuracy", "train_para_accuracy", "train_sts_pearson"} <= set(entries[0])
 
 
+@pytest.mark.parametrize("mode", ["running", "full"])
+def test_the_epochs_own_log_is_still_written(make_trainer, mode):
+    trainer = make_trainer(num_train_epochs=2, max_steps=-1, train_metrics=mode, logging_strategy="epoch")
+    trainer.train()
+    assert [entry["epoch"] for entry in trainer.state.log_history if "loss_sst" in entry] == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("mixing", "rows"),
     [("cycle", {"sst": 8, "para": 8, "sts": 8}), ("once", {"sst": 4, "para": 12, "sts": 8})],
