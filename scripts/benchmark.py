@@ -71,6 +71,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False},
     "packed": {"packing": True, "cuda_graphs": "off"},
     "graphs": {"packing": True},
+    "compiled": {"packing": True, "compile_layers": True},
 }
 
 
