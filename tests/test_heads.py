@@ -91,6 +91,18 @@ def test_divergence_of_scores_is_their_squared_difference_or_that_of_coins(tiny_
     assert outside.grad.item() == 0
 
 
+@pytest.mark.parametrize("name", ["kl", "symmetric_kl"])
+def test_a_score_as_a_coin_has_a_bounded_gradient_up_to_the_ends_of_its_range(tiny_config, name):
+    part = head(tiny_config(), "sts")
+    ends = torch.tensor([1e-9, 1e-6, 1e-4, 0.00999, 0.01001, 0.5, 0.98999, 0.99001, 1 - 1e-6])  # shares of the range
+    scores, other = (5 * x[:, None].requires_grad_() for x in torch.cartesian_prod(ends, ends).unbind(dim=1))
+    slopes = torch.autograd.grad(part.divergence(scores, other, name).sum(), (scores, other))
+    assert all(slope.isfinite().all() for slope in slopes)
+    steepest = max(slope.abs().max().item() for slope in slopes)
+    # 2 log 99 and 0.98 / (0.01 * 0.99), by the share; the steepest of a squared error is 10.
+    assert 15 < steepest <= (2 * math.log(99) + 0.98 / 0.0099) / 5 * 1.01
+
+
 @pytest.mark.parametrize(("own", "dropout"), [(None, 0.3), (0.0, 0.0), (0.6, 0.6)])
 def test_head_dropout_is_the_hidden_one_unless_it_has_its_own(tiny_config, own, dropout):
     config = tiny_config(hidden_dropout_prob=0.3, classifier_dropout=own)

@@ -123,6 +123,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             search by KL one way, the term by KL both ways. One for all, or by task, where the others have `smart_0`.
         smart_score_divergence: what stands for KL where the output is a score: `squared_error`, which `smart_0` takes
             unless told otherwise, or `bernoulli`, the KL of a coin whose chance is the score's share of its range.
+            There a score outside the range counts as its end, a hundredth further in, and has no gradient.
         smart_norm: the norm of the ball and of a step.
         smart_level: whether each token has a ball of its own, or the tokens of a sentence have one together.
         smart_form: `paper`, or `mt-dnn`, what the popular code computes in its place: no ball, and moves of length 1
