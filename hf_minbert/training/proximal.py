@@ -24,7 +24,8 @@ class ProximalPoint(TrainerCallback):
     The term of a batch is the head's divergence between the model's outputs and those of a teacher, an earlier state
     of its weights, without dropout. As a callback it starts the teacher as a copy of the weights before the first
     step, and after every `steps` optimizer steps moves it: to the weights themselves (the previous iterate), or by the
-    average `beta * teacher + (1 - beta) * weights`. Weights that are not trained are shared with the model.
+    average `beta * teacher + (1 - beta) * weights`. Weights that are not trained are shared with the model; the
+    teacher's own are in float32.
 
     Args:
         weight: of the term, the paper's mu.
@@ -50,7 +51,11 @@ class ProximalPoint(TrainerCallback):
     def start(self, model: nn.Module) -> None:
         """Makes the model as it is the teacher."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.teacher = {name: p.detach().clone() for name, p in self.parameters.items()}
+        # In bfloat16, whose numbers are 0.4 % apart, an average that moves by a thousandth would stand still.
+        self.teacher = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True)
+            for name, p in self.parameters.items()
+        }
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], clean: Tensor) -> Tensor:
         """The term of one task's batch, whose outputs with gradient are `clean`; a scalar, before its weight."""
@@ -65,16 +70,18 @@ class ProximalPoint(TrainerCallback):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model has the teacher's weights."""
-        self._swap()
+        """Inside, the model has the teacher's weights, in the dtype of its own."""
+        own = {name: parameter.data for name, parameter in self.parameters.items()}
+        self._put({name: tensor.to(own[name].dtype) for name, tensor in self.teacher.items()})
         try:
             yield
         finally:
-            self._swap()
+            self._put(own)
 
-    def _swap(self) -> None:
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():
-            parameter.data, self.teacher[name] = self.teacher[name], parameter.data
+            parameter.data = weights[name]
+        torch.clear_autocast_cache()  # of a caller's autocast, which knows parameters, and not that their data changed
 
     # ---- As a callback -----------------------------------------------------------------------------------------
 
@@ -90,7 +97,8 @@ class ProximalPoint(TrainerCallback):
     def move(self, step: int, of: int) -> None:
         """Moves the teacher after a step, where training has `of` steps."""
         beta = 0.0 if self.momentum is None else self.momentum[10 * step > of]
-        torch._foreach_lerp_([*self.teacher.values()], [p.detach() for p in self.parameters.values()], 1 - beta)
+        weights = [parameter.detach().to(self.teacher[name].dtype) for name, parameter in self.parameters.items()]
+        torch._foreach_lerp_([*self.teacher.values()], weights, 1 - beta)
 
     def save(self, folder: str | Path) -> None:
         from safetensors.torch import save_file

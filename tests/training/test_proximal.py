@@ -53,6 +53,21 @@ def test_the_term_is_the_divergence_from_the_teacher_without_dropout(tiny_model,
     assert found.item() == pytest.approx(expected.item()) and expected > 0
 
 
+def test_a_callers_autocast_keeps_both_weights_apart(tiny_model, batch):  # noqa: F811
+    model, rows = tiny_model().train(), batch("para")
+    point = ProximalPoint()
+    point.start(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    whole = point(model, rows, model(**rows)["logits"]).item()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        clean = model(**rows)["logits"]
+        assert point(model, rows, clean).item() == pytest.approx(whole, rel=0.05) and whole > 1e-3
+        assert torch.equal(model(**rows)["logits"], clean)  # the cache has nothing of the teacher's either
+
+
 # ---- the teacher
 
 
@@ -75,6 +90,21 @@ def test_the_average_has_its_closed_form_and_changes_its_momentum_after_a_tenth(
     for step in range(1, 6):
         still.move(step, 100)
     assert still.teacher["weight"].item() == pytest.approx(10 - 8 * 0.5**5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_average_moves_by_a_thousandth_whatever_the_weights_dtype(dtype):
+    model = torch.nn.Linear(1, 1, bias=False, dtype=dtype)
+    torch.nn.init.constant_(model.weight, 1.0)
+    point = ProximalPoint(momentum=(0.999, 0.999))
+    point.start(model)
+    torch.nn.init.constant_(model.weight, 2.0)
+    for step in range(1, 2001):
+        point.move(step, 2000)
+    assert point.teacher["weight"].item() == pytest.approx(2 - 0.999**2000, abs=1e-4)  # 1.865
+    with point.in_place():
+        assert model.weight.dtype == dtype and model.weight.item() == pytest.approx(1.865, abs=0.004)
+    assert model.weight.item() == 2
 
 
 def test_the_previous_iterate_is_the_weights_of_every_second_step(make_trainer):
