@@ -18,6 +18,7 @@ from ..tasks import Task
 from .aggregators import make_aggregator
 from .conflicts import ConflictDetail
 from .optimizers import OPTIMIZERS, OwnOptimizer
+from .passes import check_number
 from .proximal import proximal_of
 from .regularizers import regularizer_of
 from .smart import Form, Level, Norm, ScoreDivergence, Variant
@@ -294,8 +295,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
             ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
             ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
-            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("mixing_temperature", 1), ("proximal_weight", 0),
-            ("proximal_steps", 1), ("pretrained_decay", 0),
+            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("mixing_temperature", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and not value >= lowest:
@@ -360,12 +360,10 @@ class MultiTaskTrainingArguments(TrainingArguments):
             )
         if self.regularizer == "smart" and self.smart_form == "mt-dnn" and self.torch_compile:
             raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
-        momentum = self.proximal_momentum
-        if len(momentum) != 2 or not all(0 <= beta <= 1 for beta in momentum):
-            raise MinBertError(f"`proximal_momentum` must be two numbers from 0 to 1. Found {momentum}.")
         proximal_of(self)
         if self.proximal_evaluate and self.proximal == "none":
             raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
+        check_number("pretrained_decay", self.pretrained_decay)
 
     def _check_per_task(self) -> None:
         for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):

@@ -123,7 +123,14 @@ def is_token(batch: Mapping[str, Any]) -> Tensor:
     return batch["attention_mask"][..., None].float()
 
 
-def check_number(name: str, value: float, above: bool = False) -> None:
+def check_number(name: str, value: object, above: bool = False) -> None:
     """Raises `MinBertError` unless the training argument is a finite number from 0, or above it."""
-    if not (value > 0 if above else value >= 0) or value == math.inf:
-        raise MinBertError(f"`{name}` must be a number {'above' if above else 'from'} 0. Found {value}.")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (value > 0 if above else value >= 0) or value == math.inf:
+        raise MinBertError(f"`{name}` must be a number {'above' if above else 'from'} 0. Found {value!r}.")
+
+
+def check_count(name: str, value: object) -> None:
+    """Raises `MinBertError` unless the training argument is a whole number from 1."""
+    if type(value) is not int or value < 1:
+        raise MinBertError(f"`{name}` must be a whole number from 1. Found {value!r}.")

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 
 from ..errors import MinBertError
 from .checkpoints import TEACHER
+from .passes import check_count, check_number
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments
@@ -33,11 +34,13 @@ class ProximalPoint(TrainerCallback):
         momentum: beta in the first tenth of the steps, and after it; `None` for the previous iterate.
 
     Raises:
-        MinBertError: the previous iterate with S of 1: each step would start where the teacher is, and the term and
-            its gradient would be zero.
+        MinBertError: a value is out of range; or the previous iterate with S of 1: each step would start where the
+            teacher is, and the term and its gradient would be zero.
     """
 
     def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: Sequence[float] | None = (0.99, 0.999)):
+        check_number("proximal_weight", weight)
+        check_count("proximal_steps", steps)
         if momentum is None and steps < 2:
             raise MinBertError(
                 "`proximal: previous` needs `proximal_steps` of at least 2: with 1, each step starts at the previous "
@@ -123,11 +126,18 @@ class ProximalPoint(TrainerCallback):
 
 
 def proximal_of(args: MultiTaskTrainingArguments) -> ProximalPoint | None:
-    """The proximal term that the training arguments name. Raises `MinBertError` as `ProximalPoint`."""
+    """The proximal term that the training arguments name. Raises `MinBertError` if one of its options is wrong."""
     if args.proximal == "none":
         return None
-    momentum = args.proximal_momentum if args.proximal == "momentum" else None
+    momentum = _checked_momentum(args.proximal_momentum) if args.proximal == "momentum" else None
     return ProximalPoint(weight=args.proximal_weight, steps=args.proximal_steps, momentum=momentum)
+
+
+def _checked_momentum(found: object) -> Sequence[float]:
+    two = isinstance(found, list | tuple) and len(found) == 2
+    if not two or not all(type(beta) in (int, float) and 0 <= beta <= 1 for beta in found):
+        raise MinBertError(f"`proximal_momentum` must be two numbers from 0 to 1. Found {found!r}.")
+    return found
 
 
 class PretrainedDecay(TrainerCallback):

@@ -81,7 +81,7 @@ def regularizer_of(args: MultiTaskTrainingArguments) -> Regularizer | None:
     """The regularizer that the training arguments name, with its options. Raises `MinBertError` if one is wrong."""
     if args.regularizer == "none":
         return None
-    if args.regularizer not in REGULARIZERS:
+    if not isinstance(args.regularizer, str) or args.regularizer not in REGULARIZERS:
         raise unknown_name("regularizer", args.regularizer, ("none", *REGULARIZERS))
     build = REGULARIZERS[args.regularizer]
     return build(**{option: getattr(args, f"{args.regularizer}_{option}") for option in options_of(build)})

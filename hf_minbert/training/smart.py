@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ..errors import MinBertError, unknown_name
 from ..packing import Packing
 from ..tasks import Task
-from .passes import Place, RandomState, Regularized, Regularizer, check_number, embedded, is_token
+from .passes import (
+    Place,
+    RandomState,
+    Regularized,
+    Regularizer,
+    check_count,
+    check_number,
+    embedded,
+    is_token,
+)
 
 Variant = Literal["smart_0", "smart_1", "smart_2"]
 Form = Literal["paper", "mt-dnn"]
@@ -225,15 +234,14 @@ class Smart(Regularizer):
         for name, value in (("step_size", step_size), ("noise_std", noise_std)):
             if value is not None:
                 check_number(f"smart_{name}", value)
-        if type(steps) is not int or steps < 1:
-            raise MinBertError(f"`smart_steps` must be a whole number from 1. Found {steps!r}.")
-        variants = [variant] if isinstance(variant, str) else variant.values()
+        check_count("smart_steps", steps)
+        variants = variant.values() if isinstance(variant, Mapping) else [variant]
         for name, values, known in (
             ("variant", variants, VARIANTS), ("norm", [norm], get_args(Norm)), ("level", [level], get_args(Level)),
             ("form", [form], FORMS), ("score_divergence", [score_divergence], (None, *get_args(ScoreDivergence))),
         ):  # fmt: skip
             for value in values:
-                if value not in known:
+                if not isinstance(value, str | None) or value not in known:
                     raise unknown_name(f"smart_{name}", value, [choice for choice in known if choice])
         self.weight, self.epsilon, self.steps = weight, epsilon, steps
         # Much less, and outputs may come out equal, from where there is no way up: of a pair of equal sentences, say.

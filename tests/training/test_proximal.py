@@ -1,5 +1,6 @@
 """The proximal term and its teacher, and weight decay towards the pretrained weights."""
 
+import math
 import shutil
 
 import pytest
@@ -241,10 +242,23 @@ def test_there_is_nothing_to_average_without_a_teacher(make_trainer):
     assert not [name for name in untrained.evaluate() if "averaged" in name]
 
 
-@pytest.mark.parametrize("momentum", [[0.9], [0.9, 1.1], [-0.1, 0.5]])
+@pytest.mark.parametrize("momentum", [[0.9], [0.9, 1.1], [-0.1, 0.5], 0.9, None, ["a", "b"], {0.9: 1, 0.99: 2}])
 def test_a_momentum_is_two_shares(make_trainer, momentum):
     with pytest.raises(MinBertError, match="`proximal_momentum` must be two numbers from 0 to 1"):
         make_trainer(proximal="momentum", proximal_momentum=momentum)
+
+
+@pytest.mark.parametrize("steps", [0, 1.5, 2.5, 2.0, True, "2", None])
+def test_steps_between_moves_are_counted(make_trainer, steps):
+    with pytest.raises(MinBertError, match="`proximal_steps` must be a whole number from 1. Found"):
+        make_trainer(proximal="momentum", proximal_steps=steps)
+
+
+@pytest.mark.parametrize(("key", "given"), [("proximal_weight", {"proximal": "momentum"}), ("pretrained_decay", {})])
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None])
+def test_a_weight_is_a_number_from_0(make_trainer, key, given, value):
+    with pytest.raises(MinBertError, match=f"`{key}` must be a number from 0. Found"):
+        make_trainer(**given, **{key: value})
 
 
 # ---- the pretrained weights
