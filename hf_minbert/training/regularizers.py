@@ -34,6 +34,16 @@ class RDrop(Regularizer):
         check_number("r_drop_weight", weight)
         self.weight = weight
 
+    def warnings(self, model: nn.Module, task: str, dtype: torch.dtype) -> list[str]:
+        modules = [*model.encoder_of(task).modules(), *model.heads.get(task).modules()]
+        rates = [module.p for module in modules if isinstance(module, nn.Dropout)]
+        if any([*rates, model.config.attention_probs_dropout_prob]):  # which is in the function, not in a module
+            return []
+        return [
+            f"`regularizer: r_drop` of {task!r} is zero: the model has no dropout, so two passes are the same. Set "
+            "`hidden_dropout_prob`."
+        ]
+
     def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place) -> Regularized:
         outputs, second = model(**batch), model(**batch)
         divergence = model.heads.get(batch["task"]).divergence

@@ -244,6 +244,11 @@ class Smart(Regularizer):
                 if not isinstance(value, str | None) or value not in known:
                     raise unknown_name(f"smart_{name}", value, [choice for choice in known if choice])
         self.weight, self.epsilon, self.steps = weight, epsilon, steps
+        if noise_std == 0 and epsilon > 0:
+            raise MinBertError(
+                "`smart_noise_std: 0` starts the search where the outputs are equal: the gradient is zero there, and "
+                "so is the term. Leave it out, or give a number above 0."
+            )
         # Much less, and outputs may come out equal, from where there is no way up: of a pair of equal sentences, say.
         self.noise_std = epsilon if noise_std is None else noise_std
         self.variant, self.score_divergence = variant, score_divergence

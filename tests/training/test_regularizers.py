@@ -251,6 +251,27 @@ def test_a_ball_that_precision_loses_is_warned_of(make_trainer, tiny_model, capl
     assert "lost in bfloat16" in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "tasks"),
+    [
+        ({}, ["sst", "para", "sts"]),
+        ({"hidden_dropout_prob": 0.1}, []),
+        ({"attention_probs_dropout_prob": 0.1}, []),
+        (
+            {"tasks": get_tasks({"sst": {"head_options": {"dropout": 0.1}}, "para": None, "sts": None})},
+            ["para", "sts"],
+        ),
+    ],
+)
+def test_r_drop_without_dropout_is_warned_of(make_trainer, tiny_model, caplog, changes, tasks):
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        trainer = make_trainer(tiny_model(**changes), regularizer="r_drop", max_steps=1)
+    said = [record.getMessage() for record in caplog.records if "r_drop" in record.getMessage()]
+    assert [message.split("'")[1] for message in said] == tasks
+    trainer.train()
+    assert [task for task in ("sst", "para", "sts") if logged(trainer, f"r_drop_{task}") == [0]] == tasks
+
+
 # ---- what is refused
 
 
@@ -275,6 +296,7 @@ def test_a_ball_that_precision_loses_is_warned_of(make_trainer, tiny_model, capl
         ({"regularizer": "fgm", "fgm_epsilon": -1.0}, "`fgm_epsilon` must be a number from 0. Found -1.0."),
         ({"regularizer": "r_drop", "r_drop_weight": math.inf}, "`r_drop_weight` must be a number from 0. Found inf."),
         ({"smart_form": "mt-dnn", "torch_compile": True}, "`smart_form: mt-dnn` works by a hook"),
+        ({"smart_noise_std": 0.0}, "`smart_noise_std: 0` starts the search where the outputs are equal"),
         ({"regularizer": ["smart"]}, "Unknown regularizer ['smart']."),
         ({"smart_variant": None}, "Unknown smart_variant None."),
         ({"smart_variant": ["smart_1"]}, "Unknown smart_variant ['smart_1']."),
