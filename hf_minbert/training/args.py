@@ -364,6 +364,12 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.proximal_evaluate and self.proximal == "none":
             raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
         check_number("pretrained_decay", self.pretrained_decay)
+        if self.learning_rate * self.pretrained_decay > 1:
+            raise MinBertError(
+                f"`pretrained_decay: {self.pretrained_decay:g}` with `learning_rate: {self.learning_rate:g}` takes a "
+                f"step of {self.learning_rate * self.pretrained_decay:g} times the way back, and more than 1 overshoots. "
+                f"Give at most {1 / self.learning_rate:g}."
+            )
 
     def _check_per_task(self) -> None:
         for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):

@@ -292,6 +292,17 @@ def test_the_encoder_stays_near_and_the_heads_are_free(make_trainer):
     assert near["heads"] > 0.3 * free["heads"]
 
 
+def test_a_step_goes_no_further_than_the_whole_way_back(make_trainer):
+    said = "`pretrained_decay: 300` with `learning_rate: 0.005` takes a step of 1.5 times the way.*at most 200."
+    with pytest.raises(MinBertError, match=said):
+        make_trainer(pretrained_decay=300.0, learning_rate=5e-3)
+    trainer = make_trainer(pretrained_decay=200.0, learning_rate=5e-3)
+    before, after = weights_of(trainer), trained(trainer)
+    name = "bert.encoder.layer.0.attention.output.dense.weight"
+    moved = (after[name] - before[name]).abs().max()
+    assert 0 < moved < 0.01  # all the way back, and then one step of the gradient
+
+
 def test_it_is_not_for_a_frozen_encoder(make_trainer):
     with pytest.raises(MinBertError, match="`pretrained_decay` is of the encoder"):
         make_trainer(freeze="encoder", pretrained_decay=0.1)
