@@ -116,9 +116,12 @@ class MultiTaskTrainingArguments(TrainingArguments):
             change where words hardly move (SMART's smoothness term); `r_drop`: two passes with other dropout shall
             agree; `fgm`: the loss at the worst near words is added; `none`.
         smart_weight: factor on SMART's term.
-        smart_epsilon: radius of the ball in which word embeddings move, whose root mean square in BERT is near 0.05.
-        smart_step_size: length of a step of the search for the worst move; ten times `smart_epsilon` unless given.
-        smart_noise_std: standard deviation of the noise that the search starts from; `smart_epsilon` unless given.
+        smart_epsilon: radius of the ball in which word embeddings move, whose root mean square in BERT is near 0.05;
+            5e-4 unless given. With `smart_form: mt-dnn` 1e-6 unless given, which only keeps a division from 0.
+        smart_step_size: length of a step of the search for the worst move; ten times `smart_epsilon` unless given, and
+            1e-3 with `smart_form: mt-dnn`.
+        smart_noise_std: standard deviation of the noise that the search starts from; `smart_epsilon` unless given, and
+            1e-5 with `smart_form: mt-dnn`.
         smart_steps: how many steps the search takes; each costs a forward and half a backward pass.
         smart_variant: the divergence of two outputs: `smart_0` KL both ways; `smart_1` KL one way; `smart_2` the
             search by KL one way, the term by KL both ways. One for all, or by task, where the others have `smart_0`.
@@ -128,7 +131,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
         smart_norm: the norm of the ball and of a step.
         smart_level: whether each token has a ball of its own, or the tokens of a sentence have one together.
         smart_form: `paper`, or `mt-dnn`, what the popular code computes in its place: no ball, and moves of length 1
-            that are nearly random. To compare with.
+            that are nearly random. To compare with. Each has its own numbers where none are given.
         r_drop_weight: factor on R-Drop's term.
         fgm_weight: factor on the loss at the worst near words.
         fgm_epsilon: how far those are from a sentence's word embeddings, by the l2 norm.
@@ -176,7 +179,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
     freeze: Freeze = "none"
     regularizer: str = "none"
     smart_weight: float = 1.0
-    smart_epsilon: float = 5e-4
+    smart_epsilon: float | None = None
     smart_step_size: float | None = None
     smart_noise_std: float | None = None
     smart_steps: int = 1
@@ -367,8 +370,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.learning_rate * self.pretrained_decay > 1:
             raise MinBertError(
                 f"`pretrained_decay: {self.pretrained_decay:g}` with `learning_rate: {self.learning_rate:g}` takes a "
-                f"step of {self.learning_rate * self.pretrained_decay:g} times the way back, and more than 1 overshoots. "
-                f"Give at most {1 / self.learning_rate:g}."
+                f"step of {self.learning_rate * self.pretrained_decay:g} times the way back, and more than 1 "
+                f"overshoots. Give at most {1 / self.learning_rate:g}."
             )
 
     def _check_per_task(self) -> None:

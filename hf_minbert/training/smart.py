@@ -128,6 +128,13 @@ class AlgorithmOne:
     def __init__(self, epsilon: float, step_size: float, norm: Norm, level: Level):
         self.epsilon, self.step_size, self.norm, self.level = epsilon, step_size, norm, level
 
+    @staticmethod
+    def own_numbers(epsilon: float | None) -> tuple[float, float, float]:
+        """What stands for `epsilon`, `step_size` and `noise_std` where they are not given."""
+        epsilon = 5e-4 if epsilon is None else epsilon
+        # Of much less noise, outputs may come out equal, from where there is no way up: of equal sentences, say.
+        return epsilon, 10 * epsilon, epsilon
+
     def outputs(self, model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
         """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
@@ -154,9 +161,13 @@ class MtDnn(AlgorithmOne):
     The noise is on what the embeddings give after their LayerNorm and dropout. A step adds the gradient as it is,
     millions of times smaller than the noise, and divides each token's noise by its largest number: there is no ball,
     the radius is near 1, and the direction stays that of the first noise. `epsilon` only keeps that division from 0.
-    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one. The values
-    of mt-dnn: `epsilon` 1e-6, `noise_std` 1e-5, `step_size` 1e-3 or 1e-5.
+    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one. Where no
+    numbers are given they are mt-dnn's, whose training script has a `step_size` of 1e-5 in the place of 1e-3.
     """
+
+    @staticmethod
+    def own_numbers(epsilon: float | None) -> tuple[float, float, float]:
+        return 1e-6, 1e-3, 1e-5
 
     def outputs(self, model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
         delta = delta.flatten(0, -3)
@@ -199,7 +210,7 @@ class Smart(Regularizer):
 
     Args:
         weight: of the term, the paper's lambda.
-        epsilon: radius of the ball. BERT's word embeddings have a root mean square near 0.05.
+        epsilon: radius of the ball; 5e-4 unless given. BERT's word embeddings have a root mean square near 0.05.
         step_size: eta; ten times `epsilon` unless given.
         noise_std: sigma, of the first noise; `epsilon` unless given, as in the paper.
         steps: how many steps the search takes.
@@ -210,7 +221,8 @@ class Smart(Regularizer):
             error unless told otherwise; the others must be told.
         norm: that the gradient is divided by, and that the ball has.
         level: whether each token has a ball of its own, or the tokens of a sentence have one together.
-        form: `paper`, or `mt-dnn`, the arithmetic of that code, to compare with; see `MtDnn`.
+        form: `paper`, or `mt-dnn`, the arithmetic of that code, to compare with, which has other numbers where none
+            are given; see `MtDnn`.
     """
 
     searches = True
@@ -219,7 +231,7 @@ class Smart(Regularizer):
         self,
         *,
         weight: float = 1.0,
-        epsilon: float = 5e-4,
+        epsilon: float | None = None,
         step_size: float | None = None,
         noise_std: float | None = None,
         steps: int = 1,
@@ -230,10 +242,9 @@ class Smart(Regularizer):
         form: Form = "paper",
     ):
         check_number("smart_weight", weight)
-        check_number("smart_epsilon", epsilon, above=form == "mt-dnn")
-        for name, value in (("step_size", step_size), ("noise_std", noise_std)):
+        for name, value in (("epsilon", epsilon), ("step_size", step_size), ("noise_std", noise_std)):
             if value is not None:
-                check_number(f"smart_{name}", value)
+                check_number(f"smart_{name}", value, above=(name, form) == ("epsilon", "mt-dnn"))
         check_count("smart_steps", steps)
         variants = variant.values() if isinstance(variant, Mapping) else [variant]
         for name, values, known in (
@@ -243,16 +254,17 @@ class Smart(Regularizer):
             for value in values:
                 if not isinstance(value, str | None) or value not in known:
                     raise unknown_name(f"smart_{name}", value, [choice for choice in known if choice])
-        self.weight, self.epsilon, self.steps = weight, epsilon, steps
-        if noise_std == 0 and epsilon > 0:
+        self.weight, self.steps = weight, steps
+        own = FORMS[form].own_numbers(epsilon)
+        given = (epsilon, step_size, noise_std)
+        self.epsilon, step_size, self.noise_std = (o if g is None else g for g, o in zip(given, own, strict=True))
+        if self.noise_std == 0 < self.epsilon:
             raise MinBertError(
                 "`smart_noise_std: 0` starts the search where the outputs are equal: the gradient is zero there, and "
                 "so is the term. Leave it out, or give a number above 0."
             )
-        # Much less, and outputs may come out equal, from where there is no way up: of a pair of equal sentences, say.
-        self.noise_std = epsilon if noise_std is None else noise_std
         self.variant, self.score_divergence = variant, score_divergence
-        self.form = FORMS[form](epsilon, 10 * epsilon if step_size is None else step_size, norm, level)
+        self.form = FORMS[form](self.epsilon, step_size, norm, level)
 
     def refusal(self, tasks: Iterable[Task]) -> str | None:
         for task in tasks:

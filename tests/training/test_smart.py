@@ -392,6 +392,23 @@ def test_a_gradient_that_is_not_finite_leaves_the_term_out(model, batches, form,
 # ---- the popular form
 
 
+@pytest.mark.parametrize(
+    ("given", "numbers"),
+    [
+        ({}, (5e-4, 5e-3, 5e-4)),
+        ({"epsilon": 1e-3}, (1e-3, 1e-2, 1e-3)),
+        ({"epsilon": 0.0}, (0.0, 0.0, 0.0)),
+        ({"form": "mt-dnn"}, (1e-6, 1e-3, 1e-5)),
+        ({"form": "mt-dnn", "epsilon": 1e-5}, (1e-5, 1e-3, 1e-5)),
+        ({"form": "mt-dnn", "noise_std": 1e-4, "step_size": 0.0}, (1e-6, 0.0, 1e-4)),
+    ],
+)
+def test_each_form_has_its_own_numbers_where_none_are_given(given, numbers):
+    smart = Smart(**given)
+    assert (smart.epsilon, smart.form.step_size, smart.noise_std) == pytest.approx(numbers)
+    assert smart.form.epsilon == smart.epsilon
+
+
 def test_mt_dnn_divides_by_the_largest_number_and_has_no_ball():
     form = MtDnn(epsilon=1.0, step_size=2.0, norm="inf", level="token")
     moved = form.step(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]]), torch.tensor([[[1.0, -0.5], [0.0, 0.0]]]))
