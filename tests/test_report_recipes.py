@@ -57,7 +57,9 @@ def test_a_recipe_is_complete_and_has_a_folder_of_its_own(name):
     assert not missing
     sizes = {task.name: training.get("per_device_train_batch_size") for task in tasks}
     assert None not in {**sizes, **training.get("task_batch_sizes", {})}.values()
-    MultiTaskTrainingArguments(**training).check_tasks({task.name: task for task in tasks})
+    args = MultiTaskTrainingArguments(**training)
+    args.check_tasks({task.name: task for task in tasks})
+    assert not args.without_effect(tasks)
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import torch
@@ -20,7 +20,7 @@ from .conflicts import ConflictDetail
 from .optimizers import OPTIMIZERS, OwnOptimizer
 from .passes import check_number
 from .proximal import proximal_of
-from .regularizers import regularizer_of
+from .regularizers import REGULARIZERS, regularizer_of
 from .smart import Form, Level, Norm, ScoreDivergence, Variant
 
 #: Stock arguments that a step of several tasks cannot honour: the only value allowed, and why.
@@ -397,6 +397,29 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
     # ---- What depends on the model's tasks -------------------------------------------------------------------
 
+    def without_effect(self, tasks: Iterable[Task]) -> list[str]:
+        """Sentences about keys that are given for a term, or a part of one, that a run on these tasks does not have.
+
+        They are no errors: a recipe with `regularizer=none` after it is how a term is left out to compare.
+        """
+        chosen = f"`regularizer: {self.regularizer}`"
+        idle = [(f"{name}_", chosen, f"`regularizer: {name}`") for name in REGULARIZERS if name != self.regularizer]
+        if self.proximal != "momentum":
+            key = "proximal_" if self.proximal == "none" else "proximal_momentum"
+            idle.append((key, f"`proximal: {self.proximal}`", "`proximal: momentum`"))
+        if self.regularizer == "smart":
+            if self.smart_form == "mt-dnn":
+                idle += [(key, "`smart_form: mt-dnn`", "`smart_form: paper`") for key in ("smart_norm", "smart_level")]
+            if not any(task.kind == "score" for task in tasks):
+                idle.append(("smart_score_divergence", "these tasks", "scores, and none of them is one"))
+        given = [f.name for f in fields(self) if getattr(self, f.name) != _default_of(f)]
+        said = []
+        for start, without, purpose in idle:
+            if names := [f"`{name}`" for name in given if name.startswith(start)]:
+                has, it = ("has", "It is") if len(names) == 1 else ("have", "They are")
+                said.append(f"{', '.join(names)} {has} no effect with {without}. {it} for {purpose}.")
+        return said
+
     def by_task(self, option: str) -> Mapping[str, Any]:
         """What `option` gives task by task; nothing where it is left out, or is one word for all."""
         value = getattr(self, option)
@@ -436,3 +459,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             known = [f"eval_{name}" for name in metric_names(tasks[n] for n in self.chosen_tasks("eval_tasks", tasks))]
             if metric not in known and f"eval_{metric}" not in known:
                 raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
+
+
+def _default_of(field: Field) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()

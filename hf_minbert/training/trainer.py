@@ -236,7 +236,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 logger.warning(warning)
 
     def _prepare_regularizers(self, args: MultiTaskTrainingArguments) -> None:
-        """Says what precision goes ill with, and adds what works between steps."""
+        """Says what has no effect and what precision goes ill with, and adds what works between steps."""
+        for warning in args.without_effect(self.tasks[name] for name in self.train_tasks):
+            logger.warning(warning)
         if self.regularizer is not None:
             half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
             dtype = half or next(self.model.parameters()).dtype

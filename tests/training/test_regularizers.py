@@ -320,6 +320,50 @@ def test_a_wrong_option_is_refused_by_its_name(tmp_path, given, said):
     assert said in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"smart_weight": 2.0},
+            ["`smart_weight` has no effect with `regularizer: none`. It is for `regularizer: smart`."],
+        ),
+        (
+            {"regularizer": "smart", "fgm_weight": 2.0, "fgm_epsilon": 0.5, "r_drop_weight": 3.0},
+            [
+                "`r_drop_weight` has no effect with `regularizer: smart`. It is for `regularizer: r_drop`.",
+                "`fgm_weight`, `fgm_epsilon` have no effect with `regularizer: smart`. "
+                "They are for `regularizer: fgm`.",
+            ],
+        ),
+        (
+            {"proximal_steps": 2, "proximal_momentum": [0.9, 0.9]},
+            [
+                "`proximal_steps`, `proximal_momentum` have no effect with `proximal: none`. "
+                "They are for `proximal: momentum`."
+            ],
+        ),
+        (
+            {"proximal": "previous", "proximal_steps": 2, "proximal_momentum": [0.9, 0.9]},
+            ["`proximal_momentum` has no effect with `proximal: previous`. It is for `proximal: momentum`."],
+        ),
+        (
+            {"regularizer": "smart", "smart_form": "mt-dnn", "smart_norm": "l2"},
+            ["`smart_norm` has no effect with `smart_form: mt-dnn`. It is for `smart_form: paper`."],
+        ),
+        (
+            {"regularizer": "smart", "smart_score_divergence": "bernoulli", "train_tasks": ["sst", "para"]},
+            ["`smart_score_divergence` has no effect with these tasks. It is for scores, and none of them is one."],
+        ),
+        ({"regularizer": "smart", "smart_score_divergence": "bernoulli", "smart_weight": 2.0}, []),
+        ({"proximal": "momentum", "proximal_steps": 2, "proximal_momentum": [0.9, 0.9]}, []),
+    ],
+)
+def test_keys_without_an_effect_are_warned_of(make_trainer, caplog, given, said):
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        make_trainer(**given)
+    assert [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()] == said
+
+
 @pytest.mark.parametrize("variant", ["smart_1", "smart_2", {"sts": "smart_2", "para": "smart_1"}])
 def test_kl_of_a_score_must_be_named_and_is_never_zero_in_silence(make_trainer, variant):
     given = {"regularizer": "smart", "smart_variant": variant}
