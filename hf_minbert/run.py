@@ -27,7 +27,7 @@ from .loading import load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
-from .run_folder import RunFolder
+from .run_folder import AVERAGED, RunFolder
 from .tasks import Task, get_tasks
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
@@ -89,6 +89,9 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
             with explain("Starting to train", "Mend the recipe."):
                 raise
         trainer.save_model()
+        if args.proximal_evaluate:
+            with trainer.proximal.in_place():
+                trainer.save_model(str(folder.path / AVERAGED))
         metrics = _finish(folder.path, trainer, outcome.metrics, data["dev"]) if args.should_save else {}
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -275,10 +278,14 @@ def _check_encoder(name: str, missing: list[str], owner: str | None) -> None:
 
 def _finish(folder: Path, trainer: MultiTaskTrainer, training: dict[str, Any], dev: dict[str, Any]) -> dict[str, Any]:
     """Scores the saved model, as anybody who loads it will, and writes what the run came to."""
-    predictor = Predictor.from_pretrained(folder, batch_size=trainer.args.per_device_eval_batch_size)
-    scores, decoded = score(predictor, dev, progress=not trainer.args.disable_tqdm)
+    given, shown = {"batch_size": trainer.args.per_device_eval_batch_size}, not trainer.args.disable_tqdm
+    predictor = Predictor.from_pretrained(folder, **given)
+    scores, decoded = score(predictor, dev, progress=shown)
     for name, rows in dev.items():
         write_predictions(folder / "predictions" / f"{name}-dev.csv", predictor.task(name), rows["id"], decoded[name])
+    if trainer.args.proximal_evaluate:
+        averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, **given), dev, progress=shown)
+        scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     state = trainer.state
     metrics = {
         **{f"eval_{name}": value for name, value in scores.items()},

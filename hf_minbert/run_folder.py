@@ -1,8 +1,8 @@
 """The folder of a run: what may begin or resume there, and what stands in it.
 
 It ends with the model, its tokenizer and `recipe.yaml`, `environment.json` (versions, seed, what was trained on),
-`log.jsonl` (every logged value), `predictions/<task>-dev.csv` and, last of all, `metrics.json`: where it stands, the
-run finished.
+`log.jsonl` (every logged value), `predictions/<task>-dev.csv`, with `proximal_evaluate` the model of averaged weights
+in `averaged`, and, last of all, `metrics.json`: where it stands, the run finished.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from .tasks import get_tasks, with_revisions
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
 
-RUN_FILES = ("metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors", "predictions")
+AVERAGED = "averaged"
+RUN_FILES = (
+    "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors", "predictions", AVERAGED
+)  # fmt: skip
 #: Keys that decide what a step computes: a run that resumes with another value would be neither run.
 FIXED_ON_RESUME = (
     "tasks", "train_tasks", "max_length", "mixing", "mixing_temperature", "task_batch_sizes",

@@ -193,6 +193,21 @@ def test_the_best_checkpoint_is_the_model_that_is_kept(train, tmp_path):
     assert_same_model(folder, folder / f"checkpoint-{best}")
 
 
+def test_averaged_weights_are_scored_and_left_as_a_model(train, tmp_path):
+    words = ["proximal=momentum", "proximal_momentum=[0.5, 0.5]", "proximal_evaluate=true", "eval_strategy=epoch"]
+    metrics, folder = train(*words), tmp_path / "run"
+    assert metrics == metrics_of(folder)
+    averaged = {name for name in metrics if name.startswith("eval_averaged_")}
+    own = {name for name in metrics if name.startswith("eval_")} - averaged
+    assert own == {name.replace("averaged_", "") for name in averaged} and "eval_overall" in own
+    last, one = load_file(folder / "model.safetensors"), load_file(folder / "averaged" / "model.safetensors")
+    assert last.keys() == one.keys() and not torch.equal(last["heads.sts.linear.bias"], one["heads.sts.linear.bias"])
+    *_, entry = (entry for entry in log_of(folder) if "eval_averaged_sts_pearson" in entry)
+    assert entry["eval_averaged_sts_pearson"] == pytest.approx(metrics["eval_averaged_sts_pearson"], abs=1e-5)
+    train("overwrite=true")
+    assert not (folder / "averaged").exists()
+
+
 def test_only_the_tasks_asked_for_are_read_trained_and_scored(train, write_course_files, tmp_path):
     data = write_course_files(tmp_path / "data")
     for name in ("quora-train.csv", "quora-dev.csv", "sts-train.csv", "ids-sst-dev.csv"):

@@ -140,7 +140,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         proximal_weight: factor on that term.
         proximal_steps: optimizer steps between two moves of the teacher.
         proximal_momentum: the share that the average keeps at a move, in the first tenth of the steps and after it.
-        proximal_evaluate: whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`.
+        proximal_evaluate: whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`, and
+            `minbert train` leaves them as a model in the folder `averaged` of the run's.
         pretrained_decay: weight decay of the encoder towards the weights it began with, beside `weight_decay` towards
             zero. A step takes `learning_rate * pretrained_decay` of the way.
         packing: compute on real tokens alone, not on the padding that is half of a usual batch. Answers and gradients
@@ -366,6 +367,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         proximal_of(self)
         if self.proximal_evaluate and self.proximal == "none":
             raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
+        if self.proximal_evaluate and self.eval_strategy == "no":
+            raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
         check_number("pretrained_decay", self.pretrained_decay)
         if self.learning_rate * self.pretrained_decay > 1:
             raise MinBertError(
@@ -440,6 +443,12 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
         return list(dict.fromkeys(names))
 
+    def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
+        """Names of what an evaluation during training reports on these tasks."""
+        names = metric_names(tasks)
+        averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate else []
+        return [f"eval_{name}" for name in names] + averaged
+
     def check_tasks(self, tasks: Mapping[str, Task]) -> None:
         """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
 
@@ -456,7 +465,12 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
             raise MinBertError(reason)
         if (metric := self.metric_for_best_model) is not None:
-            known = [f"eval_{name}" for name in metric_names(tasks[n] for n in self.chosen_tasks("eval_tasks", tasks))]
+            known = self.metrics_of(tasks[name] for name in self.chosen_tasks("eval_tasks", tasks))
+            if metric.removeprefix("eval_").startswith("averaged_") and not self.proximal_evaluate:
+                raise MinBertError(
+                    f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, "
+                    "or leave `averaged_` out."
+                )
             if metric not in known and f"eval_{metric}" not in known:
                 raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
 

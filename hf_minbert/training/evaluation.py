@@ -17,7 +17,7 @@ from ..data.collators import PaddedCollator
 from ..data.encoding import encode
 from ..data.rows import EncodedRows
 from ..errors import MinBertError, unknown_name
-from ..evaluation.metrics import metric_names, overall, task_metrics
+from ..evaluation.metrics import overall, task_metrics
 from ..packing import Packing
 from ..tasks import Task
 
@@ -30,7 +30,7 @@ class TaskEvaluation:
 
     def known_metrics(self) -> list[str]:
         """Every metric that `evaluate` reports on the evaluated tasks, with the prefix `eval_`."""
-        return [f"eval_{name}" for name in metric_names([self.tasks[name] for name in self.eval_tasks])]
+        return self.args.metrics_of(self.tasks[name] for name in self.eval_tasks)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

@@ -462,6 +462,11 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 torch.save(state, folder / AGGREGATOR)
         super()._save_checkpoint(model, trial)
 
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.proximal is not None and not self.args.save_only_model:
+            self.proximal.load(self.state.best_model_checkpoint)  # else it stays that of the last step
+
     # ---- The log ---------------------------------------------------------------------------------------------
 
     def _record(self, name: str, value: torch.Tensor) -> None:

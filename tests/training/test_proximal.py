@@ -228,6 +228,7 @@ def test_evaluations_score_the_averaged_weights_too(make_trainer, scores):
     own = {name: value for name, value in found.items() if not name.startswith("eval_averaged")}
     averaged = {name.replace("averaged_", ""): value for name, value in found.items() if name not in own}
     assert own.keys() == averaged.keys() and "eval_averaged_overall" in entry
+    assert set(trainer.known_metrics()) == set(found)
     trainer.args.proximal_evaluate = False
     assert scores(trainer.evaluate()) == own
     with trainer.proximal.in_place():
@@ -238,8 +239,28 @@ def test_evaluations_score_the_averaged_weights_too(make_trainer, scores):
 def test_there_is_nothing_to_average_without_a_teacher(make_trainer):
     with pytest.raises(MinBertError, match="`proximal_evaluate: true` needs a teacher"):
         make_trainer(proximal_evaluate=True)
-    untrained = make_trainer(dev=DEV, proximal="momentum", proximal_evaluate=True)
+    with pytest.raises(MinBertError, match="`proximal_evaluate: true` needs evaluations. Set `eval_strategy`"):
+        make_trainer(dev=DEV, proximal="momentum", proximal_evaluate=True)
+    untrained = make_trainer(dev=DEV, proximal="momentum", proximal_evaluate=True, eval_strategy="epoch")
     assert not [name for name in untrained.evaluate() if "averaged" in name]
+
+
+def test_the_best_model_may_be_that_of_the_averaged_weights(make_trainer):
+    given = {
+        "dev": DEV, "proximal": "momentum", "proximal_momentum": [0.5, 0.5], "max_steps": 4, "learning_rate": 0.5,
+        "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
+        "load_best_model_at_end": True, "metric_for_best_model": "eval_averaged_sts_loss",
+    }  # fmt: skip
+    with pytest.raises(MinBertError, match="eval_averaged_sts_loss` is of the teacher's weights. Set `proximal_eval"):
+        make_trainer(**given)
+    trainer = make_trainer(**given, proximal_evaluate=True)
+    trainer.train()
+    losses = logged(trainer, "eval_averaged_sts_loss")
+    best = losses.index(min(losses))
+    assert trainer.state.best_global_step == best + 1 < 4
+    assert trainer.evaluate()["eval_averaged_sts_loss"] == pytest.approx(losses[best])
+    with pytest.raises(MinBertError, match="Unknown metric 'averaged_stt_loss'"):
+        make_trainer(**{**given, "metric_for_best_model": "averaged_stt_loss"}, proximal_evaluate=True)
 
 
 @pytest.mark.parametrize("momentum", [[0.9], [0.9, 1.1], [-0.1, 0.5], 0.9, None, ["a", "b"], {0.9: 1, 0.99: 2}])
