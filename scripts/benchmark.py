@@ -25,6 +25,7 @@ from typing import Annotated, Any, Literal
 import torch
 import transformers
 import typer
+from accelerate.utils import send_to_device
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -64,15 +65,22 @@ SHAPE = (
 )  # fmt: skip
 #: What each loop of `train` changes.
 LOOPS: dict[str, dict[str, Any]] = {
-    "stock-fp32": {"stock": True, "attn": "eager", "dtype": False},
-    "stock": {"stock": True},
-    "stock-bucketed": {"stock": True, "train_sampling_strategy": "group_by_length"},
-    "stock-compiled": {"stock": True, "torch_compile": True},
+    "stock-fp32": {"kind": "stock", "attn": "eager", "dtype": False},
+    "stock": {"kind": "stock"},
+    "stock-bucketed": {"kind": "stock", "train_sampling_strategy": "group_by_length"},
+    "stock-compiled": {"kind": "stock", "torch_compile": True},
+    "stock-both": {"kind": "stock", "train_sampling_strategy": "group_by_length", "torch_compile": True},
+    "cross-encoder": {"kind": "cross_encoder"},
+    "naive-pcgrad": {"kind": "naive"},
     "padded": {"packing": False},
     "packed": {"packing": True, "cuda_graphs": "off"},
     "graphs": {"packing": True},
     "compiled": {"packing": True, "compile_layers": True},
+    "pcgrad": {"packing": True, "compile_layers": True, "aggregator": "pcgrad"},
+    "smart": {"packing": True, "compile_layers": True, "regularizer": "smart"},
 }
+#: Loops that train one task, the last one that is named.
+OF_ONE_TASK = ("stock", "cross_encoder")
 
 
 @app.callback()
@@ -92,7 +100,7 @@ def train(
     ] = None,
     data_dir: Annotated[str, typer.Option(help="The course's files; or `sample`, for the package's.")] = "sample",
     tasks: Annotated[
-        str, typer.Option(help="Tasks of MinBERT, with commas. Stock loops train the last one.")
+        str, typer.Option(help="With commas. Loops of stock classes and of sentence-transformers train the last one.")
     ] = "para",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of each task in a step.")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps, after a quarter as many that warm up.")] = 200,
@@ -130,7 +138,7 @@ class Loop:
     steps: int
     bf16: bool
 
-    def run(self, stock: bool = False, attn: str = "sdpa", dtype: bool = True, **arguments: Any) -> dict[str, float]:
+    def run(self, kind: str = "minbert", attn: str = "sdpa", dtype: bool = True, **arguments: Any) -> dict[str, float]:
         """Examples per second, and the GPU's memory at its fullest."""
         torch.manual_seed(0)
         if torch.cuda.is_available():
@@ -143,11 +151,18 @@ class Loop:
                 "disable_tqdm": True, "bf16": self.bf16 and dtype, "learning_rate": 1e-5,
             }  # fmt: skip
             clock = Clock(self.steps // 4)
-            make = self._stock if stock else self._minbert
-            trainer = make({**settings, **arguments}, attn)
-            trainer.add_callback(clock)
-            trainer.train()
-        examples = self.batch_size * self.steps * (1 if stock else len(self.rows))
+            make = {
+                "minbert": self._minbert,
+                "stock": self._stock,
+                "cross_encoder": self._cross_encoder,
+                "naive": self._naive,
+            }[kind]
+            # Sizes of batches are not constants: else what is compiled is compiled anew for each.
+            with torch._dynamo.config.patch(assume_static_by_default=not arguments.get("torch_compile")):
+                trainer = make({**settings, **arguments}, attn)
+                trainer.add_callback(clock)
+                trainer.train()
+        examples = self.batch_size * self.steps * (1 if kind in OF_ONE_TASK else len(self.rows))
         memory = torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
         return {"examples_per_second": examples / clock.seconds, "peak_gb": memory}
 
@@ -162,6 +177,33 @@ class Loop:
         return MultiTaskTrainer(
             model, args, train_dataset=self.rows, processing_class=self.tokenizer, max_length=MAX_LENGTH
         )
+
+    def _naive(self, settings: dict[str, Any], attn: str) -> NaiveLoop:
+        return NaiveLoop(self._minbert({**settings, "packing": False}, attn))
+
+    def _cross_encoder(self, settings: dict[str, Any], attn: str) -> Trainer:
+        """`sentence-transformers`' own, with its default loss for one label."""
+        from sentence_transformers.cross_encoder import (
+            CrossEncoder,
+            CrossEncoderTrainer,
+            CrossEncoderTrainingArguments,
+            losses,
+        )
+
+        name, kwargs = self.model, {"attn_implementation": attn}
+        if self.size:
+            name = settings["output_dir"]
+            BertForSequenceClassification(BertConfig(**SIZES[self.size], num_labels=1)).save_pretrained(name)
+            self.tokenizer.save_pretrained(name)
+        model = CrossEncoder(
+            name, num_labels=1, max_length=MAX_LENGTH, model_kwargs=kwargs,
+            config_kwargs={"attention_probs_dropout_prob": 0.0},
+        )  # fmt: skip
+        (task,) = get_tasks([list(self.rows)[-1]])
+        return CrossEncoderTrainer(
+            model=model, args=CrossEncoderTrainingArguments(**settings), loss=losses.BinaryCrossEntropyLoss(model),
+            train_dataset=self.rows[task.name].select_columns([*task.text_columns, "label"]),
+        )  # fmt: skip
 
     def _stock(self, settings: dict[str, Any], attn: str) -> Trainer:
         (task,) = get_tasks([list(self.rows)[-1]])
@@ -185,6 +227,32 @@ class Loop:
             model, TrainingArguments(**settings), train_dataset=encoded.select_columns(columns),
             data_collator=DataCollatorWithPadding(self.tokenizer),
         )  # fmt: skip
+
+
+class NaiveLoop:
+    """A loop in the course's style: padded batches of every task in turn, and `_naive_step` on them."""
+
+    def __init__(self, trainer: MultiTaskTrainer):
+        self.trainer = trainer
+        self.clock: Clock | None = None
+
+    def add_callback(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def train(self) -> None:
+        args, model = self.trainer.args, self.trainer.model.train()
+        device = args.device.type
+        calls: list[dict[str, Any]] = []
+        run, state = _naive_step(model, calls, device, args.bf16), self.trainer.state
+        while state.global_step < args.max_steps:
+            for batches in self.trainer.get_train_dataloader():
+                calls[:] = [send_to_device(batch, device) for batch in batches.values()]
+                run()
+                state.global_step += 1
+                self.clock.on_step_end(args, state, None)
+                if state.global_step == args.max_steps:
+                    break
+        self.clock.on_train_end(args, state, None)
 
 
 class Clock(TrainerCallback):

@@ -13,22 +13,23 @@ from typing import Any
 import torch
 
 from .gradients import StaticGradients
+from .passes import repeats_in_recording
 
 logger = logging.getLogger(__name__)
 
-#: From a task's batch and the factor on its loss to the loss, the logits, and what is to be differentiated.
-Forward = Callable[[Mapping[str, Any], float], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+#: From a task's inputs and the factor on its loss to what is to be handed back, and what is to be differentiated.
+Forward = Callable[[Mapping[str, Any], float], tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 @dataclass
 class Recording:
-    """What was recorded for batches of one shape."""
+    """What was recorded for inputs of one shape."""
 
     version: int
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     inputs: list[torch.Tensor] = field(default_factory=list)
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
+    generators: list[torch.Generator] = field(default_factory=list)
+    found: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class GraphedSteps:
@@ -40,62 +41,77 @@ class GraphedSteps:
     Args:
         forward: computes a task's loss.
         gradients: where the backward pass adds to.
+        repeats: how many passes of a step have the dropout of an earlier one.
     """
 
-    def __init__(self, forward: Forward, gradients: StaticGradients):
+    def __init__(self, forward: Forward, gradients: StaticGradients, repeats: int = 0):
         self.forward = forward
         self.gradients = gradients
+        self.repeats = repeats
         self._seen: set[tuple] = set()
         self._recordings: dict[tuple, Recording] = {}
         self._refused = False
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, task: str, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss and the logits of a batch, whose gradients have been added. The next call may overwrite both."""
-        key = (task, factor, *_shapes(batch))
+    def __call__(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
+        """What `forward` hands back for a task's inputs, whose gradients have been added.
+
+        The next call may overwrite it.
+        """
+        key = (task, factor, *_shapes(inputs))
         recording = self._recordings.get(key)
         if recording is None or recording.version != self.gradients.version:
             if self._refused or key not in self._seen or task not in self.gradients.rows:
                 self._seen.add(key)  # the first time warms up: libraries allocate and choose kernels
-                return self._plain(task, batch, factor)
-            recording = self._record(key, batch)
+                return self._plain(task, inputs, factor)
+            recording = self._record(key, inputs)
             if recording is None:
-                return self._plain(task, batch, factor)
+                return self._plain(task, inputs, factor)
         self.gradients.begin(task)
-        torch._foreach_copy_(recording.inputs, [*_tensors(batch)], non_blocking=True)
+        torch._foreach_copy_(recording.inputs, [*_tensors(inputs)], non_blocking=True)
+        for generator in recording.generators:
+            generator.set_state(_generator().get_state())
         recording.graph.replay()
-        return recording.loss, recording.logits
+        return recording.found
 
-    def _plain(self, task: str, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, logits, differentiated = self.forward(batch, factor)
+    def _plain(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
+        found, differentiated = self.forward(inputs, factor)
         self.gradients.add(task, differentiated)
-        return loss.detach(), logits.detach()
+        return found
 
-    def _record(self, key: tuple, batch: Mapping[str, Any]) -> Recording | None:
+    def _record(self, key: tuple, inputs: Mapping[str, Any]) -> Recording | None:
         task, factor = key[:2]
-        static = _copied(batch)
+        static = _copied(inputs)
         recording = Recording(self.gradients.version, inputs=[*_tensors(static)])
+        for _ in range(self.repeats):
+            recording.generators.append(_generator().clone_state())
+            recording.graph.register_generator_state(recording.generators[-1])
         try:
             # Other threads (a loader that pins memory) may use the GPU meanwhile.
-            with torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"):
-                loss, logits, differentiated = self.forward(static, factor)
+            with (
+                repeats_in_recording(recording.generators),
+                torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"),
+            ):
+                recording.found, differentiated = self.forward(static, factor)
                 self.gradients.accumulate(task, differentiated)
         except RuntimeError as error:
             # A recording that failed leaves its memory and its random generator waiting for its end, and those of all
             # earlier recordings are the same.
             self._refused = True
             self._recordings.clear()
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.graphsafe_set_state(generator.clone_state())
+            _generator().graphsafe_set_state(_generator().clone_state())
             logger.warning(
                 "cuda_graphs: the step of %s cannot be recorded, so steps run without: %s",
                 task,
                 str(error).split("\n")[0],
             )
             return None
-        recording.loss, recording.logits = loss.detach(), logits.detach()
         self._recordings[key] = recording
         return recording
+
+
+def _generator() -> torch.Generator:
+    return torch.cuda.default_generators[torch.cuda.current_device()]
 
 
 def _tensors(batch: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +32,22 @@ class Place:
     step: int
     first_row: int
 
+    def numbers(self, task: str, device: torch.device | str) -> Tensor:
+        """What noise is made of, int64 [2]: a key that stands for seed, step and task, and the first row."""
+        text = f"{self.seed} {self.step} {task}".encode()
+        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        return torch.tensor([key, self.first_row]).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class RecordedPlace:
+    """In a CUDA graph: the place of the batch that is replayed, whose numbers stand in the graph's inputs."""
+
+    values: Tensor
+
+    def numbers(self, task: str, device: torch.device | str) -> Tensor:
+        return self.values
+
 
 class Regularized(NamedTuple):
     """A task's loss with its term.
@@ -52,9 +69,11 @@ class Regularizer(ABC):
 
     Attributes:
         searches: whether it differentiates by the input while it computes the term.
+        repeats: how many of its passes have the dropout of an earlier one.
     """
 
     searches = False
+    repeats = 0
 
     def refusal(self, tasks: Iterable[Task]) -> str | None:
         """Why it cannot be computed for these tasks, if so."""
@@ -65,8 +84,8 @@ class Regularizer(ABC):
         return []
 
     @abstractmethod
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place) -> Regularized:
-        """The loss with the term.
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
+        """The loss with the term. A GPU is never asked for a number, so that it can be recorded as a CUDA graph.
 
         Args:
             model: called as `model(**batch)`, with `heads` and `encoder_of(task)`; may be wrapped for mixed precision
@@ -88,7 +107,9 @@ class RandomState:
     gpu: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> RandomState:
+    def now(cls, device: torch.device) -> RandomState | RecordedRandomState:
+        if _generators is not None:
+            return RecordedRandomState(_generators)
         return cls(device, torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
     def restore(self) -> None:
@@ -105,6 +126,42 @@ class RandomState:
             yield
         finally:
             found.restore()
+
+
+class RecordedRandomState:
+    """The state that random numbers are in where the recording of a CUDA graph begins.
+
+    A recording counts what each generator has drawn, and a replay goes on from there. A pass that draws again what
+    another one drew therefore needs a generator of its own, which each replay sets to where the graph's begins.
+    """
+
+    def __init__(self, generators: list[torch.Generator]):
+        self.generators = generators
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """As `RandomState.again`, for as many times as there are generators."""
+        own = torch.cuda.default_generators[torch.cuda.current_device()]
+        found = own.graphsafe_get_state()
+        own.graphsafe_set_state(self.generators.pop())
+        try:
+            yield
+        finally:
+            own.graphsafe_set_state(found)
+
+
+_generators: list[torch.Generator] | None = None
+
+
+@contextmanager
+def repeats_in_recording(generators: list[torch.Generator]) -> Iterator[None]:
+    """Inside, a CUDA graph is recorded, with these generators for the passes that repeat the dropout of another."""
+    global _generators
+    _generators = [*generators]
+    try:
+        yield
+    finally:
+        _generators = None
 
 
 def embedded(model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..errors import unknown_name
 from ..losses import options_of
-from .passes import Place, RandomState, Regularized, Regularizer, check_number, embedded
+from .passes import Place, RandomState, RecordedPlace, Regularized, Regularizer, check_number, embedded
 from .smart import Smart
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class RDrop(Regularizer):
             "`hidden_dropout_prob`."
         ]
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place) -> Regularized:
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         outputs, second = model(**batch), model(**batch)
         divergence = model.heads.get(batch["task"]).divergence
         term = divergence(outputs["logits"], second["logits"]).mean() / 2
@@ -63,6 +63,7 @@ class FGM(Regularizer):
     """
 
     searches = True
+    repeats = 1
     SCALE = 2.0**12  # keeps the gradient above what float16 loses; only its direction counts
 
     def __init__(self, *, weight: float = 1.0, epsilon: float = 1.0):
@@ -70,7 +71,7 @@ class FGM(Regularizer):
         check_number("fgm_epsilon", epsilon)
         self.weight, self.epsilon = weight, epsilon
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place) -> Regularized:
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         before = RandomState.now(batch["input_ids"].device)
         shape = (*batch["input_ids"].shape, model.config.hidden_size)
         delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)

@@ -5,7 +5,6 @@ In shapes: B examples, S sentences of an example that are encoded apart (1 or 2)
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
@@ -19,6 +18,7 @@ from ..tasks import Task
 from .passes import (
     Place,
     RandomState,
+    RecordedPlace,
     Regularized,
     Regularizer,
     check_count,
@@ -44,7 +44,7 @@ Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, 
 # ---- Noise --------------------------------------------------------------------------------------------------------
 
 
-def normal_noise(key: int, rows: Tensor, tokens: int, size: int) -> Tensor:
+def normal_noise(key: Tensor | int, rows: Tensor, tokens: int, size: int) -> Tensor:
     """Standard normal numbers, each a pure function of `key`, its row's number, its token and its place in the vector.
 
     So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands.
@@ -52,6 +52,7 @@ def normal_noise(key: int, rows: Tensor, tokens: int, size: int) -> Tensor:
     the method of Box and Muller.
 
     Args:
+        key: int64, of one number.
         rows: int64 [N].
         tokens: T.
         size: H.
@@ -60,7 +61,7 @@ def normal_noise(key: int, rows: Tensor, tokens: int, size: int) -> Tensor:
         [N, T, H], float32, on the device of `rows`.
     """
     steps = [torch.arange(n, device=rows.device) for n in (tokens, (size + 1) // 2)]
-    seeds = _hash(_hash(_signed(key) + rows * _GOLDEN)[:, None] + steps[0] * _GOLDEN)  # [N, T]
+    seeds = _hash(_hash(key + rows * _GOLDEN)[:, None] + steps[0] * _GOLDEN)  # [N, T]
     drawn = _hash(seeds[..., None] + steps[1] * _GOLDEN)  # [N, T, H / 2]
     radius = (((drawn & _24_BITS) + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
     angle = (drawn >> 24 & _24_BITS).float() * (2 * math.pi * 2.0**-24)
@@ -87,13 +88,12 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
     return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
 
 
-def noise_like_words(batch: Mapping[str, Any], size: int, place: Place) -> Tensor:
+def noise_like_words(batch: Mapping[str, Any], size: int, place: Place | RecordedPlace) -> Tensor:
     """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]."""
     ids = batch["input_ids"]
     apart = ids.shape[1:-1].numel()  # 2 where each example has two sentences of its own, else 1
-    rows = torch.arange(len(ids) * apart, device=ids.device) + place.first_row * apart
-    text = f"{place.seed} {place.step} {batch['task']}".encode()
-    key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    key, first_row = place.numbers(batch["task"], ids.device)
+    rows = torch.arange(len(ids) * apart, device=ids.device) + first_row * apart
     return normal_noise(key, rows, ids.shape[-1], size).view(*ids.shape, size)
 
 
@@ -287,7 +287,11 @@ class Smart(Regularizer):
             f"are {carried:.1g} apart. Raise it, or train in float32."
         ]
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place) -> Regularized:
+    @property
+    def repeats(self) -> int:
+        return self.steps + 1  # each step of the search, and the term
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         before = RandomState.now(batch["input_ids"].device)
         outputs = model(**batch)
         clean, inputs = outputs["logits"], {key: value for key, value in batch.items() if key != "labels"}

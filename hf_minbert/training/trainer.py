@@ -37,7 +37,7 @@ from .freezing import check_trainable, count_parameters, encoder_parameters, fre
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .optimizers import OPTIMIZERS
-from .passes import Place
+from .passes import Place, RecordedPlace
 from .proximal import PretrainedDecay, proximal_of
 from .regularizers import regularizer_of
 from .smoothing import Smoothing
@@ -325,13 +325,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             logger.info("Resuming from %s.", resume_from_checkpoint)
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
-        graphed = self.args.uses_graphs and self.regularizer is None and self.proximal is None
+        graphed = self.args.uses_graphs and self.proximal is None
         self._weights = self._loss_weights()
         self.conflicts = self._conflict_meter()
         self._gradients = self.make_gradients(static=graphed)
         if resume_from_checkpoint:
             self._load_gradients(Path(resume_from_checkpoint) / AGGREGATOR)
-        self._graphs = GraphedSteps(self._forward, self._gradients) if graphed else None
+        repeats = 0 if self.regularizer is None else self.regularizer.repeats
+        self._graphs = GraphedSteps(self._forward, self._gradients, repeats) if graphed else None
         self._means.clear()
         self._skipped, self._rounds_of_step = None, 0
         if self.proximal is not None:
@@ -398,11 +399,15 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         total = torch.zeros((), device=self.args.device)
         for task, batch in self._prepare_inputs(inputs).items():
             factor = self._weights[task] / self.current_gradient_accumulation_steps
-            loss, logits = self._backward(task, batch, factor)
-            self._record(f"loss_{task}", loss)
+            found = self._backward(task, batch, factor)
+            for name, value in found.items():
+                if name not in ("logits", "skipped"):
+                    self._record(f"{name}_{task}", value)
+            if "skipped" in found:
+                self._skipped = found["skipped"] if self._skipped is None else self._skipped + found["skipped"]
             if self._training_scores is not None:
-                self._training_scores.add(task, logits, batch["labels"])
-            total += factor * loss
+                self._training_scores.add(task, found["logits"], batch["labels"])
+            total += factor * found["loss"]
         self._rounds_of_step += 1
         if self.accelerator.sync_gradients:
             self._rounds_of_step = 0
@@ -411,36 +416,56 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self._gradients.combine(generator, self._scaled(total.new_ones(())))
         return total
 
-    def _backward(self, task: str, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds the gradient of `factor` times the task's loss. The loss itself and the logits."""
-        if self._graphs is not None:
-            loss, logits = self._graphs(task, batch, factor)
-            return loss.clone(), logits.clone()  # the next replay writes to the same place
-        loss, logits, differentiated = self._forward(batch, factor)
-        self._gradients.add(task, differentiated)
-        return loss.detach(), logits.detach()
+    def _backward(self, task: str, batch: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
+        """Adds the gradient of `factor` times the task's loss. What `task_loss` gives, without a graph."""
+        place = self._place(batch)
+        if self._graphs is None:
+            found, differentiated = self._forward({"batch": batch, "place": place}, factor)
+            self._gradients.add(task, differentiated)
+            return found
+        inputs = {"batch": batch}
+        if self.regularizer is not None:
+            inputs["place"] = place.numbers(task, "cpu")
+        found = self._graphs(task, inputs, factor)
+        return {name: value.clone() for name, value in found.items()}  # the next replay writes to the same place
 
-    def _forward(self, batch: Mapping[str, Any], factor: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The loss, the logits, and what is to be differentiated."""
+    def _forward(self, inputs: Mapping[str, Any], factor: float) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """What `task_loss` gives, without a graph, and what is to be differentiated.
+
+        Args:
+            inputs: the `batch`, and its `place`, as numbers if they are inputs of a CUDA graph.
+            factor: on the loss.
+        """
+        place = inputs.get("place")
         with self.compute_loss_context_manager():
-            loss, logits = self.task_loss(self.accelerator.unwrap_model(self.model_wrapped), batch)
-        return loss, logits, self._scaled(loss * factor)
+            found = self.task_loss(
+                self.accelerator.unwrap_model(self.model_wrapped),
+                inputs["batch"],
+                RecordedPlace(place) if isinstance(place, torch.Tensor) else place,
+            )
+        differentiated = self._scaled(found["loss"] * factor)
+        return {name: value.detach() for name, value in found.items()}, differentiated
 
-    def task_loss(self, model: nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of one task's batch, with the terms that are added to it, and the logits."""
+    def task_loss(
+        self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace | None
+    ) -> dict[str, torch.Tensor]:
+        """The `loss` of one task's batch, with the terms that are added to it, and the `logits`.
+
+        Beside them the terms before their weights, as `<regularizer>` and `proximal`, and `skipped`, 1 where the
+        regularizer had none.
+        """
+        found: dict[str, torch.Tensor] = {}
         if self.regularizer is None:
             outputs = model(**batch)
             loss = outputs["loss"]
         else:
-            loss, outputs, term, skipped = self.regularizer(model, batch, self._place(batch))
-            self._record(f"{self.args.regularizer}_{batch['task']}", term.detach())
+            loss, outputs, found[self.args.regularizer], skipped = self.regularizer(model, batch, place)
             if skipped is not None:
-                self._skipped = skipped if self._skipped is None else self._skipped + skipped
+                found["skipped"] = skipped
         if self.proximal is not None:
-            term = self.proximal(model, batch, outputs["logits"])
-            self._record(f"proximal_{batch['task']}", term.detach())
-            loss = loss + self.proximal.weight * term
-        return loss, outputs["logits"]
+            found["proximal"] = self.proximal(model, batch, outputs["logits"])
+            loss = loss + self.proximal.weight * found["proximal"]
+        return {"loss": loss, "logits": outputs["logits"], **found}
 
     def _place(self, batch: Mapping[str, Any]) -> Place:
         """Where the batch stands: this process's share of the current round of the current step."""

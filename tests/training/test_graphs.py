@@ -102,6 +102,12 @@ def on_gpu(make_trainer, tiny_model):
         {"task_weights": {"sts": 0.3}, "max_grad_norm": 0.1},
         {"train_metrics": "running"},
         {"compile_layers": True},
+        {"regularizer": "smart"},
+        {"regularizer": "smart", "smart_steps": 2, "smart_level": "sentence", "aggregator": "row_sum"},
+        {"regularizer": "smart", "smart_form": "mt-dnn"},
+        {"regularizer": "smart", "gradient_accumulation_steps": 2, "bf16": True},
+        {"regularizer": "fgm"},
+        {"regularizer": "r_drop"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
     ],
     ids=str,
@@ -125,8 +131,25 @@ def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_
 def test_dropout_differs_from_replay_to_replay(on_gpu):
     trainer = on_gpu("auto", dropout=0.5, learning_rate=0.0, max_steps=4)
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))["sst"]
-    losses = {trainer._graphs("sst", batch, 1.0)[0].item() for _ in range(6)}
+    losses = {trainer._graphs("sst", {"batch": batch}, 1.0)["loss"].item() for _ in range(6)}
     assert len(losses) == 6
+
+
+@GPU
+@pytest.mark.parametrize("regularizer", [{"regularizer": "smart", "smart_steps": 2}, {"regularizer": "fgm"}], ids=str)
+def test_the_passes_of_a_replay_have_one_dropout_mask(on_gpu, regularizer):
+    """In a ball of no size the outputs of two passes differ by their masks alone; so does a loss at the same words."""
+    nothing = {"smart_epsilon": 0.0} if regularizer["regularizer"] == "smart" else {"fgm_epsilon": 0.0}
+    trainer = on_gpu("auto", dropout=0.5, max_steps=8, logging_steps=1, **regularizer, **nothing)
+    assert trainer._graphs._recordings
+    name = regularizer["regularizer"]
+    logs = [entry for entry in trainer.state.log_history if f"{name}_sst" in entry]
+    for task in ("sst", "para", "sts"):
+        for entry in logs:
+            # FGM's loss is that at the words themselves, and the task's own.
+            expected = 0.0 if name == "smart" else entry[f"loss_{task}"] - entry[f"fgm_{task}"]
+            assert entry[f"{name}_{task}"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert len({entry["loss_sst"] for entry in logs}) == len(logs)
 
 
 @GPU
