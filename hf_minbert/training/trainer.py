@@ -143,6 +143,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self.conflicts = self._conflict_meter()
         self.add_callback(EpochTotals(self))
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
+        self._totals: dict[str, list[float]] = {}  # the same since training began
         self._skipped: torch.Tensor | None = None
         self._rounds_of_step = 0
 
@@ -334,6 +335,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         repeats = 0 if self.regularizer is None else self.regularizer.repeats
         self._graphs = GraphedSteps(self._forward, self._gradients, repeats) if graphed else None
         self._means.clear()
+        self._totals.clear()
         self._skipped, self._rounds_of_step = None, 0
         if self.proximal is not None:
             self.proximal.resume_from = resume_from_checkpoint or None
@@ -345,7 +347,9 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             )
         finally:
             del model.zero_grad
-        output.metrics.update({f"train_{name}": value for name, value in self.conflicts.means().items()})
+        self._read_means()  # what came after the last log
+        terms = {name: total / count for name, (total, count) in self._totals.items() if not name.startswith("loss_")}
+        output.metrics.update({f"train_{name}": value for name, value in {**terms, **self.conflicts.means()}.items()})
         return output
 
     def make_gradients(self, static: bool) -> Gradients:
@@ -500,6 +504,18 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         sums[0] += value
         sums[1] += 1
 
+    def _read_means(self) -> dict[str, float]:
+        """The means since the last call, over all processes."""
+        if not self._means:
+            return {}
+        sums = torch.stack([torch.stack(pair) for pair in self._means.values()])  # [names, 2]
+        sums = dict(zip(self._means, self.accelerator.reduce(sums, "sum").tolist(), strict=True))
+        self._means.clear()
+        for name, (total, count) in sums.items():
+            before = self._totals.get(name, (0.0, 0.0))
+            self._totals[name] = [before[0] + total, before[1] + count]
+        return {name: total / count for name, (total, count) in sums.items()}
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds means since the last log: each task's loss before its weight, `loss_<task>`, and the terms in it.
 
@@ -508,10 +524,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         what `ConflictMeter` measures, and at the last step of an epoch its totals.
         """
         if "loss" in logs and self._means:
-            sums = torch.stack([torch.stack(pair) for pair in self._means.values()])  # [names, 2]
-            sums = self.accelerator.reduce(sums, "sum").tolist()
-            logs.update({name: total / count for name, (total, count) in zip(self._means, sums, strict=True)})
-            self._means.clear()
+            logs.update(self._read_means())
             if self._skipped is not None:
                 skipped = self.accelerator.reduce(self._skipped, "sum")
                 logs[f"{self.args.regularizer}_skipped"] = round(skipped.item())

@@ -134,6 +134,17 @@ def test_the_log_has_each_tasks_term_before_its_weight(make_trainer, tiny_model)
     assert log["smart_skipped"] == 0
 
 
+@pytest.mark.parametrize("logging_steps", [1, 2, 10])
+def test_the_outcome_has_each_terms_mean_over_training(make_trainer, logging_steps):
+    given = {"max_steps": 5, **SMART, "proximal": "momentum"}
+    each = make_trainer(**given)
+    each.train()
+    metrics = make_trainer(**given, logging_steps=logging_steps).train().metrics
+    for name in [f"{term}_{task}" for term in ("smart", "proximal") for task in ("sst", "para", "sts")]:
+        assert metrics[f"train_{name}"] == pytest.approx(sum(logged(each, name)) / 5) and len(logged(each, name)) == 5
+    assert not any("loss_" in name for name in metrics)
+
+
 def test_a_skipped_term_is_counted_and_the_step_goes_on(make_trainer, monkeypatch):
     plain = trained(make_trainer())
     whole = AlgorithmOne.gradient
