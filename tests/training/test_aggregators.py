@@ -1,5 +1,6 @@
 """Aggregators against the papers' algorithms written as loops, numbers worked out by hand, and the library torchjd."""
 
+import functools
 import json
 import sys
 
@@ -21,6 +22,7 @@ from hf_minbert.training.aggregators import (
     Unconditional,
     conflicts,
     gram_matrix,
+    gram_of_products,
     make_aggregator,
     random_orders,
     weighted_sum,
@@ -249,10 +251,11 @@ def test_every_order_comes_and_each_task_has_its_own():
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, 3 * CHUNK + 7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_the_gram_matrix_of_any_size_and_dtype(monkeypatch, size, dtype):
+@pytest.mark.parametrize("make_gram", [gram_matrix, gram_of_products])
+def test_the_gram_matrix_of_any_size_and_dtype(monkeypatch, make_gram, size, dtype):
     monkeypatch.setattr(aggregators, "SLICE", 2 * CHUNK)
     gradients = torch.randn(3, size, generator=seeded(size)).to(dtype)
-    gram = gram_matrix(gradients)
+    gram = make_gram(gradients)
     assert gram.dtype == torch.float64
     exact = gradients.double() @ gradients.double().T
     torch.testing.assert_close(gram, exact, rtol=0, atol=1e-6 * float(exact.diagonal().max()))
@@ -274,6 +277,18 @@ def test_autocast_takes_no_precision_away():
         assert torch.equal(gram_matrix(gradients), gram_matrix(gradients.clone()))
         inside = PCGrad()(gradients, seeded())
     assert torch.equal(inside, PCGrad()(gradients, seeded()))
+
+
+def test_compiled_passes_give_the_same_step(monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    aggregators._compiled_passes.cache_clear()
+    plain, compiled = PCGrad(), PCGrad()
+    compiled.compiled = True
+    for size in (3 * CHUNK + 7, 2 * CHUNK, 50):
+        gradients = torch.randn(3, size, generator=seeded(size))
+        for ours, theirs in zip(compiled.step(gradients, seeded()), plain.step(gradients, seeded()), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    aggregators._compiled_passes.cache_clear()
 
 
 def test_rows_in_half_precision_are_weighted_in_float32():
