@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_minbert import MinBertError, get_tasks
+from hf_minbert.training.freezing import check_trainable, freeze_encoder
 
 DECAYED = {"optim": "adamw_torch", "learning_rate": 1e-2, "weight_decay": 0.5, "max_grad_norm": 1.0}
 #: A head with layers in it, one with a pooling of its own, and a mix of layers.
@@ -69,6 +70,46 @@ def test_a_task_whose_head_has_nothing_to_train_is_refused(make_trainer, tiny_mo
     with pytest.raises(MinBertError, match="There is nothing to train for task 'sts'.*Leave `freeze` out"):
         trainer.train()
     make_trainer(tiny_model(get_tasks(COMPARED)), train_tasks=train_tasks, train={"sst": 8, "sts": 8}).train()
+
+
+BI = {"pair_encoding": "bi", "pooling": "mean"}
+MNR = {**BI, "loss": "mnr"}
+PROJECTED = {"head": "cosine", "head_options": {"projection_size": 4}}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "trains"),
+    [
+        ("para", {**MNR, "head": "cosine"}, False),  # the threshold is trained by the binary cross-entropy alone
+        ("para", {**MNR, "head": "cosine", "loss_options": {"bce_weight": 1}}, True),
+        ("para", {**MNR, "head": "mlp"}, False),  # cosines of what goes into its layers
+        ("para", {**MNR, "head": "mlp", "loss_options": {"scores": "head"}}, True),
+        ("para", {**MNR, **PROJECTED}, True),
+        ("para", {**MNR, "head": "cosine", "pooling": "attention"}, True),
+        ("para", {**MNR, "head": "cosine", "layers": "mix"}, True),
+        ("sts", {**BI, "head": "cosine", "loss": "cosine_mse"}, False),
+        ("sts", {**BI, "head": "cosine", "loss": "cosent"}, False),
+        ("sts", {**BI, **PROJECTED, "loss": "cosent"}, True),
+    ],
+    ids=str,
+)
+def test_a_head_that_its_loss_does_not_reach_has_nothing_to_train(make_trainer, tiny_model, name, fields, trains):
+    model = tiny_model(get_tasks({name: fields}), hidden_dropout_prob=0.1)
+    trainer = make_trainer(model, freeze="encoder", train={name: 8}, max_steps=1)
+    if trains:
+        trainer.train()
+    else:
+        with pytest.raises(MinBertError, match=f"There is nothing to train for task '{name}'"):
+            trainer.train()
+
+
+def test_the_check_draws_no_random_number_and_leaves_the_mode(tiny_model):
+    model = tiny_model(get_tasks(TASKS), hidden_dropout_prob=0.5).train()
+    freeze_encoder(model)
+    before = torch.get_rng_state()
+    check_trainable(model, TASKS)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(module.training for module in model.modules())
 
 
 def test_a_model_that_was_frozen_by_hand_is_refused_too(make_trainer, tiny_model):
