@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from .errors import MinBertError, explain
 from .heads import build_head
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
-from .tasks import Task
+from .tasks import Task, head_difference
 from .weights import MODEL, hub_answers, kept_weights
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,8 @@ def load_weights(
 ) -> tuple[MinBertForMultiTask, list[str]]:
     """The model in float32 (in half precision it would be trained so), and the weights that the checkpoint lacks.
 
-    A head that the checkpoint has for another architecture or for other labels counts as lacking, and starts anew.
+    A head that the checkpoint has for another architecture, other labels or another range counts as lacking, and
+    starts anew.
 
     Raises:
         MinBertError: there are no weights, the file is broken, or a weight has another shape than the config says.
@@ -110,7 +111,8 @@ def load_weights(
             output_loading_info=True,
         )
     mismatched = sorted(report["mismatched_keys"])
-    other = {task["name"] for task in saved if task["name"] in config.task_names and _is_other(task, config)}
+    kept = [task for task in saved if task["name"] in config.task_names]
+    other = {task["name"] for task in kept if head_difference(task, config.get_task(task["name"])) is not None}
     other |= {key.split(".")[1] for key, *_ in mismatched if key.startswith("heads.")}
     missing = {key for key in report["missing_keys"] if not _in_heads(key, other)}
     for task in sorted(other):
@@ -124,12 +126,6 @@ def load_weights(
             f"They do not belong together. {REMEDY}"
         )
     return model, sorted(missing)
-
-
-def _is_other(saved: dict[str, Any], config: MinBertConfig) -> bool:
-    """Whether a saved task's head means something else than that of the config's task of the same name."""
-    task = config.get_task(saved["name"])
-    return any(saved[key] != task[key] for key in ("kind", "labels", "pair_encoding", "pooling", "join", "head"))
 
 
 def _in_heads(key: str, tasks: set[str]) -> bool:

@@ -10,18 +10,13 @@ from torch import Tensor
 
 from .errors import MinBertError
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
+from .tasks import head_difference
 
 #: What two encoders must agree in to have weights of the same meaning.
 ENCODER_KEYS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
     "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
 )  # fmt: skip
-#: What two tasks of one name must agree in to have outputs of the same meaning.
-HEAD_KEYS = (
-    "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
-)  # fmt: skip
-#: Head options that only training looks at: models that differ in them have heads of the same meaning.
-DROPOUTS = ("dropout", "dropouts")
 
 
 def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | None = None) -> MinBertForMultiTask:
@@ -174,17 +169,12 @@ def _check_encoders(configs: Sequence[MinBertConfig]) -> None:
 
 
 def _check_heads(first: Mapping[str, Any], task: Mapping[str, Any], number: int) -> None:
-    for key in HEAD_KEYS:
-        ours, theirs = (_without_dropouts(one[key]) for one in (first, task))
-        if ours != theirs:
-            raise MinBertError(
-                f"Task {task['name']!r}: `{key}` is {ours!r} in one model and {theirs!r} in number {number}, so their "
-                f"heads have no mean. Leave one of them out."
-            )
-
-
-def _without_dropouts(value: Any) -> Any:
-    return {k: v for k, v in value.items() if k not in DROPOUTS} if isinstance(value, dict) else value
+    key = head_difference(first, task)
+    if key is not None:
+        raise MinBertError(
+            f"Task {task['name']!r}: `{key}` is {first[key]!r} in one model and {task[key]!r} in number {number}, so "
+            f"their heads have no mean. Leave one of them out."
+        )
 
 
 # ---- Weights

@@ -23,6 +23,12 @@ KIND_METRICS: dict[str, tuple[str, ...]] = {
 SPLITS = ("train", "dev", "test")
 #: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
 DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns")
+#: What two tasks must agree in for the weights of their heads to mean the same.
+HEAD_FIELDS = (
+    "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
+)  # fmt: skip
+#: Options of a head that only training looks at: tasks that differ in them alone have heads of the same meaning.
+DROPOUTS = ("dropout", "dropouts")
 
 
 @dataclass(frozen=True)
@@ -254,6 +260,18 @@ TASKS: dict[str, Task] = {
         ),
     )
 }
+
+
+def head_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """The first field in which the heads of two tasks, as configs have them, differ in meaning; `None` if in none."""
+    return next((name for name in HEAD_FIELDS if _meaning(task[name]) != _meaning(other[name])), None)
+
+
+def _meaning(value: Any) -> Any:
+    """A field's value without dropouts, and with lists for tuples at any depth: config.json knows lists only."""
+    if isinstance(value, Mapping):
+        return {key: _meaning(option) for key, option in value.items() if key not in DROPOUTS}
+    return [*map(_meaning, value)] if isinstance(value, list | tuple) else value
 
 
 def get_tasks(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | Task | None]) -> list[Task]:

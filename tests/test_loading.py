@@ -54,6 +54,46 @@ def test_a_head_for_other_labels_or_of_another_kind_starts_anew(saved, caplog, f
     assert loaded(task="sst", input_ids=torch.tensor([[2, 9, 3]]), labels=labels).loss.isfinite()
 
 
+SIAMESE = {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"head_options": {"scale": 3}}),
+        ({}, {"range": [0, 10]}),
+        ({"pooling": "mean"}, {"pooling": "mean", "layers": "mix"}),
+        ({"head": "mlp"}, {"head": "mlp", "head_options": {"activation": "tanh"}}),
+        ({**SIAMESE, "head_options": {"projection_size": 4}}, SIAMESE),
+        (
+            {**SIAMESE, "head_options": {"projection_size": 4}},
+            {**SIAMESE, "head_options": {"projection_size": 4, "mapping": "relu"}},
+        ),
+    ],
+    ids=str,
+)
+def test_a_head_whose_weights_would_mean_something_else_starts_anew(tiny_model, tmp_path, caplog, before, after):
+    """All of its weights have the shapes that are asked for, and would load without a word."""
+    model = tiny_model(get_tasks({"sts": before}), seed=3)
+    model.save_pretrained(tmp_path)
+    loaded, missing = load_weights(str(tmp_path), load_config(str(tmp_path), tasks=get_tasks({"sts": after})))
+    assert set(missing) == {f"heads.sts.{name}" for name, _ in loaded.heads.sts.named_parameters()}
+    saved = dict(model.heads.sts.named_parameters())
+    for name, parameter in loaded.heads.sts.named_parameters():  # a bias begins where it began before
+        assert not name.endswith("weight") or not torch.equal(parameter, saved.get(name, torch.empty(0))), name
+    assert "the head of 'sts' is for another architecture or other labels; it starts anew" in caplog.text
+
+
+def test_options_that_only_training_looks_at_are_no_other_head(tiny_model, tmp_path, caplog):
+    fields = {"head": "mlp", "head_options": {"hidden_sizes": (8,), "dropouts": (0.1, 0.2)}}
+    model = tiny_model(get_tasks({"sts": fields}), seed=3)
+    model.save_pretrained(tmp_path)
+    changed = {"hidden_sizes": (8,), "dropouts": (0.3, 0.4)}  # a tuple, which config.json gives back as a list
+    tasks = get_tasks({"sts": {**fields, "head_options": changed, "sentence_dropout": 0.1, "loss": "cosent"}})
+    loaded, missing = load_weights(str(tmp_path), load_config(str(tmp_path), tasks=tasks))
+    assert equal_heads(model, loaded, "sts") and not missing and not caplog.text
+
+
 def test_a_head_of_other_sizes_starts_anew(tiny_model, tmp_path, caplog):
     sizes = [{"head": "blocks", "head_options": {"hidden_sizes": [size]}} for size in (8, 4)]
     tiny_model(get_tasks({"sst": sizes[0]})).save_pretrained(tmp_path)
