@@ -266,8 +266,8 @@ class CosineHead(Head):
             report 001, 3.3; `null` compares them as they are.
         mapping: from the cosine to a score: `raw`, the cosine itself (report 004, iteration 2); `shifted`,
             (cosine + 1) / 2 on the task's range (report 001); `relu`, relu(cosine) on that range (report 004,
-            iteration 3), which has no gradient where the cosine is negative. `shifted` unless given; but `relu` for
-            the loss `cosine_mse`, which trains the cosine itself to be the score's share of the range.
+            iteration 3), which has no gradient where the cosine is negative. `shifted` unless given; but `relu`, and
+            no other, for the loss `cosine_mse`, which trains the cosine to be the score's share of the range.
     """
 
     compares = True
@@ -279,9 +279,9 @@ class CosineHead(Head):
         if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):
             raise ValueError(f"`mapping` must be raw, shifted or relu, and is for scores. Found {mapping!r}.")
         trains_share = task["loss"] == "cosine_mse"
-        if trains_share and mapping == "shifted":
+        if trains_share and mapping in ("raw", "shifted"):
             raise ValueError(
-                "`mapping: shifted` does not go with `loss: cosine_mse`: a cosine trained to be a score's share of "
+                f"`mapping: {mapping}` does not go with `loss: cosine_mse`: a cosine trained to be a score's share of "
                 "the range would be answered on another scale. Leave `mapping` out, or take `loss: mse`."
             )
         self.mapping = mapping or ("relu" if trains_share else "shifted")

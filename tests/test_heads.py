@@ -171,10 +171,13 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
         ("sst", {"loss_options": {"label_smoothing": "auto"}}, "`label_smoothing` must be a number .* Found 'auto'"),
         ("para", {**MNR, "loss_options": {"bce_weight": "auto"}}, "`bce_weight` must be a number .* Found 'auto'"),
         ("para", {**MNR, "loss_options": {"scale": "auto"}}, "`scale` must be a number above 0. Found 'auto'"),
-        (
-            "sts",
-            {**SIAMESE, "loss": "cosine_mse", "head_options": {"mapping": "shifted"}},
-            "`mapping: shifted` does not go with `loss: cosine_mse`",
+        *(
+            (
+                "sts",
+                {**SIAMESE, "loss": "cosine_mse", "head_options": {"mapping": mapping}},
+                f"`mapping: {mapping}` does not go with `loss: cosine_mse`",
+            )
+            for mapping in ("raw", "shifted")
         ),
         ("sts", {"loss": "cosent", "loss_options": {"scale": -1}}, "`scale` must be a number above 0. Found -1"),
     ],
