@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_minbert import TASKS, Task, get_tasks
-from hf_minbert.heads import HEADS, TaskHeads, build_head, check_heads
+from hf_minbert.heads import HEADS, Encoded, TaskHeads, build_head, check_heads
 
 SIAMESE = {"pair_encoding": "bi", "head": "cosine"}
 MNR = {"pair_encoding": "bi", "loss": "mnr"}
@@ -233,3 +233,50 @@ def test_a_fresh_score_starts_in_the_middle_of_its_range_and_a_saved_one_where_i
     model.heads.sts.linear.bias.data.fill_(1.0)
     model.save_pretrained(tmp_path / "model")
     assert type(model).from_pretrained(tmp_path / "model").heads.sts.linear.bias.item() == 1.0
+
+
+# ---- Dropout
+
+
+@pytest.mark.parametrize(
+    ("fields", "rates"),
+    [
+        ({}, [0.1]),
+        ({"head_options": {"dropout": 0.0}}, [0.0]),  # given, and not the model's
+        ({"head_options": {"dropout": 0.3}}, [0.3]),
+        ({"head": "mlp"}, [0.1, 0.1]),
+        ({"head": "mlp", "head_options": {"dropouts": [0.3, 0.45]}}, [0.3, 0.45]),
+        ({"head": "mlp", "head_options": {"hidden_sizes": [8, 4], "dropouts": [0.2, 0.0, 0.6]}}, [0.2, 0.0, 0.6]),
+        ({"head": "blocks"}, [0.1, 0.1]),
+        ({"head": "blocks", "head_options": {"dropout": 0.0}}, [0.0, 0.0]),
+        ({"head": "blocks", "head_options": {"hidden_sizes": [8, 4, 2], "dropout": 0.4}}, [0.4, 0.4, 0.4]),
+        (SIAMESE, []),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("of_sentences", [0.0, 0.25])
+def test_each_dropout_has_the_rate_that_is_given(tiny_config, fields, rates, of_sentences):
+    part = head(tiny_config(hidden_dropout_prob=0.1), "sts", **fields, sentence_dropout=of_sentences)
+    found = [module.p for module in part.modules() if isinstance(module, torch.nn.Dropout)]
+    assert found == [of_sentences, *rates]
+
+
+@pytest.mark.parametrize("fields", [{}, SIAMESE], ids=str)
+def test_sentence_dropout_is_on_the_vectors_in_training_alone(tiny_config, fields):
+    part = head(tiny_config(), "sts", **fields, sentence_dropout=0.5)
+    pooled = torch.ones(2 * part.sentences, 32)
+    encoded = Encoded((pooled[:, None],), torch.ones(len(pooled), 1, dtype=torch.bool), pooled)
+    torch.manual_seed(0)
+    in_training = part.train().vectors(encoded)
+    assert set(in_training.unique().tolist()) == {0.0, 2.0}  # left out, or twice as large in their place
+    assert not torch.equal(in_training, part.vectors(encoded))
+    assert part.eval().vectors(encoded).unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("fields", [{}, {"head": "mlp"}, {"head": "blocks"}], ids=str)
+def test_a_heads_dropout_is_applied_in_training_alone(tiny_config, fields):
+    option = {"head_options": {"dropouts": [0.5, 0.0]} if fields.get("head") == "mlp" else {"dropout": 0.5}}
+    part, vectors = head(tiny_config(), "sts", **fields, **option), torch.ones(2, 1, 32)
+    torch.manual_seed(0)
+    assert not torch.equal(part.train()(vectors), part(vectors))
+    assert torch.equal(part.eval()(vectors), part(vectors))
