@@ -240,6 +240,8 @@ LOSSES: dict[str, dict[str, Loss]] = {
     "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
     "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
 }
+#: Losses that compare the rows of a batch with each other: a batch of one teaches them nothing.
+COMPARING = ("mnr", "cosent")
 #: Kind of task to how far two of its outputs are apart. The first is what is meant where none is named.
 DIVERGENCES: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "classes": {"symmetric_kl": symmetric_kl, "kl": kl},

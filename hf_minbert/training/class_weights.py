@@ -1,4 +1,4 @@
-"""Labels of unequal frequency: what the loss options `auto` come to, and what goes ill with what."""
+"""What a loss asks of the training rows: numbers counted from labels of unequal frequency, and rows to compare."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..losses import AUTO, COUNTED
+from ..losses import AUTO, COMPARING, COUNTED
 from ..tasks import Task
 
 
@@ -46,6 +46,19 @@ def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
 def in_words(numbers: dict[str, Any]) -> str:
     """What `counted` gave, for the log."""
     return ", ".join(f"{name} {' '.join(f'{n:.4g}' for n in np.atleast_1d(of))}" for name, of in numbers.items())
+
+
+def check_batch(task: Task, rows: int) -> None:
+    """Raises `MinBertError` if a loss that compares rows would see one at a time, and train nothing without a word.
+
+    Args:
+        rows: of the task in a round, per device: neither accumulation nor other processes add rows to compare.
+    """
+    if task.loss in COMPARING and rows < 2:
+        raise MinBertError(
+            f"Task {task.name!r}: `loss: {task.loss}` compares the rows of a batch with each other, and its batches "
+            f"have one. Set `per_device_train_batch_size` or `task_batch_sizes: {{{task.name}: 16}}` to more."
+        )
 
 
 def warnings_of(task: Task, balanced: bool) -> list[str]:

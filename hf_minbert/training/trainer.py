@@ -30,7 +30,7 @@ from ..tasks import Task
 from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
 from .checkpoints import AGGREGATOR, newest_complete_checkpoint
-from .class_weights import auto_options, counted, in_words, warnings_of
+from .class_weights import auto_options, check_batch, counted, in_words, warnings_of
 from .conflicts import ConflictMeter, EpochTotals, is_whole
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import check_trainable, count_parameters, encoder_parameters, freeze_encoder
@@ -195,7 +195,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         args = self.args
         return MIXING[args.mixing](
             self.train_dataset,
-            self._batch_sizes(samplers),
+            self._batch_sizes(samplers, args),
             samplers,
             num_processes=args.world_size,
             seed=args.seed if args.data_seed is None else args.data_seed,
@@ -223,6 +223,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
     def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
         """Counts what the loss options leave to be counted, and says what goes ill with what."""
         samplers = self._samplers(train, args)
+        for name, rows in self._batch_sizes(samplers, args).items():
+            check_batch(self.tasks[name], rows)
         for saved in self.model.config.tasks:
             name = saved["name"]
             if name not in train:
@@ -263,12 +265,12 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
     def pin_memory(self) -> bool:
         return self.args.dataloader_pin_memory and self.args.device.type == "cuda"  # elsewhere torch only warns
 
-    def _batch_sizes(self, samplers: Mapping[str, RowSampler]) -> dict[str, int]:
+    def _batch_sizes(self, samplers: Mapping[str, RowSampler], args: MultiTaskTrainingArguments) -> dict[str, int]:
         """Rows that a round takes from each task, per device."""
-        usual = self.args.per_device_train_batch_size
-        if self.args.task_batch_sizes == "proportional":
+        usual = args.per_device_train_batch_size
+        if args.task_batch_sizes == "proportional":
             return proportional_batch_sizes({name: sampler.rows for name, sampler in samplers.items()}, usual)
-        own = self.args.by_task("task_batch_sizes")
+        own = args.by_task("task_batch_sizes")
         return {name: own.get(name, usual) for name in samplers}
 
     def _loss_weights(self) -> dict[str, float]:

@@ -126,3 +126,29 @@ def test_a_ranking_loss_alone_gives_a_warning(build, caplog):
         assert len(messages(caplog, logging.WARNING)) == (not loss_options)
     assert "`loss: mnr` ranks pairs and never learns where a yes begins" in messages(caplog, logging.WARNING)[0]
     assert "loss_options: {bce_weight: 1}" in messages(caplog, logging.WARNING)[0]
+
+
+# ---- rows to compare
+
+RANKED = {"para": {**BI, "head": "cosine", "loss": "mnr", "loss_options": {"bce_weight": 1}}}
+ORDERED = {"sts": {**BI, "head": "cosine", "loss": "cosent"}}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "arguments"),
+    [
+        (RANKED, {"per_device_train_batch_size": 1}),
+        (ORDERED, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}),
+        (ORDERED, {"task_batch_sizes": {"sts": 1}}),
+        (ORDERED | {"sst": None}, {"task_batch_sizes": "proportional", "per_device_train_batch_size": 2}),
+    ],
+    ids=str,
+)
+def test_a_loss_that_compares_rows_is_refused_where_a_batch_has_one(build, tasks, arguments):
+    labels = {"para": [0, 1] * 4, "sts": [0.0, 5.0] * 4, "sst": [0, 1] * 16}
+    (name, fields), labels = next(iter(tasks.items())), {task: labels[task] for task in tasks}
+    said = f"Task '{name}': `loss: {fields['loss']}` compares the rows of a batch .*`task_batch_sizes: {{{name}: 16}}`"
+    with pytest.raises(MinBertError, match=said):
+        build(tasks, labels, **arguments)
+    build(tasks, labels, **{**arguments, "task_batch_sizes": {name: 2}})
+    build(dict.fromkeys(tasks), labels, **arguments)
