@@ -88,9 +88,10 @@ class Attention(Pooling):
         self.score = nn.Linear(config.hidden_size, 1, bias=False)  # a bias would cancel in the softmax
 
     def forward(self, states: Tensor, mask: Tensor, pooled: Tensor) -> Tensor:
+        states = states.masked_fill(~mask[..., None], 0.0)  # before the scores, whose gradient is a sum over states
         scores = self.score(states).squeeze(-1).masked_fill(~mask, -math.inf)
         weights = scores.float().softmax(dim=-1).to(states.dtype)
-        return torch.einsum("nt,nth->nh", weights, states.masked_fill(~mask[..., None], 0.0))
+        return torch.einsum("nt,nth->nh", weights, states)
 
 
 class GRU(nn.GRU, SelfInitialized):

@@ -16,9 +16,13 @@ class Sizes:
     hidden_size = 2
 
 
-def pool(name, states=STATES, mask=MASK, **options):
+def build(name, **options):
     torch.manual_seed(0)
-    return POOLINGS[name](Sizes, **options)(states, mask, torch.full((len(states), 2), 9.0))
+    return POOLINGS[name](Sizes, **options)
+
+
+def pool(name, states=STATES, mask=MASK, **options):
+    return build(name, **options)(states, mask, torch.full((len(states), 2), 9.0))
 
 
 @pytest.mark.parametrize(
@@ -73,8 +77,15 @@ def test_gradients_through_padding_are_finite_and_nothing():
         states = STATES.clone()
         states[0, 2] = padding
         states.requires_grad_()
-        pool(name, states).square().sum().backward()
+        pooling = build(name)
+        pooling(states, MASK, torch.zeros(2, 2)).square().sum().backward()
         assert states.grad.isfinite().all() and not states.grad[0, 2].any() and states.grad[0].any(), name
+        found = [parameter.grad.clone() for parameter in pooling.parameters()]
+        pooling.zero_grad()  # each sentence by itself, the first without its padding
+        alone = [pooling(STATES[:1, :2], MASK[:1, :2], None), pooling(STATES[1:], MASK[1:], None)]
+        torch.cat(alone).square().sum().backward()
+        for gradient, parameter in zip(found, pooling.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, msg=name)
 
 
 def test_a_layer_mix_starts_as_the_mean_and_follows_its_weights():
