@@ -242,7 +242,15 @@ def _plain_task(task: Any) -> dict[str, Any]:
         )
     if given["kind"] == "score" and len(given.get("range") or ()) != 2:
         raise ValueError(f"Task {given['name']!r}: a score needs `range` as [lowest, highest]. Found {given!r}.")
+    if given["kind"] != "score" and given.get("range") is not None:
+        raise ValueError(
+            f"Task {given['name']!r}: `range` is for a score, and `kind` is {given['kind']}. Found "
+            f"{given['range']!r}. Leave it out."
+        )
     task = {**TASK_DEFAULTS, **given}
+    for key in ("pooling", "layers", "join", "head", "loss"):
+        if not isinstance(task[key], str):
+            raise ValueError(f"Task {task['name']!r}: `{key}` must be text. Found {task[key]!r}.")
     if task["pair_encoding"] not in PAIR_ENCODINGS:
         found = f"Found {task['pair_encoding']!r}"
         raise ValueError(

@@ -114,11 +114,14 @@ class Head(nn.Module, ABC):
             task: names the loss and its options.
 
         Raises:
-            ValueError: not one label per example, or an option of the loss is wrong.
+            ValueError: not one label per example, an option of the loss is wrong, or, on the CPU, a label is no class
+                id. A GPU would have to wait for the look at its labels, and says so itself.
         """
         labels = labels.reshape(-1)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
+        if labels.device.type == "cpu" and self.kind != "score" and not torch.compiler.is_compiling():
+            _check_ids(labels, task)
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
 
@@ -143,6 +146,16 @@ class Head(nn.Module, ABC):
         # A KL's slope by the share grows as the chance of the other side falls: to 1 / eps where the range ends. With
         # 0.01 it stays below 110, on scores from 0 to 5 twice the steepest of the squared error.
         return ((scores.float() - low) / (high - low)).logit(eps=1e-2)
+
+
+def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
+    last = len(task["labels"]) - 1
+    wrong = labels[(labels < 0) | (labels > last)]
+    if len(wrong):
+        raise ValueError(
+            f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
+            f"{wrong[0].item():g}."
+        )
 
 
 def loss_of(task: Mapping[str, Any]) -> Loss:

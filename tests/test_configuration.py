@@ -14,6 +14,9 @@ SHOWN = {  # what a tool that knows one task sees
 }
 
 
+X = {"name": "x", "kind": "classes", "labels": ["a", "b"], "head": "linear"}
+
+
 def shown(config):
     assert config.label2id == {label: index for index, label in config.id2label.items()}
     return config.num_labels, config.id2label[0], config.problem_type
@@ -153,6 +156,10 @@ def test_unused_arguments_come_back(tmp_path):
             {"tasks": [{"name": "x", "kind": "class", "labels": [], "head": "linear"}]},
             "'x'.*classes, binary, score.*'class'",
         ),
+        ({"tasks": [{**X, "head": ["linear"]}]}, r"'x': `head` must be text. Found \['linear'\]"),
+        ({"tasks": [{**X, "pooling": None}]}, "'x': `pooling` must be text. Found None"),
+        ({"tasks": [{**X, "loss": {"bce": {}}}]}, "'x': `loss` must be text. Found {'bce': {}}"),
+        ({"tasks": [{**X, "range": [0, 5]}]}, r"'x': `range` is for a score, and `kind` is classes. Found \[0, 5\]"),
     ],
 )
 def test_faults_are_named(fields, says):

@@ -55,6 +55,16 @@ def test_fewer_labels_than_examples_are_refused(tiny_config, name):
         loss(part, name, part(torch.zeros(3, 1, 32)), torch.zeros(1, dtype=torch.long))
 
 
+@pytest.mark.parametrize(("name", "last"), [("sst", 4), ("para", 1)])
+def test_a_label_that_is_no_class_id_is_refused(tiny_config, name, last):
+    part, logits = head(tiny_config(), name), torch.zeros(2, 5 if name == "sst" else 1)
+    for wrong in (last + 1, -1, -100):
+        with pytest.raises(ValueError, match=f"'{name}': labels must be ids from 0 to {last}, of .*. Found {wrong}"):
+            loss(part, name, logits, torch.tensor([0, wrong]))
+    assert loss(part, name, logits, torch.tensor([0, last])).isfinite()
+    assert loss(head(tiny_config(), "sts"), "sts", torch.zeros(2, 1), torch.tensor([0.0, 6.0])).item() == 18
+
+
 @pytest.mark.parametrize("name", ["sst", "para", "sts"])
 def test_loss_is_computed_in_float32(tiny_config, name):
     part = head(tiny_config(), name).bfloat16()
