@@ -453,7 +453,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
 
         Raises:
-            MinBertError: a task or a metric is unknown, or the regularizer is not for such a task.
+            MinBertError: a task or a metric is unknown, the regularizer is not for such a task, or all tasks in
+                training have the weight 0.
         """
         for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
             self.chosen_tasks(option, tasks)
@@ -462,6 +463,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 self.chosen_tasks(option, tasks)
         regularizer = regularizer_of(self)
         trained = [tasks[name] for name in self.chosen_tasks("train_tasks", tasks)]
+        if not any(self.by_task("task_weights").get(task.name, 1.0) for task in trained):
+            raise MinBertError(
+                f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
+                "would be trained. Give one of them more."
+            )
         if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
             raise MinBertError(reason)
         if (metric := self.metric_for_best_model) is not None:

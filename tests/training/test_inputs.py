@@ -137,6 +137,11 @@ def test_rows_of_a_task_that_is_not_trained_are_left_alone(make_trainer, toy_row
         ({"eval_tasks": ["stts"]}, "`eval_tasks`: Unknown task 'stts'. Did you mean 'sts'"),
         ({"task_batch_sizes": {"ssts": 4}}, "`task_batch_sizes`: Unknown task 'ssts'"),
         ({"task_weights": {"ssts": 4}}, "`task_weights`: Unknown task 'ssts'"),
+        (
+            {"task_weights": {"sst": 0, "para": 0.0, "sts": 0}},
+            "`task_weights` are 0 for all tasks in training: sst, para, sts. Nothing would be trained.",
+        ),
+        ({"task_weights": {"sst": 0}, "train_tasks": ["sst"]}, "0 for all tasks in training: sst. Nothing"),
         ({"train_tasks": []}, "`train_tasks` is empty. Name at least one of: sst, para, sts."),
         ({"eval_strategy": "epoch"}, "Pass `eval_dataset={task: rows}`"),
         ({"tokenizer": None}, "there is no tokenizer"),
