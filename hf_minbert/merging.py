@@ -123,24 +123,31 @@ def check_same_tasks(configs: Sequence[MinBertConfig]) -> None:
             )
 
 
-def task_owners(configs: Sequence[MinBertConfig], take: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Task to the place of the model that an ensemble takes it from. Raises what `ensemble` would."""
+def task_owners(
+    configs: Sequence[MinBertConfig], take: Mapping[str, int] | None = None, names: Sequence[str] | None = None
+) -> dict[str, int]:
+    """Task to the place of the model that an ensemble takes it from. Raises what `ensemble` would.
+
+    Args:
+        names: what errors call the models; their numbers, from 1, unless given.
+    """
     _check_encoders(configs)
+    called = dict(enumerate(names or map(str, range(1, len(configs) + 1))))
     having: dict[str, list[int]] = {}
     for place, config in enumerate(configs):
         if config.private_layers:
-            raise MinBertError(f"Model {place + 1} has private layers and cannot join an ensemble: leave it out.")
+            raise MinBertError(f"Model {called[place]} has private layers and cannot join an ensemble: leave it out.")
         for name in config.task_names:
             having.setdefault(name, []).append(place)
     take = take or {}
     for name, place in take.items():
         if place not in having.get(name, []):
-            raise MinBertError(f"There is no task {name!r} to take from model {place + 1}.")
+            raise MinBertError(f"There is no task {name!r} to take from model {called.get(place, place + 1)}.")
     for name, places in having.items():
         if len(places) > 1 and name not in take:
-            numbers = " and ".join(str(place + 1) for place in places)
+            them = " and ".join(called[place] for place in places)
             raise MinBertError(
-                f"Models {numbers} each have the task {name!r}. Say by `take` (--take {name}=MODEL on the command "
+                f"Models {them} each have the task {name!r}. Say by `take` (--take {name}=MODEL on the command "
                 f"line) which one to take it from."
             )
     return {name: take.get(name, places[0]) for name, places in having.items()}

@@ -199,5 +199,7 @@ def test_an_ensemble_asks_whose_task_it_is(tiny_model):
         ensemble(models)
     with pytest.raises(MinBertError, match="no task 'sts' to take from model 1"):
         ensemble(models, take={"sts": 0})
+    with pytest.raises(MinBertError, match="no task 'sst' to take from model 3"):
+        ensemble(models, take={"sst": 2})
     with pytest.raises(MinBertError, match="Model 1 has private layers and cannot join"):
         ensemble([tiny_model(private_layers=1), tiny_model(["cfimdb"])])

@@ -100,7 +100,7 @@ def ensemble(
 
     check_output(output_dir, models, overwrite)
     members = Members(models, data_dir)
-    owners = merging.task_owners(members.configs, places)
+    owners = merging.task_owners(members.configs, places, models)
     merged = merging.ensemble(members.load(), places)
     record = {"method": "ensemble", "models": models, "tasks": {name: models[at] for name, at in owners.items()}}
     members.write(merged, output_dir, record)
