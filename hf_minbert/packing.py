@@ -53,7 +53,8 @@ class Packing:
     def pack(self, values: Tensor) -> Tensor:
         """[N, T, ...] -> [1, S, ...]"""
         values = values.flatten(0, 1)
-        return values[self.tokens.clamp(max=len(values) - 1)][None]  # a filler reads whatever stands last
+        # A filler reads whatever stands last. Not by [], whose backward pass sorts all places first.
+        return values.index_select(0, self.tokens.clamp(max=len(values) - 1))[None]
 
     def unpack(self, values: Tensor) -> Tensor:
         """[1, S, ...] -> [N, T, ...], with zeros at padding."""

@@ -44,8 +44,9 @@ Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, 
 # ---- Noise --------------------------------------------------------------------------------------------------------
 
 
-def normal_noise(key: Tensor | int, rows: Tensor, tokens: int, size: int) -> Tensor:
-    """Standard normal numbers, each a pure function of `key`, its row's number, its token and its place in the vector.
+def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Standard normal numbers, each a pure function of `key`, its row's number, its token's position in the row and
+    its own in the vector.
 
     So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands.
     The generator is SplitMix64 (Steele et al. 2014), seeded by token; two normals come from one of its numbers, by
@@ -53,16 +54,14 @@ def normal_noise(key: Tensor | int, rows: Tensor, tokens: int, size: int) -> Ten
 
     Args:
         key: int64, of one number.
-        rows: int64 [N].
-        tokens: T.
+        rows: int64 [S], of each token, and so `positions`.
         size: H.
 
     Returns:
-        [N, T, H], float32, on the device of `rows`.
+        [S, H], float32, on the device of `rows`.
     """
-    steps = [torch.arange(n, device=rows.device) for n in (tokens, (size + 1) // 2)]
-    seeds = _hash(_hash(key + rows * _GOLDEN)[:, None] + steps[0] * _GOLDEN)  # [N, T]
-    drawn = _hash(seeds[..., None] + steps[1] * _GOLDEN)  # [N, T, H / 2]
+    seeds = _hash(_hash(key + rows * _GOLDEN) + positions * _GOLDEN)  # [S]
+    drawn = _hash(seeds[:, None] + torch.arange((size + 1) // 2, device=rows.device) * _GOLDEN)  # [S, H / 2]
     radius = (((drawn & _24_BITS) + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
     angle = (drawn >> 24 & _24_BITS).float() * (2 * math.pi * 2.0**-24)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :size]
@@ -89,12 +88,16 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
 
 
 def noise_like_words(batch: Mapping[str, Any], size: int, place: Place | RecordedPlace) -> Tensor:
-    """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]."""
+    """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero."""
     ids = batch["input_ids"]
-    apart = ids.shape[1:-1].numel()  # 2 where each example has two sentences of its own, else 1
+    apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
+    packing = None
+    if "packing" in batch:
+        packing = Packing(shape=(len(ids) * apart, width), **batch["packing"])
+    tokens = torch.arange(ids.numel(), device=ids.device) if packing is None else packing.tokens
     key, first_row = place.numbers(batch["task"], ids.device)
-    rows = torch.arange(len(ids) * apart, device=ids.device) + first_row * apart
-    return normal_noise(key, rows, ids.shape[-1], size).view(*ids.shape, size)
+    noise = normal_noise(key, tokens // width + first_row * apart, tokens % width, size)
+    return (noise if packing is None else packing.unpack(noise[None])).view(*ids.shape, size)
 
 
 # ---- The two forms -------------------------------------------------------------------------------------------------

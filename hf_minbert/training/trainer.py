@@ -432,7 +432,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             return found
         inputs = {"batch": batch}
         if self.regularizer is not None:
-            inputs["place"] = place.numbers(task, "cpu")
+            # On the GPU: a number of the CPU would be recorded as it is, and every replay would have one noise.
+            inputs["place"] = place.numbers(task, self.args.device)
         found = self._graphs(task, inputs, factor)
         return {name: value.clone() for name, value in found.items()}  # the next replay writes to the same place
 

@@ -12,7 +12,8 @@ from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
 from hf_minbert.losses import DIVERGENCES
-from hf_minbert.training.passes import Place, RandomState, embedded, is_token
+from hf_minbert.packing import Packing
+from hf_minbert.training.passes import Place, RandomState, RecordedPlace, embedded, is_token
 from hf_minbert.training.smart import (
     AlgorithmOne,
     MtDnn,
@@ -72,8 +73,8 @@ def test_the_generator_is_splitmix64():
 
 
 def test_noise_is_normal_and_its_numbers_are_independent():
-    noise = normal_noise(11, torch.arange(100), 100, 101)
-    assert noise.shape == (100, 100, 101)
+    rows, positions = torch.arange(100).repeat_interleave(100), torch.arange(100).repeat(100)
+    noise, another = (normal_noise(key, rows, positions, 101).view(100, 100, 101) for key in (11, 12))
     flat = noise.flatten().double()
     assert flat.mean().abs() < 0.005 and (flat.std() - 1).abs() < 0.005
     assert flat.pow(3).mean().abs() < 0.02 and (flat.pow(4).mean() - 3).abs() < 0.05
@@ -81,7 +82,7 @@ def test_noise_is_normal_and_its_numbers_are_independent():
     inside = [(flat.abs() < bound).double().mean().item() for bound in (0.5, 1.0, 2.0)]
     assert inside == pytest.approx([math.erf(bound / math.sqrt(2)) for bound in (0.5, 1.0, 2.0)], abs=0.003)
     pairs = [(noise[1:], noise[:-1]), (noise[:, 1:], noise[:, :-1]), (noise[..., :50], noise[..., 51:])]
-    pairs += [(noise[..., 1:], noise[..., :-1]), (noise, normal_noise(12, torch.arange(100), 100, 101))]
+    pairs += [(noise[..., 1:], noise[..., :-1]), (noise, another)]
     for one, other in pairs:
         assert abs((one * other).mean().item()) < 0.005
         assert abs((one.square() * other.square()).mean().item() - 1) < 0.01
@@ -93,6 +94,11 @@ def test_noise_depends_on_seed_step_task_and_row_and_on_nothing_else(batches):
     assert noise.shape == (4, 2, batch["input_ids"].shape[-1], 8)
     padded = {**batch, "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 3))}
     assert torch.equal(noise_like_words(padded, 8, PLACE)[..., :-3, :], noise)
+    tokens = batch["attention_mask"].bool()
+    packing = Packing.describe(tokens.flatten(0, 1).numpy(), fill=True)
+    assert torch.equal(noise_like_words({**batch, "packing": packing}, 8, PLACE)[tokens], noise[tokens])
+    recorded = RecordedPlace(PLACE.numbers(batch["task"], "cpu"))
+    assert torch.equal(noise_like_words(batch, 8, recorded), noise)
     second_half = {**batch, "input_ids": batch["input_ids"][2:]}
     assert torch.equal(noise_like_words(second_half, 8, replace(PLACE, first_row=2)), noise[2:])
     others = [noise_like_words(batch, 8, replace(PLACE, **{name: 8})) for name in ("seed", "step", "first_row")]
