@@ -43,6 +43,10 @@ class RunSettings:
             starts sooner. Nothing is kept unless given.
         strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
         overwrite: train into a folder that holds a run already, which deletes that run.
+        stages: runs that follow each other, a list with a mapping for each: its `name`, and the keys in which it
+            differs from the rest of the recipe. Each begins with the model that the one before ended with (its best
+            one, with `load_best_model_at_end`), and has its own folder in `output_dir`, where the last one's results
+            end up too.
     """
 
     model_name_or_path: str
@@ -58,6 +62,7 @@ class RunSettings:
     cache_dir: str | None = None
     strict_data: bool = False
     overwrite: bool = False
+    stages: list[dict[str, Any]] | None = None
 
     def __post_init__(self):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
@@ -183,7 +188,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
 
     Args:
         path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
-        overrides: the words.
+        overrides: the words. They hold for all of the recipe's stages, also where one has a line of that key.
 
     Raises:
         MinBertError: the file is missing or not YAML, a key stands twice, or a word has no `=`.
@@ -205,6 +210,10 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
             raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
         given.add(key)
         values[key] = read_value(written, f"`{word}`")
+    if "stages" in values and "stages" not in given and isinstance(values["stages"].value, list):
+        for stage in values["stages"].value:
+            for key in given & stage.keys() if isinstance(stage, dict) else ():
+                del stage[key]
     return values
 
 

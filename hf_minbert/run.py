@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
 from .run_folder import AVERAGED, RunFolder
+from .stages import Stage, carry_out, plan
 from .tasks import Task, get_tasks
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
@@ -48,6 +50,29 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     Raises:
         MinBertError: anything wrong before the first step. Later errors pass as they are.
     """
+    stages = plan(values)
+    if stages:
+        _check_stages(stages)
+    metrics = carry_out(values, stages, _train) if stages else _train(values)
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()  # without it, some runs of several processes end by a signal
+    return metrics
+
+
+def _check_stages(stages: Sequence[Stage]) -> None:
+    """Raises what a later stage's tasks and heads would only after hours of training."""
+    for number, stage in enumerate(stages, 1):
+        tasks = get_tasks(stage.settings.tasks)
+        try:
+            stage.args.check_tasks({task.name: task for task in tasks})
+            # What a stage begins with is not there yet; it has the shape of what the first one begins with.
+            model_config(replace(stage.settings, model_name_or_path=stages[0].settings.model_name_or_path), tasks)
+        except MinBertError as error:
+            raise MinBertError(f"Stage {number} ({stage.name}): {error}") from error
+
+
+def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
+    """Carries out one run. Returns and raises as `train`."""
     # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
     torch.backends.cuda.enable_cudnn_sdp(False)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
@@ -77,7 +102,7 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
             processing_class=tokenizer,
             max_length=settings.max_length,
             cache_dir=settings.cache_dir,
-            callbacks=[folder],
+            callbacks=[folder, *callbacks],
         )
     with _told_on_interrupt(args):
         try:
@@ -95,7 +120,6 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
         metrics = _finish(folder.path, trainer, outcome.metrics, data["dev"]) if args.should_save else {}
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
-        dist.destroy_process_group()  # without it, some runs of several processes end by a signal
     return metrics
 
 

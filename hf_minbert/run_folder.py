@@ -75,7 +75,7 @@ class RunFolder(TrainerCallback):
             if self.settings.overwrite:
                 raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
             self._check_checkpoint()
-            self._check_same_run()
+            self.check_same_run()
         elif self.holds_run() and not self.settings.overwrite:
             raise MinBertError(
                 f"`output_dir` {self.path} holds a run already. Go on with it by resume_from_checkpoint=true, delete "
@@ -93,14 +93,14 @@ class RunFolder(TrainerCallback):
         if problem is not None:
             raise MinBertError(f"`resume_from_checkpoint` {checkpoint}: {problem}. {remedy}")
 
-    def _check_same_run(self) -> None:
-        begun = self._begun_with()
+    def check_same_run(self) -> None:
+        """Refuses to go on with a run that began with other values of what decides a step."""
+        begun = self.begun_with()
         if begun is None:
             return
         (old_settings, old_given), environment = begun
-        defaults = {f.name: f.default for f in fields(MultiTaskTrainingArguments)}
-        old = {**defaults, **vars(old_settings), **old_given, "number of processes": environment["processes"]}
-        new = {**defaults, **vars(self.settings), **self.given, "number of processes": self.args.world_size}
+        old = {**all_values(old_settings, old_given), "number of processes": environment["processes"]}
+        new = {**all_values(self.settings, self.given), "number of processes": self.args.world_size}
         for key in (*FIXED_ON_RESUME, "number of processes"):
             same = old[key] == new[key]
             if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
@@ -109,7 +109,7 @@ class RunFolder(TrainerCallback):
                     f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
                 )
 
-    def _begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
+    def begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
         """What the run here began with, recipe and environment; `None` if a checkpoint from elsewhere does."""
         recipe, environment = self.path / "recipe.yaml", self.path / "environment.json"
         if not (recipe.is_file() and environment.is_file()):
@@ -121,7 +121,7 @@ class RunFolder(TrainerCallback):
 
     def commits(self) -> dict[str, str]:
         """The commits of the Hub's datasets that the run began with, for a run that resumes."""
-        begun = self._begun_with() if self.args.resume_from_checkpoint else None
+        begun = self.begun_with() if self.args.resume_from_checkpoint else None
         return {} if begun is None else begun[1]["datasets"]
 
     def pin(self, commits: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ class RunFolder(TrainerCallback):
     def check_rows(self, train: Mapping[str, Any]) -> None:
         """Refuses to resume on other training rows. Compares the rows, not their place: a data folder may move."""
         self.training_rows = {name: _digest(rows) for name, rows in train.items()}
-        begun = self._begun_with() if self.args.resume_from_checkpoint else None
+        begun = self.begun_with() if self.args.resume_from_checkpoint else None
         for name, digest in self.training_rows.items():
             if begun is not None and begun[1]["training_rows"].get(name) != digest:
                 raise MinBertError(
@@ -180,6 +180,11 @@ class RunFolder(TrainerCallback):
             "datasets": {name: commit for name, commit in commits.items() if commit},
             "training_rows": self.training_rows,
         }
+
+
+def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key of a recipe with its value, those with their defaults that it does not name."""
+    return {**{f.name: f.default for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
 
 
 def _version(package: str) -> str | None:

@@ -1,0 +1,272 @@
+"""A recipe in stages: runs that follow each other, each from the weights that the one before it ended with.
+
+A stage is an ordinary run with a folder of its own, `<output_dir>/stages/<number>-<name>`, so it is resumed, read and
+published like any other. When the last one has ended, its model and results stand in `output_dir` too, whose
+`metrics.json` has those of all stages.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from .errors import MinBertError, explain
+from .io import check_writable, write_json
+from .recipe import RunSettings, Value, split_recipe, write_recipe
+from .run_folder import RUN_FILES, RunFolder, all_values
+from .training.args import MultiTaskTrainingArguments
+from .training.checkpoints import checkpoints, newest_complete_checkpoint
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "stages"
+#: Keys that are of the whole recipe, and no stage's.
+OF_ALL = ("output_dir", "overwrite", "resume_from_checkpoint", "stages")
+#: Keys that may differ between a stage that has finished and the recipe that goes on after it.
+WITHOUT_TRACE = (
+    *OF_ALL,
+    "model_name_or_path",
+    "data_dir",
+    "cache_dir",
+    "disable_tqdm",
+    "report_to",
+    "hub_token",
+    "tasks",
+)
+
+#: Carries out one run: from its recipe and further callbacks to what its `metrics.json` holds.
+Run = Callable[[Mapping[str, Value], Sequence[TrainerCallback]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of a recipe's stages.
+
+    Args:
+        name: its own, or its number.
+        values: the recipe of its run, but for whether it resumes.
+        settings, given, args: those values, typed.
+    """
+
+    name: str
+    values: dict[str, Value]
+    settings: RunSettings
+    given: dict[str, Any]
+    args: MultiTaskTrainingArguments
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.settings.output_dir)
+
+    def metrics(self) -> dict[str, Any] | None:
+        """What it came to; `None` unless it has finished."""
+        path = self.folder / "metrics.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def check_finished(self) -> None:
+        """Refuses to go on after this stage with a recipe that says something else of it.
+
+        Raises:
+            MinBertError: with the first such key.
+        """
+        run = RunFolder(self.settings, self.given, self.args)
+        run.check_same_run()
+        begun, _ = run.begun_with()
+        old, new = all_values(*begun), all_values(self.settings, self.given)
+        for key in sorted(old.keys() - {*WITHOUT_TRACE}):
+            if old[key] != new[key]:
+                raise MinBertError(
+                    f"Stage {self.name!r} has finished with {key} = {old[key]}, and the recipe now says {new[key]}. "
+                    f"Keep the old value, or start anew with overwrite=true."
+                )
+
+
+def plan(values: Mapping[str, Value]) -> list[Stage]:
+    """The stages of a recipe as `read_recipe` read it; none where it has no `stages`.
+
+    Raises:
+        MinBertError: a stage is no mapping, names a key that is not its own, or its recipe is wrong.
+    """
+    if "stages" not in values:
+        return []
+    given = values["stages"].value
+    if not isinstance(given, list) or not given or not all(isinstance(stage, dict) and stage for stage in given):
+        raise MinBertError(
+            "`stages` must be a list of mappings, one per stage, like `- {name: heads, freeze: encoder}`. "
+            f"Found {given!r}."
+        )
+    common = {key: value for key, value in values.items() if key not in OF_ALL}
+    root, before, stages = Path(_text(values, "output_dir")), None, []
+    for number, stage in enumerate(given, 1):
+        name = str(stage.get("name", number))
+        where = f"Stage {number} ({name})"
+        _check_stage(where, name, stage, [earlier.name for earlier in stages])
+        own = {key: _value(value) for key, value in stage.items() if key != "name"}
+        if before is not None:
+            own.setdefault("model_name_or_path", _value(str(before)))
+        before = root / FOLDER / f"{number}-{name}"
+        try:
+            stages.append(_typed(name, {**common, **own, "output_dir": _value(str(before))}))
+        except MinBertError as error:
+            raise MinBertError(f"{where}: {error}") from error
+    return stages
+
+
+def _check_stage(where: str, name: str, stage: Mapping[str, Any], earlier: Sequence[str]) -> None:
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise MinBertError(f"{where}: `name` becomes a folder's: letters, digits, `-`, `_` and `.`. Found {name!r}.")
+    if name in earlier:
+        raise MinBertError(f"{where}: another stage has that name already. Give each a name of its own.")
+    for key in OF_ALL:
+        if key in stage:
+            raise MinBertError(f"{where}: `{key}` is of the whole recipe. Write it outside `stages`.")
+
+
+def _typed(name: str, values: dict[str, Value]) -> Stage:
+    settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+    with explain("Reading the training arguments", "Mend the recipe."):
+        return Stage(name, values, settings, given, MultiTaskTrainingArguments(**given))
+
+
+def _value(raw: Any) -> Value:
+    """As read from a line of its own; what stands in a list has lost its characters, which only text needs."""
+    return Value(raw, None if isinstance(raw, list | dict) else str(raw))
+
+
+def _text(values: Mapping[str, Value], key: str) -> str:
+    if key not in values or not values[key].text:
+        raise MinBertError(f"`{key}` is missing. Add a line `{key}: ...` to the recipe, or {key}=... after it.")
+    return values[key].text
+
+
+def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) -> dict[str, Any]:
+    """Carries out the stages that have not finished, one after the other.
+
+    Returns:
+        what the `metrics.json` of the whole holds; on other processes than the first, an empty dict.
+
+    Raises:
+        MinBertError: the folder holds something that would be lost, or the recipe says something else of a stage that
+            has finished.
+    """
+    root = stages[0].folder.parents[1]
+    resumes, overwrites = (
+        bool(key in values and values[key].value) for key in ("resume_from_checkpoint", "overwrite")
+    )
+    _check_folder(root, values, stages, resumes, overwrites)
+    # Decided before anything runs, so that all processes decide alike.
+    finished = {stage.name: stage.metrics() if resumes else None for stage in stages}
+    for stage in stages:
+        if finished[stage.name] is not None:
+            stage.check_finished()
+    for number, stage in enumerate(stages, 1):
+        where = f"Stage {number} of {len(stages)}, {stage.name}"
+        if finished[stage.name] is not None:
+            logger.info("%s: finished earlier, in %s.", where, stage.folder)
+            continue
+        logger.info("%s: in %s.", where, stage.folder)
+        _forget_accelerator()
+        again = resumes and newest_complete_checkpoint(stage.folder, stage.args.world_size) is not None
+        how = "resume_from_checkpoint" if again else "overwrite"
+        finished[stage.name] = run({**stage.values, how: _value(True)}, [_Begun(root, stages[:number])])
+    if not stages[0].args.should_save:
+        return {}
+    return _collect(root, values, stages, finished)
+
+
+def _check_folder(
+    root: Path, values: Mapping[str, Value], stages: Sequence[Stage], resumes: bool, overwrites: bool
+) -> None:
+    if resumes and values["resume_from_checkpoint"].value is not True:
+        raise MinBertError(
+            "With `stages`, `resume_from_checkpoint` is true: the run goes on in the stage where it stopped. Found "
+            f"{values['resume_from_checkpoint'].value!r}."
+        )
+    if resumes and overwrites:
+        raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
+    if root.exists() and not root.is_dir():
+        raise MinBertError(f"`output_dir` {root} is a file. Give the path of a folder.")
+    check_writable(root / "metrics.json")
+    holds = [name for name in (FOLDER, *RUN_FILES) if (root / name).exists()]
+    if resumes and not (root / FOLDER).exists():
+        raise MinBertError(f"There is no stage in {root} to resume. Leave `resume_from_checkpoint` out to start anew.")
+    for path in sorted(root.glob(f"{FOLDER}/*")) if resumes else ():
+        if path not in [stage.folder for stage in stages]:
+            raise MinBertError(
+                f"{root} has a stage {path.name}, and the recipe has none of that number and name. Resume with the "
+                f"recipe that it was begun with, or start anew with overwrite=true."
+            )
+    if holds and not resumes and not overwrites:
+        raise MinBertError(
+            f"`output_dir` {root} holds a run already. Go on with it by resume_from_checkpoint=true, delete it by "
+            f"overwrite=true, or give another output_dir."
+        )
+
+
+class _Begun(TrainerCallback):
+    """At a stage's first step, deletes what an older run left of the stages after it, and of the whole.
+
+    Not earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
+    """
+
+    def __init__(self, root: Path, kept: Sequence[Stage]):
+        self.root, self.kept, self.begun = root, [stage.folder for stage in kept], False
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.begun or not state.is_world_process_zero:
+            return
+        self.begun = True
+        older = [path for path in self.root.glob(f"{FOLDER}/*") if path not in self.kept]
+        for path in (*older, *(self.root / name for name in RUN_FILES)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _forget_accelerator() -> None:
+    """accelerate keeps one setting of mixed precision per process, and each stage may have its own."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+
+
+def _collect(
+    root: Path, values: Mapping[str, Value], stages: Sequence[Stage], metrics: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Makes of `output_dir` a run's folder: the last stage's, with the whole recipe and all stages' metrics."""
+    last = stages[-1]
+    for path in {*last.folder.iterdir()} - {*checkpoints(last.folder)}:
+        if path.name in ("metrics.json", "recipe.yaml"):
+            continue
+        if path.is_dir():
+            shutil.copytree(path, root / path.name, dirs_exist_ok=True, copy_function=_linked)
+        else:
+            _linked(path, root / path.name)
+    settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+    kept = {key: given[key] for key in given if key not in ("resume_from_checkpoint", "hub_token")}
+    settings.overwrite = False  # the recipe of a run never deletes a run
+    write_recipe(root / "recipe.yaml", settings, kept)
+    whole = {**metrics[last.name], "stages": {stage.name: metrics[stage.name] for stage in stages}}
+    write_json(root / "metrics.json", whole)
+    return whole
+
+
+def _linked(source: Path | str, target: Path | str) -> None:
+    """Copies a file; weights get a second name where the disk allows it, so that they need no second place."""
+    Path(target).unlink(missing_ok=True)
+    if Path(source).suffix == ".safetensors":
+        try:
+            os.link(source, target)
+            return
+        except OSError:  # another disk, or one without links
+            pass
+    shutil.copy2(source, target)

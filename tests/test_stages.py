@@ -1,0 +1,229 @@
+"""Recipes in stages: what each leaves, where the next begins, and that a stopped run ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_minbert import MinBertError, MultiTaskTrainer, Predictor, run
+from hf_minbert.recipe import read_recipe
+
+RECIPE = """
+model_name_or_path: {bert}
+data_dir: {data}
+output_dir: {root}
+tasks: [sst, sts]
+per_device_train_batch_size: 4
+learning_rate: 1e-3
+hidden_dropout_prob: 0.1
+eval_strategy: "no"
+save_steps: 2
+logging_steps: 1
+disable_tqdm: true
+stages:
+  - {{name: heads, freeze: encoder, max_steps: 3, weight_decay: 0.1}}
+  - {{name: all, max_steps: 5, learning_rate: 5e-4, aggregator: pcgrad}}
+  - {{max_steps: 2, train_tasks: [sts]}}
+"""
+FOLDERS = ["1-heads", "2-all", "3-3"]
+
+
+@pytest.fixture
+def recipe(tiny_bert, course_dir, tmp_path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(bert=tiny_bert, data=course_dir, root=tmp_path / "run"), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(recipe):
+    return lambda *words: run.train(read_recipe(recipe, words))
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """`stop_at(n)`: the n-th training step from now on fails."""
+
+    def arrange(number):
+        left, step = iter(range(number)), MultiTaskTrainer.training_step
+
+        def training_step(self, *args, **kwargs):
+            if next(left, None) is None:
+                raise RuntimeError("stopped")
+            return step(self, *args, **kwargs)
+
+        patch = pytest.MonkeyPatch()
+        patch.setattr(MultiTaskTrainer, "training_step", training_step)
+        return patch
+
+    return arrange
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def changed(before, after):
+    return {name for name in after if not torch.equal(before[name], after[name])}
+
+
+def assert_same_end(one, other):
+    for folder in (*(f"stages/{name}" for name in FOLDERS), "."):
+        assert changed(weights(one / folder), weights(other / folder)) == set(), folder
+        ours, theirs = (json.loads((root / folder / "metrics.json").read_text()) for root in (one, other))
+        assert ours["eval_overall"] == theirs["eval_overall"]
+
+
+def test_each_stage_changes_what_it_should_and_hands_it_on(train, tiny_bert, tmp_path):
+    metrics = train()
+    root = tmp_path / "run"
+    heads, everything, last = (weights(root / "stages" / name) for name in FOLDERS)
+    start = {f"bert.{name}": value for name, value in load_file(tiny_bert / "model.safetensors").items()}
+    assert not changed({**heads, **start}, heads)  # the encoder is the checkpoint's, to the last bit
+    assert changed(heads, everything) == set(heads)
+    idle = {name for name in last if name.startswith("heads.sst.")}
+    assert changed(everything, last) == set(last) - idle
+    assert changed(last, weights(root)) == set()
+    assert list(metrics["stages"]) == ["heads", "all", "3"]
+    assert metrics == json.loads((root / "metrics.json").read_text()) and metrics["global_step"] == 2
+    for name, stage in zip(FOLDERS, metrics["stages"].values(), strict=True):
+        assert stage == json.loads((root / "stages" / name / "metrics.json").read_text())
+    assert Predictor.from_pretrained(root)("sts", ["a good film"], ["a bad film"])
+    assert {path.name for path in root.iterdir()} >= {
+        "stages",
+        "predictions",
+        "log.jsonl",
+        "recipe.yaml",
+        "tokenizer.json",
+    }
+    assert not list(root.glob("checkpoint-*"))
+
+
+def test_a_stage_is_the_run_that_one_would_start_by_hand(train, recipe, tmp_path):
+    train()
+    alone = tmp_path / "alone.yaml"
+    text = recipe.read_text().split("stages:")[0] + "max_steps: 5\naggregator: pcgrad\n"
+    alone.write_text(text.replace("learning_rate: 1e-3", "learning_rate: 5e-4"))
+    first, by_hand = tmp_path / "run" / "stages" / "1-heads", tmp_path / "alone"
+    run.train(read_recipe(alone, [f"model_name_or_path={first}", f"output_dir={by_hand}"]))
+    assert changed(weights(tmp_path / "run" / "stages" / "2-all"), weights(by_hand)) == set()
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 9], ids=lambda step: f"in_step_{step + 1}_of_10")
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(train, stop_at, tmp_path, step):
+    """In the first stage before its checkpoint, on the borders, after a checkpoint, in the last stage."""
+    train(f"output_dir={tmp_path / 'whole'}")
+    stopped = stop_at(step)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train()
+    stopped.undo()
+    finished = sorted((tmp_path / "run").glob("stages/*/metrics.json"))
+    before = {path: path.stat().st_mtime_ns for path in finished}
+    assert len(finished) == (step >= 3) + (step >= 8)
+    train("resume_from_checkpoint=true")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert before == {path: path.stat().st_mtime_ns for path in finished}  # what had finished was not run again
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing_and_says_the_same(train, stop_at):
+    metrics = train()
+    stopped = stop_at(0)
+    again = train("resume_from_checkpoint=true")
+    stopped.undo()
+    assert again == metrics
+
+
+def test_words_after_the_recipe_hold_for_all_stages(train, tmp_path):
+    metrics = train("max_steps=1")
+    assert [stage["global_step"] for stage in metrics["stages"].values()] == [1, 1, 1]
+    saved = read_recipe(tmp_path / "run" / "recipe.yaml")
+    assert saved["max_steps"].value == 1
+    assert saved["stages"].value[1] == {"name": "all", "learning_rate": 5e-4, "aggregator": "pcgrad"}
+
+
+def test_an_older_run_is_kept_or_replaced_whole(train, tmp_path):
+    root = tmp_path / "run"
+    train()
+    with pytest.raises(MinBertError, match="holds a run already.*resume_from_checkpoint=true.*overwrite=true"):
+        train()
+    old = (root / "stages" / "3-3" / "metrics.json").stat().st_mtime_ns
+    with pytest.raises(MinBertError, match="no_such_data"):
+        train("overwrite=true", "data_dir=no_such_data")  # before the first step: nothing is deleted
+    assert (root / "metrics.json").is_file() and (root / "stages" / "3-3" / "metrics.json").stat().st_mtime_ns == old
+    train("overwrite=true", "stages=[{name: only, max_steps: 1}]")
+    assert [path.name for path in (root / "stages").iterdir()] == ["1-only"]
+
+
+def test_what_an_older_run_left_is_not_taken_for_finished(train, stop_at, tmp_path):
+    train()
+    stopped = stop_at(1)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train("overwrite=true", "seed=7")
+    stopped.undo()
+    assert not list((tmp_path / "run").rglob("metrics.json"))
+    train("resume_from_checkpoint=true", "seed=7")
+    train("seed=7", f"output_dir={tmp_path / 'whole'}")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "weight_decay: 0.1",
+            "weight_decay: 0.2",
+            "Stage 'heads' has finished with weight_decay = 0.1, and .* says 0.2",
+        ),
+        ("freeze: encoder, ", "", "was started with freeze = encoder and cannot be resumed with none"),
+        ("name: heads", "name: warm", "has a stage 1-heads, and the recipe has none of that number and name"),
+    ],
+)
+def test_another_recipe_does_not_go_on_with_it(train, stop_at, recipe, old, new, said):
+    stopped = stop_at(4)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train()
+    stopped.undo()
+    recipe.write_text(recipe.read_text().replace(old, new))
+    with pytest.raises(MinBertError, match=said):
+        train("resume_from_checkpoint=true")
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ("[]", "`stages` must be a list of mappings"),
+        ("{a: {max_steps: 1}}", "`stages` must be a list of mappings"),
+        ("[heads]", "`stages` must be a list of mappings"),
+        ("[{max_step: 1}]", "Stage 1 (1): Unknown key 'max_step'. Did you mean 'max_steps'?"),
+        (
+            "[{max_steps: 1}, {name: b, max_steps: many}]",
+            "Stage 2 (b): `max_steps` must be a whole number. Found many",
+        ),
+        ("[{output_dir: here}]", "Stage 1 (1): `output_dir` is of the whole recipe. Write it outside `stages`"),
+        ("[{name: a/b, max_steps: 1}]", "Stage 1 (a/b): `name` becomes a folder's"),
+        ("[{name: a, max_steps: 1}, {name: a}]", "Stage 2 (a): another stage has that name already"),
+        ("[{name: a}, {name: b, train_tasks: [nli]}]", "Stage 2 (b): `train_tasks`"),
+        ("[{name: a}, {name: b, tasks: {sts: {head: cosine}}}]", "Stage 2 (b): Building the tasks' layers and heads"),
+        ("[{name: a}, {name: b, learning_rate: -1}]", "Stage 2 (b)"),
+    ],
+)
+def test_a_wrong_stage_is_refused_before_the_first_one_begins(train, tmp_path, stages, said):
+    with pytest.raises(MinBertError, match=re.escape(said)):
+        train(f"stages={stages}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", [("resume_from_checkpoint=true",), ("resume_from_checkpoint=checkpoint-2",)])
+def test_there_must_be_something_to_resume(train, words):
+    with pytest.raises(MinBertError, match="no stage in .* to resume|`resume_from_checkpoint` is true"):
+        train(*words)
+
+
+def test_each_stage_has_its_own_precision(train, tmp_path):
+    train("use_cpu=true", "stages=[{name: half, bf16: true, max_steps: 1}, {name: whole, max_steps: 1}]")
+    assert (tmp_path / "run" / "metrics.json").is_file()
