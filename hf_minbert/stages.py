@@ -97,7 +97,7 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
     Raises:
         MinBertError: a stage is no mapping, names a key that is not its own, or its recipe is wrong.
     """
-    if "stages" not in values:
+    if "stages" not in values or values["stages"].value is None:  # so says the recipe of a run without
         return []
     given = values["stages"].value
     if not isinstance(given, list) or not given or not all(isinstance(stage, dict) and stage for stage in given):
