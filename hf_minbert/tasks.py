@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from math import inf
+from pathlib import PurePath
 from typing import Any, Literal
 
 from .errors import MinBertError, did_you_mean, unknown_name
@@ -22,13 +23,105 @@ KIND_METRICS: dict[str, tuple[str, ...]] = {
 }
 SPLITS = ("train", "dev", "test")
 #: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
-DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns")
+DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns", "sources")
 #: What two tasks must agree in for the weights of their heads to mean the same.
 HEAD_FIELDS = (
     "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
 )  # fmt: skip
 #: Options of a head that only training looks at: tasks that differ in them alone have heads of the same meaning.
 DROPOUTS = ("dropout", "dropouts")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Training rows that a task borrows from data made for something else.
+
+    Args:
+        task: a task whose training rows are borrowed: one of the recipe's, as it stands there, or of the package's.
+        files: instead of `task`, a path or a list of them, as in a task's `files`.
+        dataset: instead of `task`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
+        dataset_config: which of the Hub dataset's configurations.
+        dataset_revision: its branch, tag or commit; the newest commit unless given.
+        split: the split of `dataset` that is borrowed; `train` unless given.
+        columns: a text column of the task that borrows, `label` or `id` to the name that it has in these data.
+        mapping: how their labels become the task's; a name from `hf_minbert.data.mappings.MAPPINGS`.
+        rows: how many rows are drawn, without replacement, by the run's seed; all of them where there are fewer.
+        fraction: instead of `rows`, which share of the rows.
+        quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. With `false` a quote is a
+            character like any other.
+    """
+
+    task: str | None = None
+    files: str | list[str] | None = None
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_revision: str | None = None
+    split: str | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    mapping: str = "same"
+    rows: int | None = None
+    fraction: float | None = None
+    quotes: bool = True
+
+    @property
+    def name(self) -> str:
+        """What logs and counts call it."""
+        files = [self.files] if isinstance(self.files, str) else self.files or []
+        return self.task or self.dataset or ", ".join(PurePath(path).name for path in files)
+
+    def check(self, where: str) -> None:
+        """Raises `MinBertError`, which begins with `where`, unless the fields have their types and go together."""
+        for name in ("task", "dataset", "dataset_config", "dataset_revision", "split", "mapping"):
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value or (value is None and name != "mapping")):
+                raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
+        if self.files is not None:
+            _check_paths(where, "`files`", self.files)
+        given = [name for name in ("task", "files", "dataset") if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(f"`{name}`" for name in given) or "none of them"
+            raise MinBertError(f"{where}: give one of `task`, `files` and `dataset`. Found {found}.")
+        if not isinstance(self.quotes, bool):
+            raise MinBertError(f"{where}: `quotes` must be true or false. Found {self.quotes!r}.")
+        owners = {
+            "dataset_config": ("dataset",), "dataset_revision": ("dataset", "task"), "split": ("dataset",),
+            "columns": ("dataset", "files"), "quotes": ("files",),
+        }  # fmt: skip
+        for name, of in owners.items():
+            if getattr(self, name) not in (None, True, {}) and given[0] not in of:
+                raise MinBertError(
+                    f"{where}: `{name}` goes with {' or '.join(f'`{owner}`' for owner in of)}, and the source has "
+                    f"`{given[0]}`."
+                )
+        self._check_share(where)
+
+    def _check_share(self, where: str) -> None:
+        if self.rows is not None and self.fraction is not None:
+            raise MinBertError(f"{where}: give either `rows` or `fraction`, not both.")
+        if self.rows is not None and (type(self.rows) is not int or self.rows < 1):
+            raise MinBertError(f"{where}: `rows` must be a whole number of at least 1. Found {self.rows!r}.")
+        number = type(self.fraction) in (int, float)
+        if self.fraction is not None and not (number and 0 < self.fraction <= 1):
+            raise MinBertError(f"{where}: `fraction` must be a number above 0 and up to 1. Found {self.fraction!r}.")
+
+
+def _check_names(where: str, name: str, value: Any, keys: tuple[str, ...]) -> None:
+    """Checks a mapping of `keys` to names, or to paths where it is called `files`."""
+    if not isinstance(value, Mapping):
+        raise MinBertError(f"{where}: `{name}` must be a mapping like {{{keys[0]}: ...}}. Found {value!r}.")
+    for key, target in value.items():
+        if key not in keys:
+            raise MinBertError(f"{where}, `{name}`: {unknown_name('key', key, keys)}")
+        if name == "files":
+            _check_paths(where, f"`files` of {key!r}", target)
+        elif not isinstance(target, str) or not target:
+            raise MinBertError(f"{where}: `{name}` of {key!r} must be a name. Found {target!r}.")
+
+
+def _check_paths(where: str, what: str, value: Any) -> None:
+    several = list(value) if isinstance(value, list | tuple) else [value]
+    if not several or not all(isinstance(item, str) and item for item in several):
+        raise MinBertError(f"{where}: {what} must be a path or a list of them. Found {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -62,6 +155,8 @@ class Task:
         dataset_revision: its branch, tag or commit; the newest commit unless given.
         splits: split to its name in `dataset`. Unless given the names are the same, or `validation` for `dev`.
         columns: a text column, `label` or `id` to the name that it has in the data, where that is another.
+        sources: further training rows, borrowed from other data; each is a mapping of the keys of `Source`. A task
+            that names no training data of its own is trained on these alone.
     """
 
     name: str
@@ -87,6 +182,7 @@ class Task:
     dataset_revision: str | None = None
     splits: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
+    sources: tuple[Source, ...] = ()
 
     def __post_init__(self):
         where = f"Task {self.name!r}"
@@ -146,22 +242,32 @@ class Task:
                 raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
         known = {"files": SPLITS, "splits": SPLITS, "columns": (*self.text_columns, "label", "id")}
         for name, keys in known.items():
-            value = getattr(self, name)
-            if not isinstance(value, Mapping):
-                raise MinBertError(f"{where}: `{name}` must be a mapping like {{{keys[0]}: ...}}. Found {value!r}.")
-            for key, target in value.items():
-                if key not in keys:
-                    raise MinBertError(f"{where}, `{name}`: {unknown_name('key', key, keys)}")
-                several = list(target) if name == "files" and isinstance(target, list | tuple) else [target]
-                if not several or not all(isinstance(item, str) and item for item in several):
-                    more = " or a list of them" if name == "files" else ""
-                    what = "a path" if name == "files" else "a name"
-                    raise MinBertError(f"{where}: `{name}` of {key!r} must be {what}{more}. Found {target!r}.")
+            _check_names(where, name, getattr(self, name), keys)
         if self.files and self.dataset:
             raise MinBertError(f"{where}: give either `files` or `dataset`, not both.")
         for name in ("dataset_config", "splits"):
             if self.files and getattr(self, name):
                 raise MinBertError(f"{where}: `{name}` goes with `dataset`, and the task has `files`.")
+        self._check_sources(where)
+
+    def _check_sources(self, where: str) -> None:
+        if not isinstance(self.sources, list | tuple):
+            raise MinBertError(f"{where}: `sources` must be a list like [{{task: para}}]. Found {self.sources!r}.")
+        sources = []
+        for number, source in enumerate(self.sources, 1):
+            here = f"{where}, source {number}"
+            if isinstance(source, Mapping):
+                known = [f.name for f in fields(Source)]
+                for key in source:
+                    if key not in known:
+                        raise MinBertError(f"{here}: {unknown_name('key', key, known)}")
+                source = Source(**source)
+            elif not isinstance(source, Source):
+                raise MinBertError(f"{here}: expected keys like {{task: para}}. Found {source!r}.")
+            source.check(here)
+            _check_names(here, "columns", source.columns, (*self.text_columns, "label", "id"))
+            sources.append(source)
+        object.__setattr__(self, "sources", tuple(sources))
 
     def _check_labels(self, where: str) -> None:
         if self.kind == "score":
@@ -337,16 +443,40 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
+def revisions(tasks: Iterable[Task]) -> dict[str, str]:
+    """The Hub commits that tasks and their sources name, as `with_revisions` takes them."""
+    found: dict[str, str | None] = {}
+    for task in tasks:
+        found[task.name] = task.dataset_revision
+        found |= {f"{task.name}/{number}": source.dataset_revision for number, source in enumerate(task.sources, 1)}
+    return {name: commit for name, commit in found.items() if commit}
+
+
 def with_revisions(
     chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None], commits: Mapping[str, str]
 ) -> list[str] | dict[str, Mapping[str, Any] | None]:
     """A recipe's `tasks` with the Hub commits that were read, so that it asks for the same data again.
 
     A commit that an entry names stays; a branch or a tag, which may move, gives way.
+
+    Args:
+        commits: a task's name, or that of its source, such as `sts/1` for the first, to the commit.
     """
     entries = dict(chosen) if isinstance(chosen, Mapping) else dict.fromkeys(chosen)
     for name, commit in commits.items():
-        entry = entries.get(name) or {}
-        if name in entries and not re.fullmatch(r"[0-9a-f]{40}", entry.get("dataset_revision") or ""):
-            entries[name] = {**entry, "dataset_revision": commit}
+        task, _, number = name.partition("/")
+        if task not in entries:
+            continue
+        entry = entries[task] or {}
+        if number:
+            sources = list(entry["sources"])
+            sources[int(number) - 1] = _at_commit(sources[int(number) - 1], commit)
+            entries[task] = {**entry, "sources": sources}
+        else:
+            entries[task] = _at_commit(entry, commit)
     return entries if isinstance(chosen, Mapping) or any(entries.values()) else list(entries)
+
+
+def _at_commit(entry: Mapping[str, Any], commit: str) -> Mapping[str, Any]:
+    fixed = re.fullmatch(r"[0-9a-f]{40}", entry.get("dataset_revision") or "")
+    return entry if fixed else {**entry, "dataset_revision": commit}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ def read_rows(
         task = replace(task, columns={**task.columns, **columns})
     table = read_table(path)
     if labelled and not _has_labels(table, task):
-        raise _no_labels(task, table, str(path))
+        raise no_labels(task, table, str(path))
     return _rows([table], task, labelled, strict)
 
 
@@ -72,14 +72,14 @@ def load_split(
     """
     if _is_on_hub(task, data_dir):
         task = hub.on_hub(task)  # whose columns have other names
-    tables = _tables(task, data_dir, split)
+    tables = tables_of(task, data_dir, split)
     optional = labelled is None and split == "test"
     without = [table for table in tables if not _has_labels(table, task)]
     labelled = not without if optional else labelled is not False
     if labelled and without:
-        raise _no_labels(task, without[0], f"split {split!r}")
+        raise no_labels(task, without[0], f"split {split!r}")
     if optional and labelled:
-        records = [record for table in tables for record in _records(table, task, True)]
+        records = [record for table in tables for record in read_records(table, task, labels_of(table, task))]
         if any(record.blank for record in records):
             if any("label" in record.row for record in records):
                 where = tables[0].name
@@ -100,6 +100,40 @@ def load_task(
     import datasets
 
     return datasets.DatasetDict({split: load_split(task, data_dir, split, strict=strict) for split in splits})
+
+
+def read_texts(task: Task, data_dir: str | Path | None, split: str) -> list[tuple[str, ...]] | None:
+    """The texts of every row of a split, one or two, or `None` if there is no such split. Labels are not looked at.
+
+    Raises:
+        MinBertError: what is there cannot be read.
+    """
+    if not task.files and not has_training_data(task, data_dir):
+        return None
+    if _is_on_hub(task, data_dir):
+        task = hub.on_hub(task)
+        there = hub.has_split(task, split)
+    elif task.dataset:
+        there = hub.split_among(task, split, saved_splits(_saved(task, _folder(task, data_dir)))) is not None
+    else:
+        there = split in task.files and all(path.exists() for path in _paths(task, data_dir, split))
+    if not there:
+        return None
+    rows = _rows(tables_of(task, data_dir, split), task, False, False)
+    return [tuple(row[name] for name in task.text_columns) for row in rows]
+
+
+def has_files(task: Task, data_dir: str | Path | None) -> bool:
+    """Whether the task is one of files, and some of them are there."""
+    no_folder = data_dir not in (None, SAMPLE) and not Path(data_dir).is_dir()
+    if no_folder or not task.files or task.dataset:
+        return False
+    return any(path.exists() for split in task.files for path in _paths(task, data_dir, split))
+
+
+def has_training_data(task: Task, data_dir: str | Path | None) -> bool:
+    """Whether a task has rows beside those of its sources: it names some itself, or the word `hub` does."""
+    return "train" in task.files or task.dataset is not None or _is_word(HUB, data_dir) or not task.sources
 
 
 def pinned(task: Task, data_dir: str | Path | None) -> Task:
@@ -123,30 +157,34 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
 # ---- Where the data lies ---------------------------------------------------------------------------------
 
 
-def _tables(task: Task, data_dir: str | Path | None, split: str) -> list[Table]:
+def tables_of(task: Task, data_dir: str | Path | None, split: str, quotes: bool = True) -> list[Table]:
+    """The cells of a split, a table per file; `quotes` as for `read_table`."""
     if split not in SPLITS and split not in task.files:
         raise unknown_name("split", split, SPLITS)
     if _is_on_hub(task, data_dir):
         return [hub.read(task, split)]
-    folder = _folder(task, data_dir)
     if task.dataset:
         import datasets
 
-        saved = _saved(task, folder)
+        saved = _saved(task, _folder(task, data_dir))
         there = hub.split_there(task, split, saved_splits(saved), str(saved))
         return [dataset_table(datasets.load_from_disk(saved / there), str(saved / there))]
     if split not in task.files:
         known = ", ".join(task.files) or "(none)"
         raise MinBertError(f"Task {task.name!r} names no file for split {split!r}. Splits it has: {known}.")
-    names = task.files[split]
-    paths = [folder / name for name in ([names] if isinstance(names, str) else names)]
+    paths = _paths(task, data_dir, split)
     absent = [path for path in paths if not path.exists()]
     if absent and data_dir is None:
         raise MinBertError(
             f"Task {task.name!r}: {absent[0]} does not exist in the working directory, and no `data_dir` is given. "
             f"Set `data_dir` to the folder that holds it{_other_sources(task)}."
         )
-    return [read_table(path) for path in paths]
+    return [read_table(path, quotes) for path in paths]
+
+
+def _paths(task: Task, data_dir: str | Path | None, split: str) -> list[Path]:
+    names, folder = task.files[split], _folder(task, data_dir)
+    return [folder / name for name in ([names] if isinstance(names, str) else names)]
 
 
 def _is_on_hub(task: Task, data_dir: str | Path | None) -> bool:
@@ -207,18 +245,26 @@ def _saved(task: Task, folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _Record:
+class Record:
+    """A row as it was read.
+
+    Args:
+        number: its place in the table, from 0.
+        row: `id`, the text columns and, unless it is blank, `label`.
+        blank: the columns that should hold something and do not.
+    """
+
     number: int
     row: Row
-    blank: list[str]  # the columns that should hold something and do not
+    blank: list[str]
 
 
 def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list[Row]:
     rows: list[Row] = []
     first_id = 0  # numbers of rows go on from file to file
     for table in tables:
-        records = list(_records(table, task, labelled, first_id))
-        rows += _complete(records, table, strict) if labelled else [record.row for record in records]
+        records = list(read_records(table, task, labels_of(table, task) if labelled else None, first_id))
+        rows += [record.row for record in (complete(records, table, strict) if labelled else records)]
         first_id += table.size
     if not rows:
         names = ", ".join(table.name for table in tables)
@@ -226,28 +272,39 @@ def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list
     return rows
 
 
-def _records(table: Table, task: Task, labelled: bool, first_id: int = 0) -> Iterator[_Record]:
+def read_records(
+    table: Table, task: Task, labels: Sequence[int | float | None] | None, first_id: int = 0
+) -> Iterator[Record]:
+    """The rows of a table, in its order.
+
+    Args:
+        labels: one per row, `None` for a blank one; or none at all, for rows that need no label.
+        first_id: the id of the first row where the table has no column of ids.
+    """
     names = task.text_columns
     texts = [table.column(task.columns.get(name, name)) for name in names]
     id_column = task.columns.get(ID_COLUMN, ID_COLUMN)
     has_ids = id_column in table.columns or ID_COLUMN in task.columns
     ids = table.column(id_column) if has_ids else range(first_id, first_id + table.size)
-    label_column = _label_column(task)
-    labels = table.column(label_column) if labelled else [None] * table.size
-    classes = table.class_names.get(label_column) if labelled and task.kind != "score" else None
-    class_ids = ids_of(task, classes, f"{table.name}, column {label_column!r}") if classes else None
-    for number, (id_, label, *cells) in enumerate(zip(ids, labels, *texts, strict=True)):
+    for number, (id_, *cells) in enumerate(zip(ids, *texts, strict=True)):
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
         row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
         blank = [name for name in names if not row[name]]
-        if labelled:
-            value = _label(label, task, table, class_ids, where)
-            if value is None:
-                blank.append(label_column)
-            else:
-                row["label"] = value
-        yield _Record(number, row, blank)
+        if labels is not None and labels[number] is None:
+            blank.append(label_column(task))
+        elif labels is not None:
+            row["label"] = labels[number]
+        yield Record(number, row, blank)
+
+
+def labels_of(table: Table, task: Task) -> list[int | float | None]:
+    """The labels of a table's rows as `label_value` gives them, `None` for a blank cell."""
+    column = label_column(task)
+    cells = table.column(column)
+    classes = table.class_names.get(column) if task.kind != "score" else None
+    class_ids = ids_of(task, classes, f"{table.name}, column {column!r}") if classes else None
+    return [_label(cell, task, table, class_ids, table.where(number)) for number, cell in enumerate(cells)]
 
 
 def _text(cell: Any, where: str) -> str:
@@ -279,15 +336,16 @@ def _is_score(task: Task, value: float) -> bool:
     return task.kind == "score" and task.range[0] <= value <= task.range[1]
 
 
-def _label_column(task: Task) -> str:
+def label_column(task: Task) -> str:
     return task.columns.get("label", task.label_column)
 
 
 def _has_labels(table: Table, task: Task) -> bool:
-    return _label_column(task) in table.columns
+    return label_column(task) in table.columns
 
 
-def _complete(records: list[_Record], table: Table, strict: bool) -> list[Row]:
+def complete(records: list[Record], table: Table, strict: bool) -> list[Record]:
+    """The rows without a blank; what is left out is said, or refused if `strict`."""
     gaps = [record for record in records if record.blank]
     if gaps and strict:
         raise MinBertError(
@@ -300,11 +358,11 @@ def _complete(records: list[_Record], table: Table, strict: bool) -> list[Row]:
             "%s: %s of %s rows left out, as a text or the label is blank. Their ids: %s.",
             table.name, f"{len(gaps):,}", f"{len(records):,}", ids,
         )  # fmt: skip
-    return [record.row for record in records if not record.blank]
+    return [record for record in records if not record.blank]
 
 
-def _no_labels(task: Task, table: Table, where: str) -> MinBertError:
-    column = _label_column(task)
+def no_labels(task: Task, table: Table, where: str) -> MinBertError:
+    column = label_column(task)
     return MinBertError(
         f"Task {task.name!r}: no labels in {where}: {table.name} has no column {column!r} (columns found: "
         f"{table.found}).{did_you_mean(column, table.columns)} Choose a split that has labels, name the right column "

@@ -96,17 +96,32 @@ def read(task: Task, split: str) -> Table:
     return dataset_table(builder.as_dataset(split=there), f"{task.dataset}{config}, split {there!r}")
 
 
+def has_split(task: Task, split: str) -> bool:
+    """Whether the task's dataset on the Hub has this split; asks as `read` does."""
+    return split_among(task, split, list(_prepared(task).info.splits)) is not None
+
+
 def split_there(task: Task, split: str, names: list[str], where: str) -> str:
     """The name that a dataset with the splits `names` has for ours. Raises `MinBertError` if it has none."""
-    usual = ["dev", "validation"] if split == "dev" else [split]
-    wanted = [task.splits[split]] if split in task.splits else usual
-    for name in wanted:
-        if name in names:
-            return name
-    raise MinBertError(
-        f"Task {task.name!r}: {where} has no split for {split!r}. {unknown_name('split', wanted[-1], names)} Name it "
-        f"in the task's entry: `splits: {{{split}: ...}}`."
-    )
+    found = split_among(task, split, names)
+    if found is None:
+        wanted = _names_of(task, split)[-1]
+        raise MinBertError(
+            f"Task {task.name!r}: {where} has no split for {split!r}. {unknown_name('split', wanted, names)} Name it "
+            f"in the task's entry: `splits: {{{split}: ...}}`."
+        )
+    return found
+
+
+def split_among(task: Task, split: str, names: list[str]) -> str | None:
+    """The name among `names` of a split of ours, or `None`."""
+    return next((name for name in _names_of(task, split) if name in names), None)
+
+
+def _names_of(task: Task, split: str) -> list[str]:
+    if split in task.splits:
+        return [task.splits[split]]
+    return ["dev", "validation"] if split == "dev" else [split]
 
 
 def _prepared(task: Task) -> datasets.DatasetBuilder:

@@ -72,8 +72,12 @@ class Table:
         return shortened([name for name in self.columns if name]) or "(none with a name)"
 
 
-def read_table(path: str | Path) -> Table:
+def read_table(path: str | Path, quotes: bool = True) -> Table:
     """A file, or a folder with a saved dataset.
+
+    Args:
+        quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. Without, a quote is a character
+            like any other, as in files that were written with no regard for it.
 
     Raises:
         MinBertError: there is none, it is broken or empty, or its ending is not known. Names the line.
@@ -83,7 +87,10 @@ def read_table(path: str | Path) -> Table:
     if path.is_dir():
         table = _read_saved(path)
     elif ending in READERS:
-        table = READERS[ending](path)
+        reader = READERS[ending]
+        if not quotes and reader not in (_read_csv, _read_tsv):
+            raise MinBertError(f"{path}: `quotes` is for .csv, .tsv and .txt files. Leave it out.")
+        table = reader(path) if quotes else reader(path, quotes=False)
     else:
         known = ", ".join(name for name in READERS if name)
         raise MinBertError(f"{path}: files that end in {ending!r} cannot be read. Save it as one of: {known}.")
@@ -110,13 +117,13 @@ def shortened(names: Sequence[str]) -> str:
 # ---- CSV and TSV -----------------------------------------------------------------------------------------
 
 
-def _read_csv(path: Path, delimiter: str | None = None) -> Table:
+def _read_csv(path: Path, delimiter: str | None = None, quotes: bool = True) -> Table:
     text = _read_text(path)
     header_line = text.replace("\r", "\n").partition("\n")[0]
     if not header_line.strip():
         raise MinBertError(f"{path}, line 1: a blank line where the header should be. Name the columns there.")
     delimiter = delimiter or ("\t" if "\t" in header_line else ",")
-    rows = list(_split_rows(path, text, delimiter))
+    rows = list(_split_rows(path, text, delimiter, quotes))
     while rows and not rows[-1][1]:  # blank lines at the end
         rows.pop()
     (_, header), rows = rows[0], rows[1:]
@@ -127,19 +134,20 @@ def _read_csv(path: Path, delimiter: str | None = None) -> Table:
             kind = "tab" if delimiter == "\t" else "comma"
             raise MinBertError(
                 f"{path}, line {line}: expected {len(header)} {kind} separated cells, as in the header. Found "
-                f"{len(cells)}. Put a cell that holds a {kind} in double quotes."
+                f"{len(cells)}." + (f" Put a cell that holds a {kind} in double quotes." if quotes else "")
             )
     columns, lines = [name.strip() for name in header], [line for line, _ in rows]
     return Table(str(path), columns, len(rows), lambda at: [cells[at] for _, cells in rows], lines)
 
 
-def _read_tsv(path: Path) -> Table:
-    return _read_csv(path, "\t")
+def _read_tsv(path: Path, quotes: bool = True) -> Table:
+    return _read_csv(path, "\t", quotes)
 
 
-def _split_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _split_rows(path: Path, text: str, delimiter: str, quotes: bool) -> Iterator[tuple[int, list[str]]]:
     """Yields each row with the line where it begins, which is the one to repair."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, quoting=quoting)
     remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it."
     while True:
         line = reader.line_num + 1
@@ -288,7 +296,7 @@ def _check_there(path: Path) -> None:
     raise MinBertError(f"{path} does not exist. Its folder holds: {held}.")
 
 
-READERS: dict[str, Callable[[Path], Table]] = {
+READERS: dict[str, Callable[..., Table]] = {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".jsonl": _read_json_lines,

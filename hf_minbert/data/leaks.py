@@ -1,0 +1,222 @@
+"""The leak guard: no row that is borrowed for training may stand in the dev or test rows that a model is scored on.
+
+Texts are compared as `plain` leaves them. A row matches if all its texts do, a pair in either order. Whole texts are
+compared, so a held-out sentence in the middle of a longer text is not found. Labels are never looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MinBertError
+from ..tasks import TASKS, Task, get_tasks
+from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
+from .mappings import borrowed_rows, origin_of
+
+if TYPE_CHECKING:
+    import datasets
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, ...]
+
+
+class _Letters(dict):
+    """Code point to what stands for it: letters, digits and accents for themselves, all else for a space."""
+
+    def __missing__(self, code: int) -> str:
+        category = unicodedata.category(chr(code))
+        invisible = category == "Cf"  # soft hyphens, zero-width spaces
+        self[code] = chr(code) if category[0] in "LNM" else "" if invisible else " "
+        return self[code]
+
+
+_LETTERS = _Letters()
+
+
+def plain(text: str) -> str:
+    """A text without what copies differ in: Unicode's variants of a letter (NFKC), case, quotes, punctuation, spaces.
+
+    A text that is nothing but punctuation stays so.
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(folded.translate(_LETTERS).split()) or " ".join(folded.split())
+
+
+@dataclass
+class HeldOut:
+    """The texts that no borrowed row may hold.
+
+    Args:
+        rows: what they are called, such as `sts dev`, to how often each row stands there: its plain texts, sorted.
+        sentences: the same name to all plain texts of these rows.
+    """
+
+    rows: dict[str, Counter[Key]] = field(default_factory=dict)
+    sentences: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, name: str, texts: Iterable[str | tuple[str, ...]]) -> None:
+        keys = [key for key in map(_key, texts) if key is not None]
+        self.rows[name] = Counter(keys)
+        self.sentences[name] = {text for key in keys for text in key}
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task], data_dir: str | Path | None) -> HeldOut:
+        """The dev and test rows of tasks. A split that is not there is left out, and said."""
+        held_out, absent = cls(), []
+        for task in tasks:
+            for split in ("dev", "test"):
+                texts = read_texts(task, data_dir, split)
+                if texts is None:
+                    absent.append(f"{task.name} {split}")
+                else:
+                    held_out.add(f"{task.name} {split}", texts)
+        if absent:
+            logger.info("The leak guard has no rows of %s to compare with.", ", ".join(absent))
+        return held_out
+
+
+def drop_leaks(
+    texts: Sequence[str | tuple[str, ...]], held_out: HeldOut, drop_sentences: bool = False
+) -> tuple[list[str | tuple[str, ...]], dict[str, Any]]:
+    """What of `texts` may be trained on, in its order, and what was found.
+
+    Args:
+        texts: rows of training data, each a text or a tuple of one or two.
+        drop_sentences: also drop a row of which a single text stands in a held-out row.
+
+    Returns:
+        the rows that stay; and counts: `rows` (how many there were), `dropped`, and `matches`, name of held-out rows
+        to `rows` (whole rows that stand there) and `sentences` (texts that do, those of whole rows included).
+    """
+    keep, counts = find_leaks(texts, held_out, drop_sentences)
+    return [row for row, stays in zip(texts, keep, strict=True) if stays], counts
+
+
+def find_leaks(
+    texts: Sequence[str | tuple[str, ...]], held_out: HeldOut, drop_sentences: bool = False
+) -> tuple[list[bool], dict[str, Any]]:
+    """As `drop_leaks`, with a truth value per row, whether it stays, instead of the rows."""
+    keep = [True] * len(texts)
+    matches = {name: {"rows": 0, "sentences": 0} for name in held_out.rows}
+    for place, row in enumerate(texts):
+        key = _key(row)
+        for name, found in matches.items() if key else ():
+            whole = key in held_out.rows[name]
+            sentences = sum(text in held_out.sentences[name] for text in key)
+            found["rows"] += whole
+            found["sentences"] += sentences
+            if whole or (drop_sentences and sentences):
+                keep[place] = False
+    found = {name: of_name for name, of_name in matches.items() if any(of_name.values())}
+    return keep, {"rows": len(texts), "dropped": keep.count(False), "matches": found}
+
+
+def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[str, int]:
+    """Name of held-out rows to how many of them stand among `texts`, where any does."""
+    trained = set(map(_key, texts))
+    counts = {
+        name: sum(count for key, count in rows.items() if key in trained) for name, rows in held_out.rows.items()
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def _key(row: str | tuple[str, ...]) -> Key | None:
+    """What equal rows share; `None` for a row with a blank text, which is like no other."""
+    texts = sorted(map(plain, [row] if isinstance(row, str) else row))
+    return tuple(texts) if all(texts) else None
+
+
+# ---- The training rows of a run --------------------------------------------------------------------------
+
+
+def guarded_tasks(
+    tasks: Iterable[Task], more: Iterable[str] | Mapping[str, Any] | None, data_dir: str | Path | None
+) -> list[Task]:
+    """The tasks whose dev and test rows are held out: those of a recipe and `more`.
+
+    Args:
+        more: as a recipe's `tasks`; unless given, the tasks of the package whose files lie in `data_dir`.
+    """
+    if more is None:
+        others = [task for task in TASKS.values() if has_files(task, data_dir)]
+    else:
+        others = get_tasks(more) if more else []
+    return list({task.name: task for task in (*others, *tasks)}.values())
+
+
+def load_training(
+    tasks: Mapping[str, Task], names: Iterable[str], data_dir: str | Path | None, *, seed: int, held_out: HeldOut,
+    drop_sentences: bool = False, strict: bool = False,
+) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:  # fmt: skip
+    """The training rows of the tasks `names`: their own, then those borrowed from their sources.
+
+    Borrowed rows that stand in `held_out` are dropped. A task's own rows are left as they are.
+
+    Args:
+        tasks: all tasks of the recipe, by name: sources may name them.
+
+    Returns:
+        task to rows; and counts: `given`, task to what `overlap` says of its own rows; `borrowed`, task to a list with
+        what `drop_leaks` counted for each source, beside its name.
+
+    Raises:
+        MinBertError: a source cannot be borrowed from, which is said before anything is read, or its data are not as
+            they must be.
+    """
+    names = list(names)
+    for name in names:
+        for number in range(1, len(tasks[name].sources) + 1):
+            origin_of(tasks[name], number, tasks)
+    loaded, counts = {}, {"given": {}, "borrowed": {}}
+    for task in (tasks[name] for name in names):
+        parts = []
+        if has_training_data(task, data_dir):
+            own = load_split(task, data_dir, "train", strict=strict)
+            parts.append(own)
+            texts = zip(*(own[column] for column in task.text_columns), strict=True)
+            counts["given"][task.name] = found = overlap(texts, held_out)
+            for where, count in found.items():
+                logger.info("%s rows of %s stand in the training rows of %s too; they stay.", count, where, task.name)
+        for number in range(1, len(task.sources) + 1):
+            rows = borrowed_rows(task, number, tasks, data_dir, seed, strict)
+            rows, of_source = _guarded(rows, task, number, held_out, drop_sentences)
+            counts["borrowed"].setdefault(task.name, []).append(of_source)
+            parts += [to_dataset(rows, task)] if rows else []
+        loaded[task.name] = _joined(parts, task)
+    return loaded, counts
+
+
+def _guarded(
+    rows: list[Row], task: Task, number: int, held_out: HeldOut, drop_sentences: bool
+) -> tuple[list[Row], dict[str, Any]]:
+    """A source's rows without those that leak, and the counts. Says both."""
+    source = task.sources[number - 1].name
+    keep, counts = find_leaks([tuple(row[c] for c in task.text_columns) for row in rows], held_out, drop_sentences)
+    logger.info("%s borrows %s rows from %s.", task.name, f"{counts['rows'] - counts['dropped']:,}", source)
+    if counts["matches"]:
+        places = "; ".join(
+            f"{name}: {found['rows']:,} rows, {found['sentences']:,} sentences"
+            for name, found in counts["matches"].items()
+        )
+        logger.warning(
+            "Of %s rows that %s borrows from %s, %s are dropped, as they stand in rows to be scored. Found there: %s.",
+            f"{counts['rows']:,}", task.name, source, f"{counts['dropped']:,}", places,
+        )  # fmt: skip
+    return [row for row, stays in zip(rows, keep, strict=True) if stays], {"source": source, **counts}
+
+
+def _joined(parts: list[datasets.Dataset], task: Task) -> datasets.Dataset:
+    from datasets import concatenate_datasets
+
+    if not parts:
+        raise MinBertError(
+            f"Task {task.name!r} has no training row: all that its `sources` hold stand in dev or test rows too."
+        )
+    return concatenate_datasets(parts) if len(parts) > 1 else parts[0]

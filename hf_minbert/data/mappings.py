@@ -1,0 +1,330 @@
+"""Borrowed rows: training rows of a task out of data that were made for another, and how the labels become its own.
+
+A mapping is a class in `MAPPINGS`. It says what labels it reads, under which names the corpora have their columns, and
+what becomes of a label. Texts stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ..errors import MinBertError, unknown_name
+from ..tasks import TASKS, Source, Task
+from .files import ID_COLUMN, Row, complete, label_column, labels_of, pinned, read_records, tables_of
+from .labels import label_value
+from .tables import Table
+
+Label = int | float
+
+
+class LabelMapping:
+    """How labels of one meaning become those of another.
+
+    Attributes:
+        kind: the kind of task whose labels it makes; `None` for any.
+        layouts: the columns that known corpora have: the texts, in the order of the task's, then the label. The first
+            whose columns are all there is taken.
+    """
+
+    kind: str | None = "score"
+    layouts: Sequence[tuple[str, ...]] = ()
+
+    def reads(self, target: Task) -> Task:
+        """A task with the labels that are read from files. Its name and columns do not count."""
+        raise NotImplementedError
+
+    def fits(self, origin: Task, target: Task) -> bool:
+        """Whether it reads the labels of the task `origin` and makes those of `target`, whose kind is right."""
+        raise NotImplementedError
+
+    def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
+        """The target's labels of a table's rows, `None` where there is none.
+
+        Args:
+            origin: says what the column of labels is called and what it holds.
+            draws: for labels that are drawn. A row's label depends on its place in the source alone.
+
+        Raises:
+            MinBertError: a label is none of the origin's. Names the row.
+        """
+        raise NotImplementedError
+
+
+class Same(LabelMapping):
+    """The labels are the task's own already, as MRPC's are for `para`."""
+
+    kind = None
+
+    def reads(self, target: Task) -> Task:
+        return target
+
+    def fits(self, origin: Task, target: Task) -> bool:
+        return (origin.kind, origin.labels, origin.range) == (target.kind, target.labels, target.range)
+
+    def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
+        return labels_of(table, origin)
+
+
+class ParaphraseToScore(LabelMapping):
+    """Pairs that say the same or not, as Quora's, get a score by chance: from [4, 5] if they do, else from [0, 4].
+
+    Uniform, drawn once per row by the run's seed, as in report 001.
+    """
+
+    layouts = (
+        ("sentence1", "sentence2", "is_duplicate"),
+        ("question1", "question2", "is_duplicate"),
+        ("question1", "question2", "label"),
+        ("#1 String", "#2 String", "Quality"),
+        ("sentence1", "sentence2", "label"),
+    )
+
+    def reads(self, target: Task) -> Task:
+        return TASKS["para"]
+
+    def fits(self, origin: Task, target: Task) -> bool:  # whatever the two labels are called
+        return origin.kind == "binary"
+
+    def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
+        chances = draws.random(table.size).tolist()
+        return [
+            None if same is None else _of_five(4 + chance if same else 4 * chance, target)
+            for same, chance in zip(labels_of(table, origin), chances, strict=True)
+        ]
+
+
+class RelatednessToScore(LabelMapping):
+    """A score from one range to another in proportion; in files 1 to 5, as SICK's: (score - 1) * 5 / 4 for 0 to 5."""
+
+    layouts = (("sentence_A", "sentence_B", "relatedness_score"),)
+
+    def reads(self, target: Task) -> Task:
+        return replace(target, range=(1.0, 5.0))
+
+    def fits(self, origin: Task, target: Task) -> bool:
+        return origin.kind == "score"
+
+    def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
+        low, high = origin.range
+        return [
+            None if score is None else _of_five(5 * (score - low) / (high - low), target)
+            for score in labels_of(table, origin)
+        ]
+
+
+class NliToScore(LabelMapping):
+    """The mean of the annotators' votes, contradiction 0, neutral 3, entailment 5, as for SNLI in report 002.
+
+    The votes are those of the column `annotator_labels`, a list per row in which blanks are skipped. Where there are
+    none, the one label counts instead; `-`, which stands for no majority, is a blank.
+    """
+
+    scores = {"contradiction": 0.0, "neutral": 3.0, "entailment": 5.0}
+    votes = "annotator_labels"
+    layouts = (
+        ("premise", "hypothesis", "label"),
+        ("sentence1", "sentence2", "gold_label"),
+        ("sentence_A", "sentence_B", "entailment_judgment"),
+    )
+
+    def reads(self, target: Task) -> Task:
+        return TASKS["nli"]
+
+    def fits(self, origin: Task, target: Task) -> bool:
+        return origin.kind == "classes" and {name.casefold() for name in origin.labels} == set(self.scores)
+
+    def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
+        column = label_column(origin)
+        words = {"-": ""} | {name.casefold(): name for name in origin.labels}  # SICK writes NEUTRAL
+        table = _mended(table, column, lambda cell: words.get(cell.strip().casefold(), cell))
+        single = labels_of(table, origin)
+        voted = self._voted(table, origin, words) if self.votes in table.columns else [[]] * table.size
+        scores = [self.scores[name.casefold()] for name in origin.labels]
+        votes = [of_row or ([] if label is None else [label]) for of_row, label in zip(voted, single, strict=True)]
+        return [
+            _of_five(sum(scores[vote] for vote in of_row) / len(of_row), target) if of_row else None
+            for of_row in votes
+        ]
+
+    def _voted(self, table: Table, origin: Task, words: Mapping[str, str]) -> list[list[int]]:
+        """The class ids of each row's votes."""
+        voted: list[list[int]] = []
+        for number, votes in enumerate(table.column(self.votes)):
+            where = f"{table.where(number)}, column {self.votes!r}"
+            if not isinstance(votes, list | None) or not all(isinstance(vote, str | None) for vote in votes or ()):
+                raise MinBertError(f"{where}: expected a list like [neutral, entailment]. Found {votes!r:.50}.")
+            names = [words.get(vote.strip().casefold(), vote.strip()) for vote in votes or () if vote]
+            voted.append([int(label_value(origin, name, where)) for name in names if name])
+        return voted
+
+
+class StarsToClasses(LabelMapping):
+    """Reviews of one to five stars become the first to the fifth of five classes, as Yelp's in report 002."""
+
+    kind = "classes"
+    layouts = (("text", "stars"), ("text", "label"), ("review_text", "class_index"))
+
+    def reads(self, target: Task) -> Task:
+        return replace(target, kind="classes", labels=("1", "2", "3", "4", "5"), range=None, metric="")
+
+    def fits(self, origin: Task, target: Task) -> bool:
+        return origin.kind == "classes" and len(target.labels) == len(origin.labels) == 5
+
+    def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
+        column = label_column(origin)
+        return labels_of(_mended(table, column, lambda cell: re.sub(r"\.0+\s*$", "", cell)), origin)  # 5.0 is Yelp's
+
+
+#: A `mapping` of a recipe's sources to what carries it out.
+MAPPINGS: dict[str, LabelMapping] = {
+    "same": Same(),
+    "paraphrase_to_score": ParaphraseToScore(),
+    "relatedness_to_score": RelatednessToScore(),
+    "nli_to_score": NliToScore(),
+    "stars_to_classes": StarsToClasses(),
+}
+
+
+def _of_five(score: float, target: Task) -> float:
+    """A score from 0 to 5 on the target's range."""
+    low, high = target.range
+    return low + (high - low) * score / 5
+
+
+def _mended(table: Table, column: str, mend: Callable[[str], str]) -> Table:
+    """The table with the text of a column's cells mended."""
+
+    def cells(at: int) -> Sequence[Any]:
+        found = table.cells(at)
+        return [mend(cell) if isinstance(cell, str) else cell for cell in found] if at == place else found
+
+    place = table.columns.index(column) if column in table.columns else None
+    return replace(table, cells=cells)
+
+
+# ---- Reading a source ------------------------------------------------------------------------------------
+
+
+def borrowed_rows(
+    target: Task, number: int, tasks: Mapping[str, Task], data_dir: str | Path | None, seed: int, strict: bool = False
+) -> list[Row]:
+    """The rows that a task borrows from one of its sources, in their order: its own columns, its own labels.
+
+    Which rows are drawn, and what is drawn of labels, depends on the seed, the task's name and the source's number
+    alone: with more `rows` the same ones come, and others beside them. An id is the source's name and the row's own.
+
+    Args:
+        number: the source's, from 1.
+        tasks: those of the recipe, by name.
+        strict: raise on the first row with a blank text or label, which is left out else, and said.
+
+    Raises:
+        MinBertError: as `read_rows`, and as `origin_of`.
+    """
+    source, mapping = target.sources[number - 1], MAPPINGS[target.sources[number - 1].mapping]
+    origin = origin_of(target, number, tasks)
+    key = [seed, crc32(target.name.encode()), number]
+    draws = np.random.default_rng([*key, 0])
+    names = dict(zip(origin.text_columns, target.text_columns, strict=True))
+    rows: list[Row] = []
+    first_id = 0
+    for table in tables_of(origin, data_dir, "train", source.quotes):
+        reader = _laid_out(origin, source, mapping, table)
+        labels = mapping.labels(table, reader, target, draws)
+        records = complete(list(read_records(table, reader, labels, first_id)), table, strict)
+        first_id += table.size
+        for row in (record.row for record in records):
+            texts = {ours: row[theirs] for theirs, ours in names.items()}
+            rows.append({ID_COLUMN: f"{source.name}:{row[ID_COLUMN]}", **texts, "label": row["label"]})
+    if not rows:
+        raise MinBertError(f"{_place(target, number)}: {source.name} has no row with all texts and a label.")
+    return _drawn(rows, source, np.random.default_rng([*key, 1]))
+
+
+def origin_of(target: Task, number: int, tasks: Mapping[str, Task]) -> Task:
+    """The task whose training rows are those of a source: another of the recipe's or package's, or the source's files.
+
+    Raises:
+        MinBertError: the mapping is unknown or makes no such labels, there is no such task, or its rows have more or
+            fewer texts.
+    """
+    where, source = _place(target, number), target.sources[number - 1]
+    if source.mapping not in MAPPINGS:
+        raise MinBertError(f"{where}: {unknown_name('mapping', source.mapping, MAPPINGS)}")
+    mapping = MAPPINGS[source.mapping]
+    if mapping.kind not in (None, target.kind):
+        raise MinBertError(
+            f"{where}: the mapping {source.mapping!r} makes labels of kind {mapping.kind!r}, and the task's kind is "
+            f"{target.kind!r}. Choose another mapping."
+        )
+    if source.task is None:
+        origin = _from_files(target, source, mapping)
+    else:
+        others = {name: task for name, task in {**TASKS, **tasks}.items() if name != target.name}
+        if source.task not in others:
+            raise MinBertError(f"{where}: {unknown_name('task', source.task, others)}")
+        origin = replace(others[source.task], sources=())
+        if source.dataset_revision:
+            origin = replace(origin, dataset_revision=source.dataset_revision)
+    texts = {len(layout) - 1 for layout in mapping.layouts} or {len(origin.text_columns)}
+    if len(origin.text_columns) != len(target.text_columns) or len(target.text_columns) not in texts:
+        raise MinBertError(
+            f"{where}: rows of {max(texts)} text(s) cannot be borrowed for a task of {len(target.text_columns)}. "
+            f"Choose another source."
+        )
+    if not mapping.fits(origin, target):
+        fitting = [name for name, other in MAPPINGS.items() if other.kind in (None, target.kind)]
+        fitting = [name for name in fitting if MAPPINGS[name].fits(origin, target)]
+        raise MinBertError(
+            f"{where}: the mapping {source.mapping!r} does not make the labels of {target.name!r} out of those of "
+            f"{source.name!r}. Mappings that do: {', '.join(fitting) or '(none)'}."
+        )
+    return origin
+
+
+def pinned_sources(task: Task, tasks: Mapping[str, Task], data_dir: str | Path | None) -> Task:
+    """The task, with the commit of each of its sources that is on the Hub."""
+    found = []
+    for number, source in enumerate(task.sources, 1):
+        commit = pinned(origin_of(task, number, tasks), data_dir).dataset_revision
+        found.append(replace(source, dataset_revision=commit) if commit else source)
+    return replace(task, sources=tuple(found))
+
+
+def _from_files(target: Task, source: Source, mapping: LabelMapping) -> Task:
+    return replace(
+        mapping.reads(target), name=target.name, text_columns=target.text_columns,
+        pair_encoding=target.pair_encoding, files={} if source.files is None else {"train": source.files},
+        dataset=source.dataset, dataset_config=source.dataset_config, dataset_revision=source.dataset_revision,
+        splits={"train": source.split} if source.split else {}, columns=source.columns, sources=(),
+    )  # fmt: skip
+
+
+def _laid_out(origin: Task, source: Source, mapping: LabelMapping, table: Table) -> Task:
+    """The origin, with the columns that the table has where a known layout has them."""
+    if source.task is not None or not mapping.layouts:
+        return origin
+    options = [
+        {**dict(zip((*origin.text_columns, "label"), layout, strict=True)), **source.columns}
+        for layout in mapping.layouts
+    ]
+    there = [columns for columns in options if set(columns.values()) - {columns.get(ID_COLUMN)} <= set(table.columns)]
+    return replace(origin, columns=(there or options)[0])
+
+
+def _drawn(rows: list[Row], source: Source, draws: np.random.Generator) -> list[Row]:
+    wanted = source.rows if source.fraction is None else max(1, round(source.fraction * len(rows)))
+    if wanted is None or wanted >= len(rows):
+        return rows
+    return [rows[place] for place in sorted(draws.permutation(len(rows))[:wanted].tolist())]
+
+
+def _place(target: Task, number: int) -> str:
+    return f"Task {target.name!r}, source {number}"
