@@ -31,7 +31,9 @@ REQUIREMENTS = [
 ]
 # Its weightings as aggregators, with the solver that UPGrad and DualProj need.
 TORCHJD = ["torchjd[quadprog-projector]>=0.18"]
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14", *TORCHJD]
+# `minbert search --method optuna`, and the plot of any search.
+SEARCH = ["optuna>=4.5", "matplotlib>=3.9"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14", *TORCHJD, *SEARCH]
 
 
 class BuildWithRecipes(build_py):
@@ -55,7 +57,7 @@ setup(
     cmdclass={"build_py": BuildWithRecipes},
     python_requires=">=3.10",
     install_requires=REQUIREMENTS,
-    extras_require={"torchjd": TORCHJD, "test": TEST, "all": TEST},
+    extras_require={"torchjd": TORCHJD, "search": SEARCH, "test": TEST, "all": TEST},
     entry_points={"console_scripts": ["minbert = hf_minbert.cli:main"]},
     keywords=["bert", "multitask learning", "fine-tuning", "transformers", "sentence similarity", "paraphrase"],
     classifiers=[

@@ -17,7 +17,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError
-from . import conflicts, evaluate, merge, predict, quickstart, train
+from . import conflicts, evaluate, merge, predict, quickstart, search, train
 
 app = typer.Typer(
     name="minbert",
@@ -30,6 +30,7 @@ app.command("predict")(predict.predict)
 app.command("average")(merge.average)
 app.command("ensemble")(merge.ensemble)
 app.command("conflicts")(conflicts.conflicts)
+app.command("search")(search.search)
 app.command("quickstart")(quickstart.quickstart)
 
 

@@ -1,0 +1,80 @@
+"""`minbert search`"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..recipe import read_recipe
+
+if TYPE_CHECKING:
+    from ..search_methods import Space, Trial
+
+
+class Method(str, Enum):
+    grid = "grid"
+    random = "random"
+    coordinate = "coordinate"
+    optuna = "optuna"
+
+
+def search(
+    recipe: Annotated[
+        Path,
+        typer.Argument(help="A .yaml file, or the name of a recipe in the package.", show_default=False),
+    ],
+    space: Annotated[
+        str,
+        typer.Option(
+            help="What to try, a .yaml file or YAML: '{learning_rate: [1e-5, 1e-4], tasks.sst.head: [linear, mlp]}'. "
+            "A key of the recipe, also inside a task, to a list of values or to {low: 1e-6, high: 1e-4, log: true}.",
+            show_default=False,
+        ),
+    ],
+    output_dir: Annotated[Path, typer.Option(help="The search's folder.", show_default=False)],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, in all trials."),
+    ] = None,
+    method: Annotated[
+        Method, typer.Option(help="coordinate: one key after the other, each with the best of those before it.")
+    ] = Method.grid,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many at most.  [default: all of grid and coordinate, else 20]"),
+    ] = None,
+    metric: Annotated[str, typer.Option(help="Of metrics.json, as eval_sst_accuracy.")] = "eval_overall",
+    parallel: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of what random and optuna draw; runs have the recipe's.")] = 42,
+) -> None:
+    """Train a recipe with other values of some keys, and find the best.
+
+    The same command goes on with a search that was cut off. A trial that failed is run again once its folder in
+    trials is deleted.
+    """
+    values = read_recipe(recipe, overrides or ())
+    from ..search import search as carry_out
+    from ..search_methods import read_space
+
+    read = read_space(space)
+    found = carry_out(
+        values, read, method=method.value, output_dir=output_dir, trials=trials, metric=metric, parallel=parallel,
+        seed=seed,
+    )  # fmt: skip
+    _print_table(found, read, metric)
+    typer.echo(f"\nThe best recipe: minbert train {output_dir / 'best.yaml'}")
+
+
+def _print_table(trials: list[Trial], space: Space, metric: str) -> None:
+    from ..search import cell
+
+    rows = [["trial", metric, *space]]
+    for trial in trials:
+        score = "failed" if trial.score is None else f"{trial.score:.4f}"
+        rows.append([str(trial.number), score, *(cell(trial.values.get(key, "")) for key in space)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)))

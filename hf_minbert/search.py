@@ -1,0 +1,405 @@
+"""A search over a recipe's keys: every trial an ordinary run in a process and a folder of its own.
+
+What has happened is read from the trials' folders, so that the same command goes on with a search that was cut off:
+
+    search.json           the recipe and the space; another one is refused
+    trials/<n>/           a run's folder, with trial.json (its values), trial.yaml (its recipe), trial.log (what it
+                          said) and, if it failed, failed.json
+    trials.csv, .json     the trials, the best first; trials.png where matplotlib is installed
+    best.yaml             the recipe of the best
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .errors import MinBertError, did_you_mean, explain
+from .io import check_writable, write_atomically, write_json
+from .recipe import Value, split_recipe, write_recipe
+from .run import model_config
+from .search_methods import (
+    ENDING,
+    OF_THE_SEARCH,
+    Range,
+    Space,
+    Trial,
+    best_of,
+    keys_of,
+    method_named,
+    only_lists,
+    own_values,
+    with_values,
+)
+from .stages import FOLDER as STAGES
+from .stages import plan
+from .tasks import get_tasks
+from .training.args import MultiTaskTrainingArguments
+from .training.checkpoints import newest_complete_checkpoint
+
+logger = logging.getLogger(__name__)
+
+USUAL_TRIALS = 20  # of methods that do not end by themselves
+POLL = 0.2  # seconds between two looks at the running trials
+#: Nobody's but its owner's; the folder may be passed on.
+SECRET = ("hub_token",)
+
+
+def search(
+    recipe: Mapping[str, Value],
+    space: Space,
+    *,
+    method: str,
+    output_dir: str | Path,
+    trials: int | None = None,
+    metric: str = "eval_overall",
+    parallel: int = 1,
+    seed: int = 42,
+) -> list[Trial]:
+    """Trains a recipe again and again with other values, or goes on with that.
+
+    Args:
+        recipe: as `read_recipe` read it.
+        space: what may change; see `read_space`.
+        method: a name in `METHODS`.
+        output_dir: the search's folder.
+        trials: how many there are to be in the end, those that are there included; 20 unless given, but for `grid` and
+            `coordinate`, which end by themselves.
+        metric: of `metrics.json`, as `eval_sst_accuracy`; the higher, the better.
+        parallel: how many run at a time. They share the GPUs that there are, one each as long as that goes.
+        seed: of what `random` and `optuna` draw. That of a run is the recipe's.
+
+    Returns:
+        the trials, the best first and those that failed last.
+
+    Raises:
+        MinBertError: a value, the method or the metric does not fit, the folder holds another search, or no trial
+            finished.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise MinBertError("A search starts its trials itself. Run it without a launcher, and with --parallel.")
+    propose = method_named(method)
+    if method in ENDING:
+        only_lists(space, method)
+    elif trials is None:
+        trials = USUAL_TRIALS
+    folder = SearchFolder(output_dir, recipe, space, metric)
+    folder.check(method)
+    own = own_values(recipe, space)
+    folder.begin(method)
+    running: dict[int, tuple[int, subprocess.Popen]] = {}  # slot to number and process
+    try:
+        while True:
+            _collect(folder, running)
+            while len(running) < parallel:
+                number = _next(folder, running, trials, lambda tried: propose(space, tried, own, seed))
+                if number is None:
+                    break
+                slot = min(set(range(parallel)) - running.keys())
+                logger.info("Trial %d: %s.", number, in_words(folder.trial(number).values))
+                running[slot] = number, folder.start(number, _gpu(slot) if parallel > 1 else None)
+            if not running:
+                break
+            time.sleep(POLL)
+    finally:
+        for _, process in running.values():
+            process.stdin.close()  # which ends it
+            process.wait()
+    return folder.finish()
+
+
+def _next(folder: SearchFolder, running: Mapping[int, Any], limit: int | None, propose: Any) -> int | None:
+    """The trial to start: one that was cut off, or a new one; `None` if there is none now."""
+    tried = folder.trials()
+    busy = {number for number, _ in running.values()}
+    for trial in tried:
+        if trial.state == "begun" and trial.number not in busy:
+            return trial.number
+    if limit is not None and len(tried) >= limit:
+        return None
+    values = propose(tried)
+    if values is None:
+        return None
+    number = min(set(range(1, len(tried) + 2)) - {trial.number for trial in tried})
+    folder.prepare(number, values)
+    return number
+
+
+def _collect(folder: SearchFolder, running: dict[int, tuple[int, subprocess.Popen]]) -> None:
+    """Takes those that have ended out of `running`, and says what came of them."""
+    for slot, (number, process) in list(running.items()):
+        if process.poll() is None:
+            continue
+        del running[slot]
+        process.stdin.close()
+        folder.end(number, process.returncode)
+        trial, best = folder.trial(number), best_of(folder.trials())
+        folder.write_results()
+        if trial.state == "failed":
+            logger.warning("Trial %d failed: %s", number, trial.error)
+        else:
+            logger.info(
+                "Trial %d: %s %.4f. The best so far is trial %d with %.4f.",
+                number, folder.metric, trial.score, best.number, best.score,
+            )  # fmt: skip
+
+
+def _gpu(slot: int) -> str | None:
+    """The GPU of the slot, as CUDA_VISIBLE_DEVICES calls it; `None` without one."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",") if given is not None else [str(gpu) for gpu in range(torch.cuda.device_count())]
+    gpus = [gpu for gpu in gpus if gpu.strip()]
+    return gpus[slot % len(gpus)] if gpus else None
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """`learning_rate 1e-05, tasks.sst.head mlp`."""
+    return ", ".join(f"{key} {cell(value)}" for key, value in values.items())
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+# ---- The folder --------------------------------------------------------------------------------------------------
+
+
+class SearchFolder:
+    """What stands in a search's folder.
+
+    Args:
+        path: the folder.
+        recipe, space, metric: of the search.
+    """
+
+    def __init__(self, path: str | Path, recipe: Mapping[str, Value], space: Space, metric: str):
+        self.path, self.space, self.metric = Path(path), space, metric
+        self.recipe = {key: value for key, value in recipe.items() if key not in OF_THE_SEARCH}
+        for key in OF_THE_SEARCH[1:]:
+            if key in recipe and recipe[key].value:
+                raise MinBertError(f"`{key}` is of one run. A search goes on by the same command; leave it out.")
+
+    def check(self, method: str) -> None:
+        """Checks the folder, and the recipe with each value of the space (of a range, its ends) by itself.
+
+        Raises:
+            MinBertError: the folder cannot be written or holds another search, or a value or the metric does not fit.
+        """
+        check_writable(self.path / "search.json")
+        stages = self.recipe["stages"].value if "stages" in self.recipe else None
+        for key in (key for entry in self.space for key in keys_of(entry)):
+            if stages and all(key.split(".")[0] in stage for stage in stages):
+                raise MinBertError(f"`--space`: each stage has a line `{key}` of its own. Write stages.0.{key}.")
+        if (self.path / "search.json").is_file():
+            self._check_same(method)
+        points = [
+            {key: value}
+            for key, choices in self.space.items()
+            for value in ([choices.low, choices.high] if isinstance(choices, Range) else choices)
+        ]
+        for values in points:
+            try:
+                known = self._known_metrics(self._of_trial(values, self.path))
+            except MinBertError as error:
+                raise MinBertError(f"`--space`, {in_words(values)}: {error}") from error
+            if self.metric not in known:
+                near = did_you_mean(self.metric, known)
+                raise MinBertError(f"Unknown metric {self.metric!r}.{near} Choose from: {', '.join(known)}.")
+
+    @staticmethod
+    def _known_metrics(recipe: Mapping[str, Value]) -> list[str]:
+        """The metrics of a trial with this recipe. Raises `MinBertError` if the recipe is wrong."""
+        settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
+        stages = plan(recipe)
+        with explain("Reading the training arguments", "Mend the recipe or the space."):
+            args = stages[-1].args if stages else MultiTaskTrainingArguments(**given)
+        if args.push_to_hub:
+            raise MinBertError("`push_to_hub` would send every trial to one place. Leave it out of a search.")
+        tasks = get_tasks(stages[-1].settings.tasks if stages else settings.tasks)
+        by_name = {task.name: task for task in tasks}
+        args.check_tasks(by_name)
+        if not stages:  # else what the last one begins with is not there yet
+            model_config(settings, tasks)
+        known = args.metrics_of(by_name[name] for name in args.chosen_tasks("eval_tasks", by_name))
+        return [name for name in known if not name.endswith("_loss")]  # a finished run is scored without
+
+    def _check_same(self, method: str) -> None:
+        begun = json.loads((self.path / "search.json").read_text(encoding="utf-8"))
+        for name, now in self._identity(method).items():
+            if begun[name] == now:
+                continue
+            old = begun[name]
+            if name == "recipe":
+                key = next(key for key in {**old, **now} if old.get(key) != now.get(key))
+                name, old, now = f"the recipe's `{key}`", old.get(key), now.get(key)
+            raise MinBertError(
+                f"The search in {self.path} was begun with another {name.removeprefix('the ')}: {cell(old)}, now "
+                f"{cell(now)}. Its trials would not be comparable: keep the old one, or give another --output-dir."
+            )
+
+    def _identity(self, method: str) -> dict[str, Any]:
+        """What a search is of; as JSON gives it back."""
+        space = {key: asdict(c) if isinstance(c, Range) else c for key, c in self.space.items()}
+        recipe = {key: value.value for key, value in self.recipe.items() if key not in SECRET}
+        return json.loads(json.dumps({"method": method, "space": space, "recipe": recipe}))
+
+    def begin(self, method: str) -> None:
+        write_json(self.path / "search.json", self._identity(method))
+
+    # ---- Trials ----------------------------------------------------------------------------------------------
+
+    def of_trial(self, number: int) -> Path:
+        return self.path / "trials" / str(number)
+
+    def _of_trial(self, values: Mapping[str, Any], output_dir: Path) -> dict[str, Value]:
+        """The recipe with these values and that folder."""
+        return {**with_values(self.recipe, values), "output_dir": Value(str(output_dir), str(output_dir))}
+
+    def _write_recipe(self, path: Path, values: Mapping[str, Any], output_dir: Path, **more: Value) -> None:
+        recipe = {**more, **self._of_trial(values, output_dir)}
+        settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
+        write_recipe(path, settings, {key: value for key, value in given.items() if key not in SECRET})
+
+    def prepare(self, number: int, values: Mapping[str, Any]) -> None:
+        """Writes what a new trial starts from."""
+        folder = self.of_trial(number)
+        self._write_recipe(folder / "trial.yaml", values, folder, disable_tqdm=Value(True, "true"))
+        write_json(folder / "trial.json", values)  # last: from here on it is a trial
+
+    def start(self, number: int, gpu: str | None) -> subprocess.Popen:
+        """Starts a trial's process, or goes on where it was cut off."""
+        folder = self.of_trial(number)
+        whole = newest_complete_checkpoint(folder) is not None or (folder / STAGES).is_dir()
+        word = "resume_from_checkpoint=true" if whole else "overwrite=true"
+        return start_trial(folder, word, gpu)
+
+    def end(self, number: int, status: int) -> None:
+        """Writes down the failure of a trial whose process ended without having finished."""
+        folder = self.of_trial(number)
+        if status == 0 and (folder / "metrics.json").is_file():
+            return
+        log = (folder / "trial.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        said = next((line for line in reversed(log) if line.strip()), "")
+        error = f"killed by signal {-status}" if status < 0 else said.removeprefix("minbert: error: ").strip()
+        write_json(folder / "failed.json", {"error": error or f"ended with status {status}"})
+
+    def trial(self, number: int) -> Trial:
+        folder = self.of_trial(number)
+        values = json.loads((folder / "trial.json").read_text(encoding="utf-8"))
+        failed, finished = folder / "failed.json", folder / "metrics.json"
+        if failed.is_file():
+            return Trial(number, values, "failed", **json.loads(failed.read_text(encoding="utf-8")))
+        if not finished.is_file():
+            return Trial(number, values)
+        metrics = json.loads(finished.read_text(encoding="utf-8"))
+        if metrics.get(self.metric) is None:
+            return Trial(number, values, "failed", error=f"it has no {self.metric}", metrics=metrics)
+        return Trial(number, values, "finished", metrics[self.metric], metrics=metrics)
+
+    def trials(self) -> list[Trial]:
+        """Those that there are, by number."""
+        found = (self.path / "trials").glob("*/trial.json")
+        return [self.trial(number) for number in sorted(int(path.parent.name) for path in found)]
+
+    # ---- Results ---------------------------------------------------------------------------------------------
+
+    def ranked(self) -> list[Trial]:
+        """The best first, those without a score last; equal ones by number."""
+        return sorted(self.trials(), key=lambda trial: (trial.score is None, -(trial.score or 0.0)))
+
+    def write_results(self) -> None:
+        """trials.csv, trials.json and best.yaml of what has ended so far."""
+        trials = self.ranked()
+        write_json(self.path / "trials.json", [asdict(trial) for trial in trials])
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["trial", "state", self.metric, *self.space, "error"])
+        for trial in trials:
+            values = [cell(trial.values[key]) if key in trial.values else "" for key in self.space]
+            table.writerow([trial.number, trial.state, trial.score, *values, trial.error])
+        write_atomically(self.path / "trials.csv", text.getvalue())
+        if (best := best_of(trials)) is not None:
+            self._write_recipe(self.path / "best.yaml", best.values, self.path / "best")
+
+    def finish(self) -> list[Trial]:
+        """Writes the results and the plot, and gives the trials, ranked."""
+        self.write_results()
+        trials = self.ranked()
+        if best_of(trials) is None:
+            said = f" Trial {trials[0].number}: {trials[0].error}" if trials else ""
+            raise MinBertError(
+                f"No trial in {self.path} finished.{said} What each said is in its trial.log; delete its folder to "
+                f"have it run again."
+            )
+        plot(self.path / "trials.png", self.space, trials, self.metric)
+        return trials
+
+
+def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None:
+    """The score by trial, with the best so far, and by the values of each key. Says so where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure  # without pyplot, which would look for a screen
+    except ModuleNotFoundError:
+        logger.info("No plot: matplotlib is not installed. For one: pip install 'hf_minbert[search]'")
+        return
+    finished = sorted((trial for trial in trials if trial.state == "finished"), key=lambda trial: trial.number)
+    numbers, scores = [trial.number for trial in finished], [trial.score for trial in finished]
+    figure = Figure(figsize=(4 * (1 + len(space)), 3.2), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
+    first.plot(numbers, scores, "o")
+    first.step(numbers, [max(scores[: place + 1]) for place in range(len(scores))], where="post")
+    first.set(xlabel="trial", ylabel=metric)
+    for axes, (key, choices) in zip(others, space.items(), strict=True):
+        shown = [(trial.values[key], trial.score) for trial in finished if key in trial.values]
+        if isinstance(choices, list):  # one place each, in the order of the space
+            places = {cell(value): place for place, value in enumerate(choices)}
+            shown = [(places.setdefault(cell(value), len(places)), score) for value, score in shown]
+            axes.set_xticks([*places.values()], [*places])
+        elif choices.log:
+            axes.set_xscale("log")
+        axes.plot([value for value, _ in shown], [score for _, score in shown], "o")
+        axes.set_xlabel(key)
+    figure.savefig(path, dpi=120)
+
+
+# ---- A trial's process -------------------------------------------------------------------------------------------
+
+
+def start_trial(folder: Path, word: str, gpu: str | None) -> subprocess.Popen:
+    """`minbert train FOLDER/trial.yaml WORD` in a process of its own, which ends when its stdin is closed."""
+    code = "from hf_minbert.search import trial_process; trial_process()"
+    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    with (folder / "trial.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-c", code, str(folder / "trial.yaml"), word],
+            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
+
+
+def trial_process() -> None:
+    """What a trial's process runs. Also ends when the search is killed: the next would start a second one there."""
+    from .cli import main
+
+    threading.Thread(target=_end_with_the_search, daemon=True).start()
+    main(["train", *sys.argv[1:]])
+
+
+def _end_with_the_search() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock a thread may not hold while Python ends
+        pass
+    os._exit(1)

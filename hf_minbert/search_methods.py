@@ -1,0 +1,349 @@
+"""What a search tries: the space of a recipe's keys, and the methods that choose the next point of it.
+
+A method is a function of the trials that there are. It keeps nothing, so a search that was cut off goes on as if it
+had not been, also where trials were deleted to have them run again.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import MinBertError, unknown_name
+from .recipe import Value, read_value, recipes_folder
+
+SPACE_FILE = ".space.yaml"  # ending of the spaces that come with the package
+#: Keys of a run's folder, which the search gives its trials itself.
+OF_THE_SEARCH = ("output_dir", "overwrite", "resume_from_checkpoint")
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from `low` to `high`, both included.
+
+    Args:
+        low, high: the ends. Where both are whole numbers, all values are.
+        log: drawn evenly in the logarithm: as many between 1e-6 and 1e-5 as between 1e-5 and 1e-4.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def draw(self, generator: random.Random) -> float:
+        if self.log:
+            drawn = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
+            drawn = round(drawn) if self.whole else rounded(drawn)
+        else:
+            drawn = (
+                generator.randint(self.low, self.high)
+                if self.whole
+                else rounded(generator.uniform(self.low, self.high))
+            )
+        return min(max(drawn, self.low), self.high)  # rounding may step over an end
+
+
+def rounded(value: float) -> float:
+    """To six digits, so that what a table shows is what was trained."""
+    return float(f"{value:.6g}")
+
+
+#: A key, or several with commas between that always have one value, to what it may be.
+Space = dict[str, list[Any] | Range]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a search.
+
+    Args:
+        number: its folder's name.
+        values: what stands for each key of the space.
+        state: `begun` also where it was cut off and waits to go on.
+        score: the metric of the search, if it finished.
+        error: what went wrong, if it failed.
+        metrics: what its `metrics.json` holds, if it finished.
+    """
+
+    number: int
+    values: Mapping[str, Any]
+    state: str = "begun"  # or finished, failed
+    score: float | None = None
+    error: str | None = None
+    metrics: Mapping[str, Any] | None = None
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The one with the highest score, of equal ones the first; `None` if none has finished."""
+    finished = [trial for trial in trials if trial.state == "finished"]
+    return max(finished, key=lambda trial: trial.score, default=None)
+
+
+# ---- The space ---------------------------------------------------------------------------------------------------
+
+
+def read_space(given: str) -> Space:
+    """A space from a YAML file, from the name of one in the package, or from YAML on the command line.
+
+    Raises:
+        MinBertError: it is none of these, or one of its entries is neither a list of values nor a range.
+    """
+    packaged = recipes_folder() / f"{given}{SPACE_FILE}"
+    path = next((path for path in (given, packaged) if os.path.isfile(path)), None)
+    text = given if path is None else Path(path).read_text(encoding="utf-8-sig")
+    where = "`--space`" if path is None else f"`--space` {path}"
+    read = read_value(text, where).value
+    if not isinstance(read, dict) or not read:
+        raise MinBertError(
+            f"{where} must be a file or a mapping of keys to values, like '{{learning_rate: [1e-5, 1e-4]}}'. Found "
+            f"{read!r}, which is no file either."
+            if path is None
+            else f"{where} must hold lines of `key: [value, value]`. Found {read!r}."
+        )
+    space = {
+        ", ".join(keys_of(str(entry))): _choices(f"{where}: `{entry}`", choices) for entry, choices in read.items()
+    }
+    keys = [key for entry in space for key in keys_of(entry)]
+    for key in keys:
+        if key in OF_THE_SEARCH:
+            raise MinBertError(f"{where}: `{key}` is given to each trial by the search. Leave it out of the space.")
+        if keys.count(key) > 1:
+            raise MinBertError(f"{where}: the key `{key}` stands twice. Keep one.")
+    return space
+
+
+def keys_of(entry: str) -> list[str]:
+    """The recipe's keys that an entry of the space stands for."""
+    return [key.strip() for key in entry.split(",")]
+
+
+def _choices(where: str, given: Any) -> list[Any] | Range:
+    if isinstance(given, list) and given:
+        for value in given:
+            if given.count(value) > 1:
+                raise MinBertError(f"{where} has {value!r} twice. Keep one.")
+        return given
+    if isinstance(given, dict) and {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
+        low, high, log = given["low"], given["high"], given.get("log", False)
+        numbers = all(type(end) in (int, float) and math.isfinite(end) for end in (low, high))
+        if not numbers or low >= high or type(log) is not bool:
+            raise MinBertError(
+                f"{where}: a range is {{low: a number, high: a higher one, log: true or false}}. Found {given}."
+            )
+        if log and low <= 0:
+            raise MinBertError(f"{where}: with `log: true`, `low` must be above 0. Found {low}.")
+        return Range(low, high, log)
+    raise MinBertError(
+        f"{where} must be a list of values like [1e-5, 1e-4], or a range like {{low: 1e-6, high: 1e-4, log: true}}. "
+        f"Found {given!r}."
+    )
+
+
+def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
+    """The space, if it has no range. Raises `MinBertError` otherwise."""
+    for entry, choices in space.items():
+        if isinstance(choices, Range):
+            raise MinBertError(
+                f"`--method {method}` tries every value, and `{entry}` is a range. Give a list of values, or take "
+                f"--method random or optuna."
+            )
+    return space
+
+
+def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[str, Value]:
+    """The recipe with a point of the space in it; `tasks.sst.head` is the line `head` in the entry of `sst`.
+
+    Raises:
+        MinBertError: a key leads into something that is not there or has no parts.
+    """
+    changed = dict(recipe)
+    for entry, raw in values.items():
+        for key in keys_of(entry):
+            first, *path = key.split(".")
+            whole = _replaced(_tree(changed, first), path, copy.deepcopy(raw), key)
+            changed[first] = Value(whole, None if isinstance(whole, list | dict) else _as_text(whole))
+    return changed
+
+
+def own_values(recipe: Mapping[str, Value], space: Space) -> dict[str, Any]:
+    """What the recipe itself says of the space's keys; without those of which it says nothing."""
+    found = {}
+    for entry in space:
+        said = [_looked_up(_tree(recipe, first), path) for first, *path in (k.split(".") for k in keys_of(entry))]
+        if None not in said and all(value == said[0] for value in said):
+            found[entry] = said[0]
+    return found
+
+
+def _tree(recipe: Mapping[str, Value], key: str) -> Any:
+    """The value of a recipe's line; a list of tasks as the mapping that it stands for."""
+    value = copy.deepcopy(recipe[key].value) if key in recipe else None
+    if key != "tasks" or isinstance(value, dict):
+        return value
+    names = ["sst", "para", "sts"] if value is None else [value] if isinstance(value, str) else value
+    return dict.fromkeys(names)
+
+
+def _replaced(tree: Any, path: Sequence[str], raw: Any, key: str) -> Any:
+    if not path:
+        return raw
+    if tree is None:
+        tree = {}
+    if isinstance(tree, list) and path[0].isdecimal() and int(path[0]) < len(tree):
+        place: Any = int(path[0])
+        inner = tree[place]
+    elif isinstance(tree, dict):
+        place, inner = path[0], tree.get(path[0])
+    else:
+        raise MinBertError(f"`--space`: `{key}` asks for {path[0]!r} in {tree!r}, which has no such part.")
+    tree[place] = _replaced(inner, path[1:], raw, key)
+    return tree
+
+
+def _looked_up(tree: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
+            tree = tree[int(name)]
+        elif isinstance(tree, dict):
+            tree = tree.get(name)
+        else:
+            return None
+    return tree
+
+
+def _as_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---- The methods -------------------------------------------------------------------------------------------------
+
+#: From the space, the trials so far, the recipe's own values of the space's keys, and a seed to the next trial's
+#: values; `None` where there is none, or none before a trial that is running has ended.
+Method = Callable[[Space, Sequence[Trial], Mapping[str, Any], int], dict[str, Any] | None]
+
+
+def grid(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """Every combination, the last key's values changing fastest."""
+    for combination in itertools.product(*only_lists(space, "grid").values()):
+        values = dict(zip(space, combination, strict=True))
+        if _of(values, trials) is None:
+            return values
+    return None
+
+
+def draw(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """Each key by itself, none before the others; a combination that was tried is drawn anew."""
+    if _exhausted(space, trials):
+        return None
+    generator = random.Random(f"{seed} {len(trials)}")  # a text: numbers near each other seed alike
+    while True:
+        values = {
+            key: choices.draw(generator) if isinstance(choices, Range) else generator.choice(choices)
+            for key, choices in space.items()
+        }
+        if _of(values, trials) is None:
+            return values
+
+
+def coordinate(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """One key after the other, each with the best values of those before it.
+
+    Keys that come later are as in the recipe. Where the recipe says them, a point that two keys share is one trial.
+    """
+    fixed = dict(own)
+    for key, choices in only_lists(space, "coordinate").items():
+        line = [{**fixed, key: value} for value in choices]
+        found = [_of(values, trials) for values in line]
+        for values, trial in zip(line, found, strict=True):
+            if trial is None:
+                return values
+        best = None if any(trial.state == "begun" for trial in found) else best_of(found)
+        if best is None:  # one is running, or all have failed
+            return None
+        fixed = dict(best.values)
+    return None
+
+
+def optuna(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """What the library's tree-structured Parzen estimator proposes after the finished trials."""
+    library = import_optuna()
+    if _exhausted(space, trials):
+        return None
+    library.logging.set_verbosity(library.logging.WARNING)
+    distributions = {key: _distribution(library, choices) for key, choices in space.items()}
+    for attempt in range(20):
+        sampler = library.samplers.TPESampler(seed=random.Random(f"{seed} {len(trials)} {attempt}").getrandbits(32))
+        study = library.create_study(direction="maximize", sampler=sampler)
+        for trial in trials:
+            if trial.state == "finished":
+                params = {key: _to_optuna(space[key], value) for key, value in trial.values.items()}
+                told = library.trial.create_trial(params=params, distributions=distributions, value=trial.score)
+                study.add_trial(told)
+        params = study.ask(distributions).params
+        values = {key: _from_optuna(choices, params[key]) for key, choices in space.items()}
+        if _of(values, trials) is None:
+            return values
+    return draw(space, trials, own, seed)  # it insists on what was tried, which would come out the same again
+
+
+def import_optuna() -> Any:
+    """The library. Raises `MinBertError` where it is not installed."""
+    try:
+        import optuna as library
+    except ModuleNotFoundError as error:
+        raise MinBertError(
+            "`--method optuna` needs the library optuna. Run: pip install 'hf_minbert[search]'"
+        ) from error
+    return library
+
+
+def _distribution(library: Any, choices: list[Any] | Range) -> Any:
+    if isinstance(choices, list):  # by place: its values are to be plain, and ours may be lists
+        return library.distributions.CategoricalDistribution(range(len(choices)))
+    kinds = library.distributions.IntDistribution, library.distributions.FloatDistribution
+    return kinds[0 if choices.whole else 1](choices.low, choices.high, log=choices.log)
+
+
+def _to_optuna(choices: list[Any] | Range, value: Any) -> Any:
+    return choices.index(value) if isinstance(choices, list) else value
+
+
+def _from_optuna(choices: list[Any] | Range, found: Any) -> Any:
+    if isinstance(choices, list):
+        return choices[found]
+    return found if choices.whole else min(max(rounded(found), choices.low), choices.high)
+
+
+def _of(values: Mapping[str, Any], trials: Sequence[Trial]) -> Trial | None:
+    """The trial with these values."""
+    return next((trial for trial in trials if trial.values == values), None)
+
+
+def _exhausted(space: Space, trials: Sequence[Trial]) -> bool:
+    lists = [choices for choices in space.values() if isinstance(choices, list)]
+    return len(lists) == len(space) and len(trials) >= math.prod(map(len, lists))
+
+
+METHODS: dict[str, Method] = {"grid": grid, "random": draw, "coordinate": coordinate, "optuna": optuna}
+#: Those that end by themselves.
+ENDING = ("grid", "coordinate")
+
+
+def method_named(name: str) -> Method:
+    """Raises `MinBertError` for one that is not there, or whose library is not."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    if name == "optuna":
+        import_optuna()
+    return METHODS[name]
