@@ -41,6 +41,7 @@ FIXED_ON_RESUME = (
     "smart_epsilon", "smart_step_size", "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence",
     "smart_norm", "smart_level", "smart_form", "r_drop_weight", "fgm_weight", "fgm_epsilon", "proximal",
     "proximal_weight", "proximal_steps", "proximal_momentum", "pretrained_decay",
+    "unfreeze", "learning_rates", "weight_decays", "layer_decay",
 )  # fmt: skip
 
 

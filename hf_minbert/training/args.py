@@ -17,7 +17,9 @@ from ..evaluation.metrics import metric_names
 from ..tasks import Task
 from .aggregators import make_aggregator
 from .conflicts import ConflictDetail
+from .freezing import Freeze, Unfreeze, schedule_of
 from .optimizers import OPTIMIZERS, OwnOptimizer
+from .parameter_groups import check_groups
 from .passes import check_number
 from .proximal import proximal_of
 from .regularizers import REGULARIZERS, regularizer_of
@@ -64,7 +66,6 @@ GradientReduction = Literal["all_reduce", "sharded"]
 BatchSizes = Literal["proportional"]
 TaskWeights = Literal["inverse_batch_size"]
 Sampling = Literal["shuffle", "balanced"]
-Freeze = Literal["none", "encoder"]
 Proximal = Literal["none", "previous", "momentum"]
 
 
@@ -110,8 +111,19 @@ class MultiTaskTrainingArguments(TrainingArguments):
             gradients. `layers`: rate and cosine of every two tasks layer by layer; `tensors`: also in how many
             parameter tensors they conflict, per step and in each epoch; `none`. Costs a second pass over gradients.
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
-        freeze: what is not trained. `encoder`: everything but the heads; its dropout stays on, as in the course and
-            in all training, so a head sees other features in each epoch.
+        freeze: what is not trained. `encoder`: everything but the heads; `embeddings`; or a number n, the embeddings
+            and the first n layers, private ones by their place in the stack. Weight decay does not move it, and its
+            dropout stays on, as in the course and in all training, so a head sees other features in each epoch.
+        unfreeze: until when. `{100: 4, 200: none}`: `freeze` is 4 after 100 optimizer steps, and nothing is frozen
+            after 200; each time it must be less. `gradual`: each epoch from the second on frees one layer more, the
+            uppermost first (with the pooler), the embeddings last. What is freed begins with a new state of the
+            optimizer. `gradient_smoothing` begins anew.
+        learning_rates: rates that differ from `learning_rate`, by group: `encoder`, `heads`, and a task's name for its
+            head and private layers, which comes before both. `{encoder: 1e-5, heads: 1e-3}` is what a separate
+            optimizer for the encoder would be. `lr_scheduler_type` scales all alike.
+        weight_decays: likewise, decays that differ from `weight_decay`. Biases and LayerNorm are spared in all.
+        layer_decay: factor on the learning rate from each of the encoder's layers to the one below. The top layer has
+            the encoder's rate, and the embeddings the lowest.
         regularizer: a term added to each task's loss, and logged as `<name>_<task>`. `smart`: the output may not
             change where words hardly move (SMART's smoothness term); `r_drop`: two passes with other dropout shall
             agree; `fgm`: the loss at the worst near words is added; `none`.
@@ -177,7 +189,11 @@ class MultiTaskTrainingArguments(TrainingArguments):
     gradient_reduction: GradientReduction = "all_reduce"
     conflict_detail: ConflictDetail = "none"
     optim: OptimizerNames | OwnOptimizer | str = TrainingArguments.optim
-    freeze: Freeze = "none"
+    freeze: Freeze | int = "none"
+    unfreeze: dict[str, Freeze | int] | Unfreeze | None = None
+    learning_rates: dict[str, float] | None = None
+    weight_decays: dict[str, float] | None = None
+    layer_decay: float = 1.0
     regularizer: str = "none"
     smart_weight: float = 1.0
     smart_epsilon: float | None = None
@@ -315,11 +331,12 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
     def _check_values(self) -> None:
         choices = {"mixing": MIXING, "proximal": get_args(Proximal)}
-        choices |= {"train_metrics": get_args(TrainMetrics), "freeze": get_args(Freeze)}
-        choices |= {"conflict_detail": get_args(ConflictDetail)}
+        choices |= {"train_metrics": get_args(TrainMetrics), "conflict_detail": get_args(ConflictDetail)}
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise unknown_name(name, getattr(self, name), known)
+        self._check_freezing()
+        check_groups(self)
         self._check_per_task()
         self._check_aggregator()
         self._check_regularizer()
@@ -327,6 +344,15 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+    def _check_freezing(self) -> None:
+        frozen = {*schedule_of(self.freeze, self.unfreeze).values()}
+        in_part = self.unfreeze == "gradual" or not frozen <= {"none", "encoder"}
+        if in_part and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise MinBertError(
+                "`freeze` in part does not go with checkpoints that re-enter the backward pass: above frozen layers "
+                "nothing would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+            )
 
     def _check_aggregator(self) -> None:
         aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
@@ -370,11 +396,13 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.proximal_evaluate and self.eval_strategy == "no":
             raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
         check_number("pretrained_decay", self.pretrained_decay)
-        if self.learning_rate * self.pretrained_decay > 1:
+        own = self.learning_rates or {}  # a task's may be that of its private layers
+        rate = max(own.get("encoder", self.learning_rate), *(own[name] for name in own if name != "heads"), 0)
+        if rate * self.pretrained_decay > 1:
             raise MinBertError(
-                f"`pretrained_decay: {self.pretrained_decay:g}` with `learning_rate: {self.learning_rate:g}` takes a "
-                f"step of {self.learning_rate * self.pretrained_decay:g} times the way back, and more than 1 "
-                f"overshoots. Give at most {1 / self.learning_rate:g}."
+                f"`pretrained_decay: {self.pretrained_decay:g}` with `learning_rate: {rate:g}` takes a step of "
+                f"{rate * self.pretrained_decay:g} times the way back, and more than 1 overshoots. Give at most "
+                f"{1 / rate:g}."
             )
 
     def _check_per_task(self) -> None:
@@ -456,6 +484,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             MinBertError: a task or a metric is unknown, the regularizer is not for such a task, or all tasks in
                 training have the weight 0.
         """
+        check_groups(self, tasks)
         for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
             self.chosen_tasks(option, tasks)
         for option in ("task_batch_sizes", "task_weights", "smart_variant"):

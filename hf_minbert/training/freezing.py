@@ -1,46 +1,191 @@
-"""What is not trained."""
+"""What is not trained, and until when."""
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Iterable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
-from ..errors import MinBertError
+from ..errors import MinBertError, unknown_name
 from ..heads import Encoded, Head
 
+logger = logging.getLogger(__name__)
+
 HEADS = "heads"
+#: What can be frozen, beside the embeddings and the first n layers, for which n stands.
+Freeze = Literal["none", "encoder", "embeddings"]
+Unfreeze = Literal["gradual"]
+_ABOVE_LAYERS = sys.maxsize
 
 
-def freeze_encoder(model: nn.Module) -> None:
-    """Leaves only the heads trainable, with the poolings in them.
+def level_of(name: str) -> float:
+    """How far up a parameter is, by its name in the model: what is frozen is all below some level.
 
-    The rest is the encoder, with its pooler, the private layers and the private encoders. It keeps its values whatever
-    the weight decay: a parameter that is not trainable never reaches the optimizer.
+    The embeddings are at 0 and layer n, counted from 1, at n, private layers and private encoders likewise; above all
+    layers is the rest of the encoder, such as the pooler, and at infinity a head, with the pooling in it.
     """
-    for name, parameter in model.named_parameters():
-        if _path(name)[0] != HEADS:
-            parameter.requires_grad_(False)
+    name = ".".join(path_of(name))
+    if name.startswith(f"{HEADS}."):
+        return math.inf
+    found = re.match(r"(?:bert|private\.\w+)\.(?:(embeddings)|encoder\.(?:layer|private\.\w+)\.(\d+))\.", name)
+    if found is None:
+        return _ABOVE_LAYERS
+    return 0 if found[1] else int(found[2]) + 1
+
+
+def _first_trained(frozen: Freeze | int) -> float:
+    """The lowest level that is trained."""
+    return {"none": 0, "embeddings": 1, "encoder": math.inf}[frozen] if isinstance(frozen, str) else frozen + 1
+
+
+def schedule_of(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Unfreeze | None) -> dict[int, Any]:
+    """What is frozen from which number of optimizer steps on, as the arguments `freeze` and `unfreeze` say it.
+
+    Of `gradual`, whose steps depend on the epoch's, it has the start alone.
+
+    Raises:
+        MinBertError: one of them is wrong, or something would be frozen that was trained before.
+    """
+    _check_freeze("freeze", freeze)
+    schedule = {0: freeze}
+    if isinstance(unfreeze, str) and unfreeze not in get_args(Unfreeze):
+        raise unknown_name("unfreeze", unfreeze, get_args(Unfreeze))
+    if unfreeze and freeze == "none":
+        raise MinBertError("`unfreeze` needs something that is frozen. Set `freeze`, or leave it out.")
+    for step, frozen in unfreeze.items() if isinstance(unfreeze, Mapping) else ():
+        if not re.fullmatch(r"[1-9]\d*", str(step)):
+            raise MinBertError(
+                f"`unfreeze` must map a number of optimizer steps from 1 to what is still frozen after them, like "
+                f"{{100: 4, 200: none}}. Found {step!r}."
+            )
+        _check_freeze(f"unfreeze.{step}", frozen)
+        schedule[int(step)] = frozen
+    schedule = dict(sorted(schedule.items()))
+    for (_, before), (step, after) in pairwise(schedule.items()):
+        if _first_trained(after) >= _first_trained(before):
+            raise MinBertError(
+                f"`unfreeze` must leave less frozen each time. Found {after!r} after {step} steps, where it was "
+                f"{before!r}."
+            )
+    return schedule
+
+
+def _check_freeze(name: str, frozen: object) -> None:
+    if type(frozen) is int:
+        if frozen < 1:
+            raise MinBertError(
+                f"`{name}` must be a number of layers from 1. Found {frozen}. For the embeddings alone: embeddings."
+            )
+    elif frozen not in get_args(Freeze):
+        raise unknown_name(name, frozen, [*get_args(Freeze), "a number of layers"])
+
+
+def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:
+    """What is frozen in each epoch where they free one layer more each, the uppermost first (ULMFiT)."""
+    first = {"encoder": layers, "embeddings": 0}[freeze] if isinstance(freeze, str) else freeze
+    return [freeze, *range(first - 1, 0, -1), *(["embeddings"] if first else []), "none"]
+
+
+class Freezing(TrainerCallback):
+    """Takes parameters out of training, some of them until a later step.
+
+    A frozen parameter has no gradient, so that no optimizer moves it, nor does weight decay. One that is frozen for
+    good loses `requires_grad` at once. One that is freed later loses it from the first step until then: whoever asks
+    for the trained parameters before, such as the optimizer, gets it too.
+
+    Args:
+        model: with `config.num_hidden_layers`. What it does not train now is not trained later either.
+        freeze: `none`; `embeddings`; n, for the embeddings and the first n layers; or `encoder`, all but the heads.
+        unfreeze: maps a number of optimizer steps to what is still frozen after them; or `gradual`: from the second
+            epoch on, each frees one layer more, the uppermost first (with the pooler), the embeddings last (Howard
+            and Ruder 2018, arXiv:1801.06146, section 3.3).
+        freed: called between two steps where something was freed.
+
+    Raises:
+        MinBertError: as `schedule_of`, or there are more layers than the model has.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        freeze: Freeze | int = "none",
+        unfreeze: Mapping[Any, Freeze | int] | Unfreeze | None = None,
+        freed: Callable[[], None] = lambda: None,
+    ):
+        layers = model.config.num_hidden_layers
+        self.schedule = schedule_of(freeze, unfreeze)
+        for frozen in self.schedule.values():
+            if isinstance(frozen, int) and frozen > layers:
+                raise MinBertError(f"`freeze` is {frozen} layers, and the model has {layers}. Give at most {layers}.")
+        self.epochs = _gradually(freeze, layers) if unfreeze == "gradual" else []
+        self.model, self.freed = model, freed
+        self.levels = {p: level_of(name) for name, p in model.named_parameters() if p.requires_grad}
+        self.changes = bool(unfreeze)
+        self._frozen: Freeze | int | None = None
+        self.release()
+
+    def release(self) -> None:
+        """Lets everything be trained that ever is."""
+        self._frozen = None
+        self._set([*self.schedule.values(), *self.epochs][-1])
+
+    def freeze(self, step: int) -> bool:
+        """Freezes what is frozen after so many optimizer steps. Whether that is something else than before."""
+        frozen = self.schedule[max(start for start in self.schedule if start <= step)]
+        if frozen == self._frozen:
+            return False
+        self._frozen = frozen
+        self._set(frozen)
+        return True
+
+    def _set(self, frozen: Freeze | int) -> None:
+        for parameter, level in self.levels.items():
+            parameter.requires_grad_(level >= _first_trained(frozen))
+
+    # ---- As a callback -----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        if self.epochs:
+            steps = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
+            self.schedule = {epoch * steps: frozen for epoch, frozen in enumerate(self.epochs)}
+        self.freeze(state.global_step)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.freeze(state.global_step):
+            self.freed()
+            trained, of = count_parameters(self.model)
+            logger.info(
+                "From step %d on, `freeze` is %s: %s of %s parameters are trainable.",
+                state.global_step + 1, self._frozen, f"{trained:,}", f"{of:,}",
+            )  # fmt: skip
 
 
 def encoder_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The trained parameters outside the heads."""
-    return [p for name, p in model.named_parameters() if p.requires_grad and _path(name)[0] != HEADS]
+    return [p for name, p in model.named_parameters() if p.requires_grad and level_of(name) < math.inf]
 
 
 def check_trainable(model: nn.Module, tasks: Iterable[str]) -> None:
     """Raises `MinBertError` if nothing is trained for one of the tasks. Torch would fail at the first step.
 
     Args:
-        model: with `heads` and `config.tasks`, such as `MinBertForMultiTask`, plain or wrapped.
+        model: with `heads`, `encoder_of` and `config.tasks`, such as `MinBertForMultiTask`, plain or wrapped.
     """
-    if encoder_parameters(model):
-        return
     for task in tasks:
-        if not _trains(model.heads.get(task), model.config, task):
+        encoder = model.encoder_of(task)
+        below = [encoder.embeddings, *encoder.encoder.layers_of(task)]
+        if any(p.requires_grad for module in below for p in module.parameters()):
+            continue
+        pooled = any(p.requires_grad for p in encoder.pooler.parameters())
+        if not _trains(model.heads.get(task), model.config, task, pooled):
             raise MinBertError(
                 f"There is nothing to train for task {task!r}: the encoder is frozen, and its head has no parameters "
                 f"that are not and that its loss depends on. Leave `freeze` out, take a head with layers that the "
@@ -48,15 +193,20 @@ def check_trainable(model: nn.Module, tasks: Iterable[str]) -> None:
             )
 
 
-def _trains(head: Head, config: Any, task: str) -> bool:
-    """Whether the task's loss depends on a trainable parameter of its head: a ranking of cosines passes by most."""
+def _trains(head: Head, config: Any, task: str, pooler: bool) -> bool:
+    """Whether the task's loss depends on a trainable parameter of its head: a ranking of cosines passes by most.
+
+    Args:
+        pooler: whether what the pooler gives is trained, for a head that takes it.
+    """
     like = next(head.parameters(), torch.empty(0))
     states = like.new_zeros(2 * head.sentences, 1, config.hidden_size)  # two examples, of one token a sentence
     mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
     labels = torch.ones(2, dtype=torch.long, device=states.device)
+    pooled = states[:, 0].clone().requires_grad_(pooler)
     mode = head.training
     head.eval()  # dropout would draw from the generator that the training is to begin with
-    vectors = head.vectors(Encoded((states,) * (config.num_hidden_layers + 1), mask, states[:, 0]))
+    vectors = head.vectors(Encoded((states,) * (config.num_hidden_layers + 1), mask, pooled))
     loss = head.loss(vectors, head(vectors), labels, config.get_task(task))
     head.train(mode)
     return loss.requires_grad
@@ -68,6 +218,6 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(size for size, trainable in sizes if trainable), sum(size for size, _ in sizes)
 
 
-def _path(name: str) -> list[str]:
-    # without what `peft` puts in front, and where it keeps modules that are trained beside the adapters
+def path_of(name: str) -> list[str]:
+    """Where a parameter is in the model, without what `peft` puts in front and around what it trains whole."""
     return re.sub(r"^base_model\.model\.|\bmodules_to_save\.[^.]+\.", "", name).split(".")

@@ -74,6 +74,12 @@ class GraphedSteps:
         recording.graph.replay()
         return recording.found
 
+    def forget(self) -> None:
+        """Begins anew, as the first batches do: what was recorded has no gradient of what was frozen then."""
+        self._seen.clear()
+        self._recordings.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last recording
+
     def _plain(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
         found, differentiated = self.forward(inputs, factor)
         self.gradients.add(task, differentiated)

@@ -33,10 +33,11 @@ from .checkpoints import AGGREGATOR, newest_complete_checkpoint
 from .class_weights import auto_options, check_batch, counted, in_words, warnings_of
 from .conflicts import ConflictMeter, EpochTotals, is_whole
 from .evaluation import TaskEvaluation, TrainingScores
-from .freezing import check_trainable, count_parameters, encoder_parameters, freeze_encoder
+from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .optimizers import OPTIMIZERS
+from .parameter_groups import has_groups, rates_by_group, split_groups
 from .passes import Place, RecordedPlace
 from .proximal import PretrainedDecay, proximal_of
 from .regularizers import regularizer_of
@@ -52,7 +53,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         model: a model with `config.tasks` and `forward(task=..., labels=..., ...)`, such as
             `MinBertForMultiTask`, plain or wrapped by `peft.get_peft_model`. Where a task's loss options say `auto`,
             its config gets the numbers that are counted from the training rows; where `args.freeze` says so, its
-            parameters lose `requires_grad`.
+            parameters lose `requires_grad`; those that `args.unfreeze` frees later do so while it trains.
         args: its `train_tasks`, `eval_tasks` and what it gives by task name the model's tasks.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
@@ -108,8 +109,12 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         self._check_counted([*(train_dataset or ()), *(eval_dataset or ())])
         if args.eval_strategy != "no" and not eval_dataset:
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
-        if args.freeze == "encoder":
-            freeze_encoder(model)
+        self.freezing = Freezing(model, args.freeze, args.unfreeze, self._forget_recordings)
+        if optimizers[0] is not None and has_groups(args):
+            raise MinBertError(
+                "`learning_rates`, `weight_decays` and `layer_decay` are for an optimizer that `args.optim` names. "
+                "Leave them out, or `optimizers`."
+            )
         if args.n_gpu > 1:
             logger.warning("%d GPUs are visible and one is used. To use all: accelerate launch.", args.n_gpu)
             args._n_gpu = 1  # DataParallel would wrap the model, and the step would not use it
@@ -138,8 +143,11 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if args.train_metrics != "none":
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
+        if self.freezing.changes:
+            self.add_callback(self.freezing)
         self._gradients, self._graphs, self._num_parameters = None, None, None
         self._weights: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
         self.conflicts = self._conflict_meter()
         self.add_callback(EpochTotals(self))
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
@@ -326,8 +334,12 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             if resume_from_checkpoint is None:
                 raise MinBertError(f"There is no complete checkpoint in {self.args.output_dir} to resume from.")
             logger.info("Resuming from %s.", resume_from_checkpoint)
+        if self.freezing.changes:
+            self.freezing.freeze(0)
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
+        if self.freezing.changes:
+            self.freezing.release()  # the gradients and the optimizer take in all that is ever trained
         graphed = self.args.uses_graphs and self.proximal is None
         self._weights = self._loss_weights()
         self.conflicts = self._conflict_meter()
@@ -363,6 +375,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         sharded = args.gradient_reduction == "sharded"
         return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
 
+    def _forget_recordings(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
+
     def _conflict_meter(self) -> ConflictMeter:
         trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
         return ConflictMeter(self.train_tasks, self.args.conflict_detail, trained)
@@ -384,6 +400,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             return Trainer.get_optimizer_cls_and_kwargs(args, model)
         betas = (args.adam_beta1, args.adam_beta2)
         return OPTIMIZERS[args.optim.value], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The stock one, its groups split where `args` give parts of the model rates or decays of their own."""
+        made = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if made and has_groups(self.args):
+            split_groups(optimizer, self.model, self.args, {*self.get_decay_parameter_names(self.model)})
+        return optimizer
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, dict[str, Any]], num_items_in_batch: Any = None
@@ -520,13 +544,21 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self._totals[name] = [before[0] + total, before[1] + count]
         return {name: total / count for name, (total, count) in sums.items()}
 
+    def _get_learning_rate(self) -> float:
+        """What the log says of a step; read before the schedule moves on, and so are the groups' rates."""
+        self._rates = rates_by_group(self.optimizer)
+        return super()._get_learning_rate()
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds means since the last log: each task's loss before its weight, `loss_<task>`, and the terms in it.
 
         A term is logged before its weight, as `<regularizer>_<task>` or `proximal_<task>`; `<regularizer>_skipped` is
         how many batches had none, as its gradient was not finite. An aggregator that sees each task's gradient adds
-        what `ConflictMeter` measures, and at the last step of an epoch its totals.
+        what `ConflictMeter` measures, and at the last step of an epoch its totals. Groups of parameters with rates of
+        their own add those, as `learning_rate_<group>`.
         """
+        if "learning_rate" in logs:
+            logs.update({f"learning_rate_{group}": rate for group, rate in self._rates.items()})
         if "loss" in logs and self._means:
             logs.update(self._read_means())
             if self._skipped is not None:

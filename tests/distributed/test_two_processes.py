@@ -19,8 +19,8 @@ WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 COMPARED = [
-    "plain", "accumulated", "uneven", "proportional", "row_sum", "random_units", "leaving", "frozen", "smart",
-    "clipped", "two_of_three", "pcgrad", "pcgrad_sharded", "pcgrad_2", "pcgrad_3", "surgery_leaving",
+    "plain", "accumulated", "uneven", "proportional", "row_sum", "random_units", "leaving", "frozen", "freed",
+    "smart", "clipped", "two_of_three", "pcgrad", "pcgrad_sharded", "pcgrad_2", "pcgrad_3", "surgery_leaving",
     "surgery_frozen_layer", "surgery_lora",
 ]  # fmt: skip
 CLIPPED = {"clipped": 1.0, "pcgrad_2": 0.1}
@@ -157,6 +157,16 @@ def test_a_frozen_encoder_keeps_its_bits_and_no_head_does(recorded):
         unmoved = recorded[name]["frozen"]["unmoved"]
         assert len(unmoved) > 30 and not any(parameter.startswith("heads.") for parameter in unmoved)
         assert "bert.pooler.dense.weight" in unmoved
+
+
+def test_parameters_are_freed_on_all_processes_at_the_same_step(recorded):
+    for name in ("one", "first", "second"):
+        unreached = recorded[name]["freed"]["unreached"]
+        assert all("heads" not in path for step in unreached for path in step)
+        frozen = ["embeddings.", "layer.0.", "layer.1.", "pooler."]
+        phases = [[part for part in frozen if any(part in path for path in step)] for step in unreached]
+        assert phases == [frozen] * 5 + [frozen[:2]] * 5 + [frozen[:1]] * 5 + [[]] * 5
+        assert recorded[name]["freed"]["unmoved"] == []
 
 
 def test_tasks_leave_the_rounds_of_all_processes_at_the_same_step(recorded):

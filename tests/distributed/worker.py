@@ -166,6 +166,9 @@ class Scenarios:
         }  # fmt: skip
         self.train("leaving", aggregator="row_sum", **leaving)
         self.train("frozen", freeze="encoder", **leaving)
+        freed = {"freeze": "encoder", "unfreeze": {5: 1, 10: "embeddings", 15: "none"}, "aggregator": "pcgrad"}
+        groups = {"learning_rates": {"encoder": 0.005, "sst": 0.02}, "layer_decay": 0.5, "weight_decays": {"sts": 0.1}}
+        self.train("freed", rows=48, per_device_train_batch_size=own, **freed, **groups, **twice)
         smart = {"regularizer": "smart", "smart_epsilon": 0.01, "proximal": "momentum"}
         self.train("smart", rows=48, per_device_train_batch_size=own, aggregator="pcgrad", **smart, **twice)
         self.compare_surgery(four, own, twice)
@@ -204,8 +207,10 @@ class Scenarios:
         """A run of 20 steps, and its end again from a checkpoint in the middle of an epoch, with AdamW, dropout and
         an aggregator that remembers.
         """
+        # After the checkpoint of step 7, step 8 frees the embeddings.
+        freed = {"freeze": "encoder", "unfreeze": {3: "embeddings", 7: "none"}}
         options = {
-            "rows": 40, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
+            **freed, "rows": 40, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
             "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "save_strategy": "steps", "save_steps": 7,
             "eval_strategy": "steps", "eval_steps": 7, "aggregator": "gradvac", "gradient_smoothing": 0.5,
         }  # fmt: skip

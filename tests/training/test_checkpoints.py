@@ -86,6 +86,38 @@ def test_resuming_where_rows_are_drawn_tasks_leave_and_the_optimizer_is_ours(
     assert_same_end(resumed, trainer)
 
 
+#: In steps 1 and 2 the heads are trained, from step 3 on the top layer, from step 5 on everything.
+FREED = {"freeze": "encoder", "unfreeze": {2: 1, 4: "none"}, "weight_decay": 0.5}
+GROUPS = {"learning_rates": {"encoder": 1e-4, "sst": 5e-3}, "weight_decays": {"heads": 0.0}, "layer_decay": 0.5}
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("given", [{}, {"optim": "course_adamw", "aggregator": "pcgrad", **GROUPS}], ids=str)
+def test_resuming_around_steps_that_free_parameters(build_trainer, dropout_model, tmp_path, caplog, given, step):
+    """After 2 and 4 steps the next one frees something."""
+    given = {**RUN, **FREED, **given}
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    assert all(parameter in trainer.optimizer.state for parameter in trainer.model.bert.encoder.layer.parameters())
+    with caplog.at_level("INFO", logger="hf_minbert"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+    assert_same_end(resumed, trainer)
+    freed = [message for message in caplog.messages if "`freeze` is" in message]
+    assert len(freed) == sum(step < freeing for freeing in (2, 4))
+
+
+@pytest.mark.parametrize("step", [3, 4])
+def test_resuming_a_gradual_schedule(build_trainer, dropout_model, tmp_path, step):
+    """An epoch has three steps: after step 3 the top layer is freed, after 6 the first, and after 9 the embeddings."""
+    given = {**RUN, "num_train_epochs": 4, "freeze": "encoder", "unfreeze": "gradual"}
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    assert trainer.state.global_step == 12
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
+    assert_same_end(resumed, trainer)
+    assert trainer.optimizer.state[trainer.model.bert.embeddings.word_embeddings.weight]["step"] == 3
+
+
 def test_resuming_with_gradient_rows(build_trainer, dropout_model, tmp_path, aggregator):
     given = {**RUN, "aggregator": aggregator, "num_train_epochs": 1}
     trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))

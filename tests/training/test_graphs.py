@@ -111,6 +111,8 @@ def on_gpu(make_trainer, tiny_model):
         {"regularizer": "r_drop"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
         {"compile_layers": True, "aggregator": "pcgrad"},
+        {"freeze": "encoder", "unfreeze": {3: 1, 6: "none"}},
+        {"freeze": "embeddings", "unfreeze": {6: "none"}, "aggregator": "row_sum"},
     ],
     ids=str,
 )
