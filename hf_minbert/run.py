@@ -35,6 +35,7 @@ from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import newest_complete_checkpoint
 from .training.conflicts import ConflictDetail
+from .training.distillation import teacher_logits
 from .training.gradients import GradientRows, Gradients
 from .training.trainer import MultiTaskTrainer
 
@@ -93,10 +94,12 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
     if args.should_save:
         folder.check_rows(data["train"])
     tokenizer, model = load_model(settings, config)
+    taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
     with explain("Setting up the trainer", "Mend the recipe."):
         trainer = MultiTaskTrainer(
             model,
             args,
+            teacher_logits=taught,
             train_dataset=data["train"],
             eval_dataset=data["dev"],
             processing_class=tokenizer,

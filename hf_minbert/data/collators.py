@@ -47,7 +47,8 @@ class PaddedCollator:
 
         Returns:
             `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
-            that is encoded apart; `labels` [B] where the rows have them; and `packing` where it is asked for.
+            that is encoded apart; `labels` [B] and `teacher` [B, C] where the rows have them; and `packing` where it
+            is asked for.
         """
         apart = self.task.pair_encoding == "bi"
         if not isinstance(rows, EncodedRows):
@@ -68,6 +69,8 @@ class PaddedCollator:
             batch["packing"] = Packing.describe(is_token, fill=self.fill_to is not None)
         if rows.labels is not None:
             batch["labels"] = torch.from_numpy(rows.labels)
+        if rows.teacher is not None:
+            batch["teacher"] = torch.from_numpy(rows.teacher)
         return batch
 
     def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:

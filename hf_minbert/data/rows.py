@@ -27,6 +27,7 @@ class EncodedRows:
         starts: int64 [I + 1], where each input begins, and S.
         labels: [R], class ids in int64 or scores in float32; or `None`.
         sides: inputs of a row, 1 or 2.
+        teacher: float32 [R, C], what a teacher's head answers; or `None`.
     """
 
     ids: np.ndarray
@@ -34,6 +35,7 @@ class EncodedRows:
     starts: np.ndarray
     labels: np.ndarray | None
     sides: int
+    teacher: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], is_score: bool, apart: bool) -> EncodedRows:
@@ -86,7 +88,8 @@ class EncodedRows:
         starts = np.concatenate([[0], lengths.cumsum()])
         places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
         labels = None if self.labels is None else self.labels[indices]
-        return EncodedRows(self.ids[places], self.segments[places], starts, labels, self.sides)
+        teacher = None if self.teacher is None else self.teacher[indices]
+        return EncodedRows(self.ids[places], self.segments[places], starts, labels, self.sides, teacher)
 
     @property
     def lengths(self) -> np.ndarray:

@@ -17,6 +17,7 @@ from ..evaluation.metrics import metric_names
 from ..tasks import Task
 from .aggregators import make_aggregator
 from .conflicts import ConflictDetail
+from .distillation import distillation_of
 from .freezing import Freeze, Unfreeze, schedule_of
 from .optimizers import OPTIMIZERS, OwnOptimizer
 from .parameter_groups import check_groups
@@ -147,6 +148,10 @@ class MultiTaskTrainingArguments(TrainingArguments):
         r_drop_weight: factor on R-Drop's term.
         fgm_weight: factor on the loss at the worst near words.
         fgm_epsilon: how far those are from a sentence's word embeddings, by the l2 norm.
+        teachers: saved models whose answers to the training rows are learnt beside the labels: an ensemble, or models
+            of one task each. A task takes the mean of those that have it. They answer once, before training.
+        distill_weight: the teachers' share of the loss, from 0 to 1.
+        distill_temperature: softens both answers, for classes and binary tasks: logits are divided by it.
         proximal: a term that keeps outputs near those of an earlier state of the weights, the teacher. `previous`:
             those of up to `proximal_steps` steps ago; `momentum`: their moving average; `none`.
         proximal_weight: factor on that term.
@@ -208,6 +213,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
     r_drop_weight: float = 1.0
     fgm_weight: float = 1.0
     fgm_epsilon: float = 1.0
+    teachers: list[str] | None = None
+    distill_weight: float = 0.5
+    distill_temperature: float = 1.0
     proximal: Proximal = "none"
     proximal_weight: float = 1.0
     proximal_steps: int = 1
@@ -391,6 +399,10 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.regularizer == "smart" and self.smart_form == "mt-dnn" and self.torch_compile:
             raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
         proximal_of(self)
+        if self.teachers is not None:
+            if not self.teachers:
+                raise MinBertError("`teachers` is empty. Name a saved model, or leave it out.")
+            distillation_of(self)
         if self.proximal_evaluate and self.proximal == "none":
             raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
         if self.proximal_evaluate and self.eval_strategy == "no":
@@ -435,6 +447,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         """
         chosen = f"`regularizer: {self.regularizer}`"
         idle = [(f"{name}_", chosen, f"`regularizer: {name}`") for name in REGULARIZERS if name != self.regularizer]
+        if self.teachers is None:
+            idle.append(("distill_", "`teachers` left out", "distillation"))
         if self.proximal != "momentum":
             key = "proximal_" if self.proximal == "none" else "proximal_momentum"
             idle.append((key, f"`proximal: {self.proximal}`", "`proximal: momentum`"))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -32,6 +34,7 @@ from .args import MultiTaskTrainingArguments
 from .checkpoints import AGGREGATOR, newest_complete_checkpoint
 from .class_weights import auto_options, check_batch, counted, in_words, warnings_of
 from .conflicts import ConflictMeter, EpochTotals, is_whole
+from .distillation import distillation_of
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
 from .gradients import Gradients, collector
@@ -62,6 +65,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens; the model's own limit unless given.
         cache_dir: where encoded rows are kept for the next run; nowhere unless given.
+        teacher_logits: `{task: [rows, outputs]}`, what `args.teachers` answer to the training rows, as
+            `distillation.teacher_logits` gives it.
         callbacks: added to the stock ones.
         optimizers: optimizer and schedule to use instead of those that `args` name.
 
@@ -80,6 +85,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         max_length: int | None = None,
         cache_dir: str | None = None,
+        teacher_logits: Mapping[str, np.ndarray] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
     ):
@@ -104,6 +110,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
             self._prepare_losses(train_dataset, args)
+            train_dataset = self._taught(train_dataset, teacher_logits, args)
         if eval_dataset is not None:
             eval_dataset = self._encode(eval_dataset, self.eval_tasks, "eval_dataset")
         self._check_counted([*(train_dataset or ()), *(eval_dataset or ())])
@@ -137,6 +144,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if args.compile_layers:
             compile_layers(model)
         self.regularizer, self.proximal = regularizer_of(args), proximal_of(args)
+        self.distillation = distillation_of(args)
         if train_dataset is not None:
             self._prepare_regularizers(args)
         self._training_scores = None
@@ -227,6 +235,21 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 redraw=args.redraw_rows,
             )
         return samplers
+
+    def _taught(
+        self, train: Mapping[str, Any], logits: Mapping[str, np.ndarray] | None, args: MultiTaskTrainingArguments
+    ) -> dict[str, Any]:
+        """The rows with what their teachers answer."""
+        if (args.teachers is None) != (logits is None):
+            raise MinBertError("`teachers` and `teacher_logits` go together: give both or neither.")
+        if logits is None:
+            return dict(train)
+        for name, rows in train.items():
+            expected = (len(rows), self.tasks[name].num_outputs)
+            if name not in logits or logits[name].shape != expected:
+                found = list(logits[name].shape) if name in logits else "nothing"
+                raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
+        return {name: replace(rows, teacher=logits[name].astype(np.float32)) for name, rows in train.items()}
 
     def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
         """Counts what the loss options leave to be counted, and says what goes ill with what."""
@@ -487,6 +510,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         regularizer had none.
         """
         found: dict[str, torch.Tensor] = {}
+        batch, teacher = {key: value for key, value in batch.items() if key != "teacher"}, batch.get("teacher")
         if self.regularizer is None:
             outputs = model(**batch)
             loss = outputs["loss"]
@@ -494,6 +518,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             loss, outputs, found[self.args.regularizer], skipped = self.regularizer(model, batch, place)
             if skipped is not None:
                 found["skipped"] = skipped
+        if teacher is not None:
+            head = model.heads.get(batch["task"])
+            found["distill"] = self.distillation(head, outputs["logits"], teacher)
+            loss = self.distillation.mixed(loss, outputs["loss"], found["distill"])
         if self.proximal is not None:
             found["proximal"] = self.proximal(model, batch, outputs["logits"])
             loss = loss + self.proximal.weight * found["proximal"]

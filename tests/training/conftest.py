@@ -51,7 +51,10 @@ def build_trainer(tiny_model, tiny_tokenizer, toy_rows) -> Callable[..., MultiTa
     `train` and `dev` are sizes of toy rows (`{"sst": 20}`) or rows; further keywords are training arguments.
     """
 
-    def make(folder, model=None, *, train=None, dev=None, tokenizer=tiny_tokenizer, callbacks=None, **arguments):
+    def make(
+        folder, model=None, *, train=None, dev=None, tokenizer=tiny_tokenizer, callbacks=None, teacher_logits=None,
+        **arguments,
+    ):  # fmt: skip
         quiet = {"use_cpu": True, "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
         plain = {"optim": "sgd", "learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
         sizes = {"max_steps": 2, "per_device_train_batch_size": 4}
@@ -61,7 +64,9 @@ def build_trainer(tiny_model, tiny_tokenizer, toy_rows) -> Callable[..., MultiTa
             if isinstance(rows, dict) and all(isinstance(size, int) for size in rows.values()):
                 given[name] = toy_rows(**rows)
         model = tiny_model() if model is None else model
-        return MultiTaskTrainer(model, args, **given, processing_class=tokenizer, callbacks=callbacks)
+        return MultiTaskTrainer(
+            model, args, **given, processing_class=tokenizer, callbacks=callbacks, teacher_logits=teacher_logits
+        )
 
     return make
 
