@@ -162,7 +162,8 @@ def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name: the path in their folder without `.yaml`."""
     folder = recipes_folder()
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-    return {name: path for name, path in names.items() if not name.startswith("accelerate/")}  # no recipes, those
+    # no recipes, those: settings of accelerate, and what `minbert search` tries
+    return {n: path for n, path in names.items() if not n.startswith("accelerate/") and not n.endswith(".space")}
 
 
 def find_recipe(path: str | Path) -> Path:

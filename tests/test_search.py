@@ -15,7 +15,7 @@ import pytest
 
 from hf_minbert import MinBertError
 from hf_minbert import search as search_module
-from hf_minbert.recipe import Value, read_recipe
+from hf_minbert.recipe import Value, packaged_recipes, read_recipe
 from hf_minbert.search import search
 from hf_minbert.search_methods import METHODS, Range, Trial, own_values, read_space, with_values
 
@@ -180,6 +180,18 @@ def test_a_key_may_lie_inside_a_task_a_stage_or_several_places():
     assert own_values(recipe, dict.fromkeys([*values, "stages.0.seed"], [0])) == {"stages.1.seed": 5}
     with pytest.raises(MinBertError, match=r"`seed.low` asks for 'low' in 1, which has no such part"):
         with_values(recipe, {"seed.low": 1})
+
+
+def test_the_search_of_report_004_has_five_points_of_which_its_own_is_one():
+    space = read_space("reports/004/search")
+    recipe = read_recipe("reports/004/modified_cosine_surgery")
+    own = own_values(recipe, space)
+    assert list(own.values()) == [1e-5, 0.3]  # section 6.1
+    points = tried("coordinate", space, lambda p: -abs(p["learning_rate"] - 1e-5), own=own)
+    assert [tuple(p.values()) for p in points] == [(1e-4, 0.3), (1e-5, 0.3), (1e-6, 0.3), (1e-5, 0.2), (1e-5, 0.4)]
+    tasks = with_values(recipe, points[3])["tasks"].value
+    assert (tasks["sst"]["head_options"]["dropout"], tasks["para"]["sentence_dropout"]) == (0.2, 0.2)
+    assert "reports/004/search.space" not in packaged_recipes()
 
 
 # ---- Trials, with a training that is made up
