@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import constants, try_to_load_from_cache
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .errors import MinBertError, explain
 from .heads import build_head
-from .modeling_minbert import MinBertConfig, MinBertForMultiTask
+from .modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
 from .tasks import Task, head_difference
 from .weights import MODEL, hub_answers, kept_weights
 
@@ -98,18 +98,9 @@ def load_weights(
     Raises:
         MinBertError: there are no weights, the file is broken, or a weight has another shape than the config says.
     """
-    place = _place(name, revision)
-    with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
-        saved = MinBertConfig.from_pretrained(place, revision=revision).tasks or []
-        model, report = MinBertForMultiTask.from_pretrained(
-            place,
-            config=config,
-            revision=revision,
-            dtype=torch.float32,
-            attn_implementation=attn_implementation,
-            ignore_mismatched_sizes=True,  # the library's error does not say which
-            output_loading_info=True,
-        )
+    with explain(f"Loading the weights of {name!r}", REMEDY):
+        saved = MinBertConfig.from_pretrained(_place(name, revision), revision=revision).tasks or []
+    model, report = _load(MinBertForMultiTask, name, config, revision, attn_implementation)
     mismatched = sorted(report["mismatched_keys"])
     kept = [task for task in saved if task["name"] in config.task_names]
     other = {task["name"] for task in kept if head_difference(task, config.get_task(task["name"])) is not None}
@@ -118,14 +109,61 @@ def load_weights(
     for task in sorted(other):
         logger.warning("%s: the head of %r is for another architecture or other labels; it starts anew.", name, task)
         missing |= {f"heads.{task}.{key}" for key in _renew_head(model, task)}
-    mismatched = [found for found in mismatched if not _in_heads(found[0], other)]
+    _check_shapes(name, [found for found in mismatched if not _in_heads(found[0], other)])
+    return model, sorted(missing)
+
+
+def load_masked_lm(
+    name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
+) -> tuple[MinBertForMaskedLM, list[str]]:
+    """As `load_weights`, the model that predicts words. It has a pooler where the checkpoint has one."""
+    model, report = _load(MinBertForMaskedLM, name, config, revision, attn_implementation, add_pooling_layer=True)
+    _check_shapes(name, sorted(report["mismatched_keys"]))
+    missing = sorted(report["missing_keys"])
+    if any(".pooler." in key for key in missing):  # saved, random numbers would pass for a pooler that was trained
+        model.bert.pooler = None
+    return model, missing
+
+
+def check_encoder(name: str, missing: list[str]) -> None:
+    """Raises `MinBertError` if the checkpoint lacks weights of the encoder, beside the pooler's."""
+    encoder = [key for key in missing if key.startswith("bert.") and ".private." not in key and ".pooler." not in key]
+    if encoder:
+        raise MinBertError(
+            f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: they "
+            f"would start from random numbers. Check that it is a BERT checkpoint of the size its config says."
+        )
+
+
+def _load(
+    kind: type[PreTrainedModel],
+    name: str,
+    config: MinBertConfig,
+    revision: str | None,
+    attn_implementation: str | None,
+    **options: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """The model in float32, and the library's report on its weights."""
+    with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
+        return kind.from_pretrained(
+            _place(name, revision),
+            config=config,
+            revision=revision,
+            dtype=torch.float32,
+            attn_implementation=attn_implementation,
+            ignore_mismatched_sizes=True,  # the library's error does not say which
+            output_loading_info=True,
+            **options,
+        )
+
+
+def _check_shapes(name: str, mismatched: list[tuple[str, Any, Any]]) -> None:
     if mismatched:
         key, found, wanted = mismatched[0]
         raise MinBertError(
             f"The weight {key} of {name!r} has the shape {list(found)} and its config asks for {list(wanted)}. "
             f"They do not belong together. {REMEDY}"
         )
-    return model, sorted(missing)
 
 
 def _in_heads(key: str, tasks: set[str]) -> bool:

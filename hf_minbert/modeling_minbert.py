@@ -27,6 +27,8 @@ from .heads import Encoded, PerTask, TaskHeads
 from .packing import Packing, packed_attention
 from .pooling import SelfInitialized, make_activation
 
+IGNORED = -100  # the label of a word that is not to be predicted
+
 
 class MinBertEmbeddings(nn.Module):
     """Word, position and segment embeddings, summed and normalised."""
@@ -390,7 +392,11 @@ class MinBertWordHead(nn.Module):
 
 
 class MinBertForMaskedLM(MinBertPreTrainedModel):
-    """The encoder with BERT's masked-word head, for pre-training further."""
+    """The encoder with BERT's masked-word head, for pre-training further.
+
+    With `add_pooling_layer` it has a pooler too. Its answers do not depend on that, but it is saved with the encoder
+    for what is trained next.
+    """
 
     _keys_to_ignore_on_load_unexpected = [r"pooler\."]
     _tied_weights_keys = {
@@ -398,9 +404,9 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
 
-    def __init__(self, config: MinBertConfig):
+    def __init__(self, config: MinBertConfig, add_pooling_layer: bool = False):
         super().__init__(config)
-        self.bert = MinBertModel(config, add_pooling_layer=False)
+        self.bert = MinBertModel(config, add_pooling_layer)
         self.cls = MinBertWordHead(config)
         self.post_init()
 
@@ -425,16 +431,34 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        packing: dict[str, Any] | None = None,
+        predicted_only: bool = False,
         **kwargs,
     ) -> MaskedLMOutput:
         """Inputs as for `MinBertModel`; `labels` [B, T] are word ids, -100 where nothing is to be predicted.
 
+        Args:
+            packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
+            predicted_only: with labels, predict only those P words that they name. The others' logits are most of the
+                work of a small encoder.
+
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`: the mean cross-entropy over the predicted words.
+            `logits` [B, T, V], or [P, V], and, with labels, `loss`: the mean cross-entropy over the predicted words, 0
+            where there is none.
         """
-        outputs = self.bert(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.cls(outputs.last_hidden_state)
-        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        if packing is not None:
+            packing = Packing(shape=tuple(attention_mask.shape), **packing)
+        outputs = self.bert(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, packing=packing, **kwargs
+        )
+        states, loss = outputs.last_hidden_state, None
+        if predicted_only:
+            states, labels = states[labels != IGNORED], labels[labels != IGNORED]
+        logits = self.cls(states)
+        if labels is not None:
+            summed = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
+            # Of a short text it may be that no word is chosen: the mean would be NaN, and then all weights.
+            loss = summed / (labels != IGNORED).sum().clamp(min=1)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

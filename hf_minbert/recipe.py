@@ -14,11 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from .errors import MinBertError, unknown_name
+
+Objective = Literal["tasks", "mlm"]
+TextOrder = Literal["mixed", "sequence"]
 
 
 @dataclass
@@ -47,6 +50,13 @@ class RunSettings:
             differs from the rest of the recipe. Each begins with the model that the one before ended with (its best
             one, with `load_best_model_at_end`), and has its own folder in `output_dir`, where the last one's results
             end up too.
+        objective: what is trained: `tasks`; or `mlm`, masked language modelling, which pre-trains the encoder further
+            without heads, and is scored by its perplexity on the texts of the dev splits.
+        mlm_texts: the texts of `objective: mlm`, a list: `tasks` for those of the training splits, or the path of a
+            file with a text a line, looked for in `data_dir` and in the working directory. Each text is taken once.
+        mlm_probability: the share of tokens, or of words, that the model is asked for.
+        mlm_whole_words: ask for whole words, not for pieces of them.
+        mlm_order: `mixed`; or `sequence`, all epochs of the first task's texts, then those of the next task or file.
     """
 
     model_name_or_path: str
@@ -63,12 +73,21 @@ class RunSettings:
     strict_data: bool = False
     overwrite: bool = False
     stages: list[dict[str, Any]] | None = None
+    objective: Objective = "tasks"
+    mlm_texts: list[str] = field(default_factory=lambda: ["tasks"])
+    mlm_probability: float = 0.15
+    mlm_whole_words: bool = False
+    mlm_order: TextOrder = "mixed"
 
     def __post_init__(self):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise MinBertError(f"`{name}` must be at least 0 and less than 1. Found {value}.")
+        if not 0 < self.mlm_probability < 1:
+            raise MinBertError(f"`mlm_probability` must be more than 0 and less than 1. Found {self.mlm_probability}.")
+        if not self.mlm_texts:
+            raise MinBertError("`mlm_texts` is empty. Give `tasks`, the path of a text file, or both.")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch import Generator, Tensor
-from transformers import PreTrainedTokenizerBase, ProgressCallback, TrainerCallback, set_seed
+from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
 
+from . import pretraining
 from .configuration_minbert import MinBertConfig
 from .data.encoding import check_max_length
 from .data.files import load_split, pinned
@@ -24,7 +25,7 @@ from .errors import MinBertError, explain
 from .evaluation.submission import write_predictions
 from .heads import check_heads
 from .io import write_json
-from .loading import load_config, load_tokenizer, load_weights
+from .loading import check_encoder, load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def train(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Carries out a recipe as `read_recipe` read it.
+    """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
 
     Returns:
         what `metrics.json` holds; on other processes than the first, an empty dict.
@@ -65,7 +66,7 @@ def _check_stages(stages: Sequence[Stage]) -> None:
     for number, stage in enumerate(stages, 1):
         tasks = get_tasks(stage.settings.tasks)
         try:
-            stage.args.check_tasks({task.name: task for task in tasks})
+            _check(stage.settings, stage.args, tasks)
             # What a stage begins with is not there yet; it has the shape of what the first one begins with.
             model_config(replace(stage.settings, model_name_or_path=stages[0].settings.model_name_or_path), tasks)
         except MinBertError as error:
@@ -83,30 +84,19 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
     if args.process_index > 0:
         _hide_bars()
     tasks = get_tasks(settings.tasks)
-    args.check_tasks({task.name: task for task in tasks})
+    _check(settings, args, tasks)
     folder = RunFolder(settings, given, args)
     folder.pin(folder.commits())
     if args.should_save:
         folder.check()
-    config = model_config(settings, tasks)
+    predicts_words = settings.objective == "mlm"
+    config = pretraining.model_config(settings) if predicts_words else model_config(settings, tasks)
     tasks = _pinned(tasks, folder)
-    data = load_data(folder.settings, args, tasks)
+    data = (pretraining.load_texts if predicts_words else load_data)(folder.settings, args, tasks)
     if args.should_save:
         folder.check_rows(data["train"])
-    tokenizer, model = load_model(settings, config)
-    taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
-    with explain("Setting up the trainer", "Mend the recipe."):
-        trainer = MultiTaskTrainer(
-            model,
-            args,
-            teacher_logits=taught,
-            train_dataset=data["train"],
-            eval_dataset=data["dev"],
-            processing_class=tokenizer,
-            max_length=settings.max_length,
-            cache_dir=settings.cache_dir,
-            callbacks=[folder, *callbacks],
-        )
+    make = pretraining.make_trainer if predicts_words else _make_trainer
+    trainer = make(settings, args, config, data, [folder, *callbacks])
     with _told_on_interrupt(args):
         try:
             with _bar_closed(trainer):
@@ -117,13 +107,48 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
             with explain("Starting to train", "Mend the recipe."):
                 raise
         trainer.save_model()
-        if args.proximal_evaluate:
+        if args.proximal_evaluate and not predicts_words:
             with trainer.proximal.in_place():
                 trainer.save_model(str(folder.path / AVERAGED))
-        metrics = _finish(folder.path, trainer, outcome.metrics, data["dev"]) if args.should_save else {}
+        metrics = {}
+        if args.should_save:
+            scores = {} if predicts_words else _score(folder.path, trainer, data["dev"])
+            metrics = _finish(folder.path, trainer, {**scores, **outcome.metrics})
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
     return metrics
+
+
+def _check(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task]) -> None:
+    by_name = {task.name: task for task in tasks}
+    if settings.objective == "mlm":
+        pretraining.check(args, by_name)
+    else:
+        args.check_tasks(by_name)
+
+
+def _make_trainer(
+    settings: RunSettings,
+    args: MultiTaskTrainingArguments,
+    config: MinBertConfig,
+    data: Mapping[str, Mapping[str, Any]],
+    callbacks: Sequence[TrainerCallback],
+) -> MultiTaskTrainer:
+    tokenizer, model = load_model(settings, config)
+    tasks = [Task.from_config(saved) for saved in config.tasks]
+    taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
+    with explain("Setting up the trainer", "Mend the recipe."):
+        return MultiTaskTrainer(
+            model,
+            args,
+            teacher_logits=taught,
+            train_dataset=data["train"],
+            eval_dataset=data["dev"],
+            processing_class=tokenizer,
+            max_length=settings.max_length,
+            cache_dir=settings.cache_dir,
+            callbacks=[*callbacks],
+        )
 
 
 # ---- Whether the tasks conflict ----------------------------------------------------------------------------------
@@ -270,7 +295,8 @@ def load_model(settings: RunSettings, config: MinBertConfig) -> tuple[PreTrained
     name, revision = settings.model_name_or_path, settings.model_revision
     tokenizer = load_tokenizer(name, config, revision)
     model, missing = load_weights(name, config, revision, settings.attn_implementation)
-    _check_encoder(name, missing, config.private_owner)
+    check_encoder(name, missing)
+    _tell_of_new_weights(name, missing, config.private_owner)
     return tokenizer, model
 
 
@@ -282,15 +308,8 @@ def _hide_bars() -> None:
     datasets.disable_progress_bars()
 
 
-def _check_encoder(name: str, missing: list[str], owner: str | None) -> None:
-    encoder = [key for key in missing if key.startswith("bert.") and ".private." not in key]
-    pooler = [key for key in encoder if ".pooler." in key]
-    if encoder != pooler:
-        raise MinBertError(
-            f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: they "
-            f"would start from random numbers. Check that it is a BERT checkpoint of the size its config says."
-        )
-    if pooler:
+def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> None:
+    if any(key.startswith("bert.pooler.") for key in missing):
         logger.warning("%s has no pooler; it starts from random numbers.", name)
     private = {key.split("private.")[1].split(".")[0] for key in missing if "private." in key}
     if private:
@@ -303,8 +322,8 @@ def _check_encoder(name: str, missing: list[str], owner: str | None) -> None:
 # ---- What comes out ---------------------------------------------------------------------------------------------
 
 
-def _finish(folder: Path, trainer: MultiTaskTrainer, training: dict[str, Any], dev: dict[str, Any]) -> dict[str, Any]:
-    """Scores the saved model, as anybody who loads it will, and writes what the run came to."""
+def _score(folder: Path, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> dict[str, float]:
+    """Scores the saved model, as anybody who loads it will, and writes its predictions."""
     given, shown = {"batch_size": trainer.args.per_device_eval_batch_size}, not trainer.args.disable_tqdm
     predictor = Predictor.from_pretrained(folder, **given)
     scores, decoded = score(predictor, dev, progress=shown)
@@ -313,10 +332,14 @@ def _finish(folder: Path, trainer: MultiTaskTrainer, training: dict[str, Any], d
     if trainer.args.proximal_evaluate:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, **given), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
+    return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, Any]:
+    """Writes what the run came to."""
     state = trainer.state
     metrics = {
-        **{f"eval_{name}": value for name, value in scores.items()},
-        **training,
+        **found,
         "global_step": state.global_step,
         "best_step": state.best_global_step if state.best_metric is not None else None,
         "best_metric": state.best_metric,
@@ -328,7 +351,7 @@ def _finish(folder: Path, trainer: MultiTaskTrainer, training: dict[str, Any], d
 
 
 @contextmanager
-def _bar_closed(trainer: MultiTaskTrainer) -> Iterator[None]:
+def _bar_closed(trainer: Trainer) -> Iterator[None]:
     """Ends the line of the progress bar whatever happens: what is printed next would stand behind it."""
     try:
         yield

@@ -34,15 +34,14 @@ RUN_FILES = (
 )  # fmt: skip
 #: Keys that decide what a step computes: a run that resumes with another value would be neither run.
 FIXED_ON_RESUME = (
-    "tasks", "train_tasks", "max_length", "mixing", "mixing_temperature", "task_batch_sizes",
+    "objective", "mlm_texts", "mlm_probability", "mlm_whole_words", "mlm_order", "tasks", "train_tasks", "max_length",
+    "mixing", "mixing_temperature", "task_batch_sizes",
     "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins",
     "rows_per_epoch", "redraw_rows",
     "aggregator", "aggregator_options", "gradient_smoothing", "task_weights", "freeze", "regularizer", "smart_weight",
     "smart_epsilon", "smart_step_size", "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence",
-    "smart_norm", "smart_level", "smart_form", "r_drop_weight", "teachers", "distill_weight",
-    "distill_temperature", "fgm_weight", "fgm_epsilon", "proximal",
+    "smart_norm", "smart_level", "smart_form", "r_drop_weight", "fgm_weight", "fgm_epsilon", "proximal",
     "proximal_weight", "proximal_steps", "proximal_momentum", "pretrained_decay",
-    "unfreeze", "learning_rates", "weight_decays", "layer_decay",
 )  # fmt: skip
 
 
@@ -103,7 +102,9 @@ class RunFolder(TrainerCallback):
         (old_settings, old_given), environment = begun
         old = {**all_values(old_settings, old_given), "number of processes": environment["processes"]}
         new = {**all_values(self.settings, self.given), "number of processes": self.args.world_size}
-        for key in (*FIXED_ON_RESUME, "number of processes"):
+        in_sequence = new["objective"] == "mlm" and new["mlm_order"] == "sequence"  # then it decides the order
+        length = ("num_train_epochs", "max_steps") if in_sequence else ()
+        for key in (*FIXED_ON_RESUME, *length, "number of processes"):
             same = old[key] == new[key]
             if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
                 raise MinBertError(

@@ -59,9 +59,9 @@ class PaddedCollator:
             width = self.fill_to
         is_token = np.arange(width) < lengths[:, None]  # [B, T], or [2 * B, T]
         tensors = {
-            "input_ids": _fill(rows.ids, is_token, self.pad_token_id),
+            "input_ids": filled(rows.ids, is_token, self.pad_token_id),
             "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
-            "token_type_ids": _fill(rows.segments, is_token, 0),
+            "token_type_ids": filled(rows.segments, is_token, 0),
         }
         batch = {"task": self.task.name}
         batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
@@ -94,7 +94,8 @@ class RoundCollator:
         return {name: self.collators[name](rows) for name, rows in rounds[0].items()}
 
 
-def _fill(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
-    filled = np.full(is_token.shape, padding, dtype=np.int64)
-    filled[is_token] = values
-    return torch.from_numpy(filled)
+def filled(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
+    """[S], the values of all tokens in a row, -> int64 [B, T], with `padding` where `is_token` [B, T] is false"""
+    table = np.full(is_token.shape, padding, dtype=np.int64)
+    table[is_token] = values
+    return torch.from_numpy(table)

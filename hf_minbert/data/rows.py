@@ -91,6 +91,10 @@ class EncodedRows:
         teacher = None if self.teacher is None else self.teacher[indices]
         return EncodedRows(self.ids[places], self.segments[places], starts, labels, self.sides, teacher)
 
+    def ids_of(self, index: int) -> np.ndarray:
+        """The ids of one input, without a copy."""
+        return self.ids[self.starts[index] : self.starts[index + 1]]
+
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each input, [I]."""

@@ -7,6 +7,12 @@ import logging
 import re
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import MinBertError
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +34,21 @@ def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path 
             return checkpoint
         logger.warning("Skipped %s: %s.", checkpoint, problem)
     return None
+
+
+def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
+    """The checkpoint that a trainer's `resume_from_checkpoint` means: of `True` the newest that is whole.
+
+    Raises:
+        MinBertError: there is none.
+    """
+    if given is not True:
+        return given or None
+    checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size)
+    if checkpoint is None:
+        raise MinBertError(f"There is no complete checkpoint in {args.output_dir} to resume from.")
+    logger.info("Resuming from %s.", checkpoint)
+    return str(checkpoint)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

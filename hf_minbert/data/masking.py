@@ -1,0 +1,159 @@
+"""Masked language modelling: which tokens of a text are asked for, and what stands in their place.
+
+What is drawn belongs to a text and not to a batch: it is a pure function of seed, epoch and the text's number. So it
+is the same in a run that resumes, for any number of processes and workers, and whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import MinBertError
+from ..modeling_minbert import IGNORED
+from ..packing import Packing
+from .collators import filled
+from .rows import EncodedRows
+
+
+class Text(NamedTuple):
+    """An encoded text, [T], and what its draws are a function of: seed, epoch and number."""
+
+    ids: np.ndarray
+    place: tuple[int, int, int]
+
+
+class HeldOutTexts(Dataset):
+    """Texts to score. Seed and epoch are fixed, so that every evaluation of every run asks for the same tokens."""
+
+    def __init__(self, rows: EncodedRows):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Text:
+        return Text(self.rows.ids_of(index), (0, 0, index))
+
+
+class TrainingTexts(Dataset):
+    """Texts to train on: item `i` is a pure function of seed, epoch and `i`.
+
+    The sources follow each other: all epochs of the first one, each in an order of its own, then those of the next.
+    An epoch of the dataset is as many texts as there are, wherever among them the sources begin and end. With one
+    source it is simply a shuffle of its texts. The order is drawn here and not by a sampler of torch's, because such a
+    sampler's epoch is lost when several processes resume in the middle of an epoch.
+
+    Args:
+        rows: the texts of all sources.
+        sizes: how many are of each source, in their order.
+        epochs: how often each is seen. The last source goes on for as long as it is asked.
+        seed: of the orders, and of what is drawn for each text.
+    """
+
+    def __init__(self, rows: EncodedRows, sizes: Sequence[int], epochs: float, seed: int):
+        self.rows, self.sizes, self.epochs, self.seed = rows, list(sizes), epochs, seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """What accelerate calls at the start of each epoch."""
+        parts = list(self._parts(epoch * len(self), (epoch + 1) * len(self)))
+        self._numbers = np.concatenate([numbers for numbers, _ in parts])
+        self._epochs = np.concatenate([np.full(len(numbers), own) for numbers, own in parts])
+
+    def _parts(self, low: int, high: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Texts `low` to `high` of the whole training: their numbers, and which epoch of their source it is."""
+        first = 0  # the number of the source's first text
+        for source, size in enumerate(self.sizes):
+            length = high if source == len(self.sizes) - 1 else min(high, round(self.epochs * size))
+            for own in range(max(low, 0) // size, -(-length // size)):
+                order = first + np.random.default_rng([self.seed, own, source]).permutation(size)
+                yield order[max(low - own * size, 0) : length - own * size], own
+            first += size
+            low, high = low - round(self.epochs * size), high - round(self.epochs * size)
+            if high <= 0:
+                return
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Text:
+        number = int(self._numbers[index])
+        return Text(self.rows.ids_of(number), (self.seed, int(self._epochs[index]), number))
+
+
+class MaskingCollator:
+    """Chooses tokens for the model to predict (Devlin et al. 2019, arXiv:1810.04805, section 3.1).
+
+    Each token is chosen with the same probability, special tokens and padding never. A chosen token becomes `[MASK]`
+    in 80 % of cases, a token drawn from the whole vocabulary in 10 %, and stays as it is in 10 %.
+
+    Args:
+        tokenizer: of WordPiece, with `[MASK]`.
+        probability: of a token to be chosen, or of a word.
+        whole_words: choose words: a token and the pieces after it that begin with `##`. What becomes of each piece is
+            still drawn for itself, as in the code of BERT's authors.
+        packing: say where the real tokens stand, so that the encoder computes on them alone.
+
+    Raises:
+        MinBertError: the tokenizer has no `[MASK]`, or no pieces of words to tell whole words by.
+    """
+
+    MASKED, RANDOM = 0.8, 0.9  # a draw below the first masks, one below the second gives a random token
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        probability: float = 0.15,
+        whole_words: bool = False,
+        packing: bool = False,
+    ):
+        if tokenizer.mask_token_id is None:
+            raise MinBertError("The tokenizer has no mask token. Give a BERT checkpoint, whose tokenizer has [MASK].")
+        self.probability, self.whole_words, self.packing = probability, whole_words, packing
+        self.pad, self.mask, size = tokenizer.pad_token_id, tokenizer.mask_token_id, len(tokenizer)
+        self.is_special = np.isin(np.arange(size), tokenizer.all_special_ids)
+        tokens = tokenizer.convert_ids_to_tokens(range(size))
+        self.continues = np.array([token.startswith("##") for token in tokens])
+        if whole_words and not self.continues.any():
+            raise MinBertError("`mlm_whole_words` needs a tokenizer whose pieces begin with ##. Leave it out.")
+
+    def __call__(self, texts: Sequence[Text]) -> dict[str, Any]:
+        """A batch of B texts, T tokens long.
+
+        Returns:
+            `input_ids`, `attention_mask` and `labels`, int64 [B, T]; `labels` are -100 but where a token was chosen.
+        """
+        ids, labels = (np.concatenate(arrays) for arrays in zip(*map(self._masked, texts), strict=True))
+        lengths = np.array([len(text.ids) for text in texts])
+        is_token = np.arange(lengths.max()) < lengths[:, None]  # [B, T]
+        batch = {
+            "input_ids": filled(ids, is_token, self.pad),
+            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
+            "labels": filled(labels, is_token, IGNORED),
+        }
+        return batch | ({"packing": Packing.describe(is_token)} if self.packing else {})
+
+    def _masked(self, text: Text) -> tuple[np.ndarray, np.ndarray]:
+        """The text's ids as the model sees them, and its labels."""
+        ids, generator = text.ids, np.random.default_rng(text.place)
+        # As many draws for every text of a length, so that none depends on what another one came to.
+        choice, fate = generator.random((2, len(ids)))
+        random = generator.integers(len(self.is_special), size=len(ids))
+        free = ~self.is_special[ids]
+        if self.whole_words:
+            choice = choice[self._word_starts(ids)]
+        chosen = free & (choice < self.probability)
+        seen = np.where(fate < self.MASKED, self.mask, np.where(fate < self.RANDOM, random, ids))
+        return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
+
+    def _word_starts(self, ids: np.ndarray) -> np.ndarray:
+        """For each token where its word begins; a special token belongs to no word and ends the one before it."""
+        special = self.is_special[ids]
+        starts = special | ~self.continues[ids] | np.concatenate([[True], special[:-1]])
+        return np.maximum.accumulate(np.where(starts, np.arange(len(ids)), 0))

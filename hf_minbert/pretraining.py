@@ -1,0 +1,290 @@
+"""Further pre-training: a run with `objective: mlm` trains the encoder to predict words of the tasks' own texts.
+
+(Devlin et al. 2019, arXiv:1810.04805; further on a task's texts: Sun et al. 2019, arXiv:1905.05583; Gururangan et al.
+2020, arXiv:2004.10964.) It is one task, so the stock Trainer does it: no rounds, no aggregator. The run's folder holds
+an ordinary checkpoint, encoder, pooler and word head, from which the next run starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import SequentialSampler
+from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerCallback
+from transformers.trainer_utils import TrainOutput
+
+from .configuration_minbert import MinBertConfig
+from .data.encoding import check_max_length, encode
+from .data.files import load_split
+from .data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
+from .errors import MinBertError, explain, unknown_name
+from .loading import check_encoder, load_config, load_masked_lm, load_tokenizer
+from .modeling_minbert import IGNORED
+from .recipe import RunSettings
+from .tasks import Task
+from .training.args import MultiTaskTrainingArguments
+from .training.checkpoints import to_resume
+from .training.trainer import MultiTaskTrainer, compile_layers
+
+logger = logging.getLogger(__name__)
+
+TASKS = "tasks"  # of `mlm_texts`
+#: What `encode` takes: a text, and no label.
+TEXT = Task("texts", "score", ("text",), range=(0, 1))
+#: Our own training arguments that this run heeds; the others are about several tasks and their heads.
+HEEDED = (
+    "train_tasks", "eval_tasks", "optim", "packing", "compile_layers", "early_stopping_patience",
+    "early_stopping_threshold", "restore_callback_states_from_checkpoint", "remove_unused_columns",
+    "logging_nan_inf_filter", "resume_from_checkpoint", "report_to",
+)  # fmt: skip
+METRICS = ("loss", "perplexity")
+
+
+def check(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
+    """Checks what the arguments say for a run with `objective: mlm`.
+
+    Raises:
+        MinBertError: a task or a metric is unknown, or something is to be frozen.
+    """
+    for option in ("train_tasks", "eval_tasks"):
+        args.chosen_tasks(option, tasks)
+    if args.freeze != "none":
+        raise MinBertError(
+            f"`objective: mlm` trains the whole encoder. Found `freeze: {args.freeze}`. Set `freeze: none`, or leave "
+            "it out."
+        )
+    metric = args.metric_for_best_model
+    chosen = metric not in (None, "eval_overall")  # what the arguments say where nobody chose
+    if chosen and metric.removeprefix("eval_") not in METRICS:
+        raise MinBertError(f"`objective: mlm`: {unknown_name('metric_for_best_model', metric, METRICS)}")
+
+
+def without_effect(args: MultiTaskTrainingArguments) -> list[str]:
+    """Our own training arguments that are given and that this run does not heed."""
+    ours = MultiTaskTrainingArguments.__annotations__.keys() - {*HEEDED}
+    plain = {f.name: f.default for f in fields(args) if f.name in ours and f.default is not MISSING}
+    return sorted(name for name, default in plain.items() if getattr(args, name) != default)
+
+
+def model_config(settings: RunSettings) -> MinBertConfig:
+    """The config of the checkpoint's encoder, with the recipe's dropout and without tasks.
+
+    Raises:
+        MinBertError: there is no such checkpoint, it has private layers, or `max_length` does not fit.
+    """
+    changes = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
+    name = settings.model_name_or_path
+    given = {key: value for key, value in changes.items() if value is not None}
+    config = load_config(name, settings.model_revision, **given)
+    if config.private_owner is not None:
+        raise MinBertError(
+            f"`objective: mlm` trains one encoder, and some of the layers of {name!r} were trained for each task "
+            "alone. Start from a plain encoder."
+        )
+    config.rearrange(tasks=None, private_layers=0, private_encoders=False)
+    check_max_length(settings.max_length, config.max_position_embeddings)
+    return config
+
+
+# ---- The texts -----------------------------------------------------------------------------------------------------
+
+
+def load_texts(
+    settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task]
+) -> dict[str, dict[str, Any]]:
+    """`{"train": {source: texts}, "dev": {task: texts}}`, as datasets with the one column `text`.
+
+    Both sentences of a pair are texts of their own. Each text is there once, under the first source that has it.
+
+    Raises:
+        MinBertError: a file cannot be read, or there are no texts at all.
+    """
+    train: dict[str, list[str]] = {}
+    for source in settings.mlm_texts:
+        if source == TASKS:
+            train |= _of_tasks(settings, args, tasks, "train")
+        else:
+            train[source] = _lines(source, settings.data_dir)
+    return {"train": _each_once(train), "dev": _each_once(_of_tasks(settings, args, tasks, "dev"))}
+
+
+def _of_tasks(
+    settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task], split: str
+) -> dict[str, list[str]]:
+    by_name = {task.name: task for task in tasks}
+    texts = {}
+    for name in args.chosen_tasks("train_tasks" if split == "train" else "eval_tasks", by_name):
+        rows = load_split(by_name[name], settings.data_dir, split, strict=settings.strict_data)
+        texts[name] = [text for column in by_name[name].text_columns for text in rows[column]]
+    return texts
+
+
+def _lines(name: str, data_dir: str | None) -> list[str]:
+    """The lines of a text file, looked for in `data_dir` and in the working directory."""
+    beside = Path(data_dir or "") / name
+    path = beside if beside.is_file() else Path(name)
+    with explain(f"`mlm_texts`: reading {name}", f"Give `{TASKS}`, or the path of a UTF-8 file with a text a line."):
+        return path.read_text(encoding="utf-8-sig").split("\n")
+
+
+def _each_once(sources: Mapping[str, list[str]]) -> dict[str, Any]:
+    import datasets
+
+    seen: set[str] = {""}
+    kept: dict[str, Any] = {}
+    for source, texts in sources.items():
+        new = [text for text in dict.fromkeys(text.strip() for text in texts) if text not in seen]
+        seen.update(new)
+        if new:
+            kept[source] = datasets.Dataset.from_dict({"text": new})
+    if not kept:
+        raise MinBertError(f"`mlm_texts`: there is no text in {', '.join(sources)}. Name a source that has some.")
+    return kept
+
+
+# ---- The trainer ---------------------------------------------------------------------------------------------------
+
+
+class MaskedLMTrainer(Trainer):
+    """The stock Trainer, for texts in an order of their own and a perplexity over all tokens that are asked for.
+
+    Args:
+        sizes: `{"train": {source: texts}, "dev": {source: texts}}`, how many there are, in their order.
+    """
+
+    get_optimizer_cls_and_kwargs = staticmethod(MultiTaskTrainer.get_optimizer_cls_and_kwargs)
+
+    def __init__(self, *arguments: Any, sizes: Mapping[str, Mapping[str, int]], **given: Any):
+        self._sizes = sizes
+        super().__init__(*arguments, compute_metrics=self._metrics, **given)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""
+        resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
+        before = self._scores()  # a checkpoint to resume from is loaded later
+        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        output.metrics.update(self._scores() | {f"{name}_before": value for name, value in before.items()})
+        output.metrics.update(train_texts=self._sizes["train"], held_out_texts=self._sizes["dev"])
+        return output
+
+    def _scores(self) -> dict[str, float]:
+        return {name: value for name, value in self.evaluate().items() if name.endswith(METRICS)}
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
+        return SequentialSampler(train_dataset or self.train_dataset)  # which draws its order itself
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **given: Any) -> Any:
+        return super().compute_loss(model, {**inputs, "predicted_only": True}, *arguments, **given)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any
+    ) -> tuple[None, torch.Tensor, torch.Tensor]:
+        """Each text's loss, summed over the tokens that are asked for, and how many these are, both [B].
+
+        The stock step would keep all logits, and its `eval_loss` would be a mean over batches.
+        """
+        inputs = self._prepare_inputs(inputs)
+        asked = inputs["labels"] != IGNORED
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = model(**inputs, predicted_only=True).logits
+        losses = F.cross_entropy(logits.float(), inputs["labels"][asked], reduction="none")
+        sums = losses.new_zeros(len(asked)).index_add_(0, asked.nonzero()[:, 0], losses)
+        return None, sums, asked.sum(dim=1)
+
+    def _metrics(self, found: EvalPrediction) -> dict[str, float]:
+        """`loss`, `perplexity` and, of several sources, that of each."""
+        sums, counts = found.predictions.astype(np.float64), found.label_ids
+        loss = float(sums.sum() / max(counts.sum(), 1))
+        metrics = {"loss": loss, "perplexity": math.exp(loss)}
+        sizes = self._sizes["dev"]
+        for source, (start, end) in zip(sizes, pairwise(np.cumsum([0, *sizes.values()])), strict=True):
+            if len(sizes) > 1:
+                mean = sums[start:end].sum() / max(counts[start:end].sum(), 1)
+                metrics[f"{source}_perplexity"] = math.exp(mean)
+        return metrics
+
+
+def make_trainer(
+    settings: RunSettings,
+    args: MultiTaskTrainingArguments,
+    config: MinBertConfig,
+    data: Mapping[str, Mapping[str, Any]],
+    callbacks: Sequence[TrainerCallback],
+) -> MaskedLMTrainer:
+    """What trains and scores on the texts that `load_texts` gave. Says what has no effect, and what starts anew.
+
+    Raises:
+        MinBertError: the checkpoint lacks a tokenizer with `[MASK]`, or weights of the encoder.
+    """
+    name, revision = settings.model_name_or_path, settings.model_revision
+    tokenizer = load_tokenizer(name, config, revision)
+    rows, sizes = {}, {split: {source: len(texts) for source, texts in data[split].items()} for split in data}
+    length = check_max_length(settings.max_length, config.max_position_embeddings)
+    for split, sources in data.items():
+        rows[split] = encode(_joined(sources), TEXT, tokenizer, length, settings.cache_dir)
+    collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing)
+    seed = args.seed if args.data_seed is None else args.data_seed
+    model = _load_model(settings, config)
+    if idle := without_effect(args):
+        logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
+    if args.metric_for_best_model is not None:
+        args.metric_for_best_model, args.greater_is_better = "eval_loss", False
+    if args.early_stopping_patience is not None:
+        stopping = EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)
+        callbacks = [*callbacks, stopping]
+    if args.compile_layers:
+        compile_layers(model)
+    if args.device.type != "cuda":
+        args.dataloader_pin_memory = False  # torch only warns
+    in_sequence = settings.mlm_order == "sequence"
+    order = [*sizes["train"].values()] if in_sequence else [len(rows["train"])]
+    trainer = MaskedLMTrainer(
+        model,
+        args,
+        train_dataset=TrainingTexts(rows["train"], order, _epochs(args, len(rows["train"])), seed),
+        eval_dataset=HeldOutTexts(rows["dev"]),
+        data_collator=collator,
+        processing_class=tokenizer,
+        callbacks=[*callbacks],
+        sizes=sizes,
+    )
+    logger.info("Texts to pre-train on: %s.", ", ".join(f"{name} {size:,}" for name, size in sizes["train"].items()))
+    return trainer
+
+
+def _joined(sources: Mapping[str, Any]) -> Any:
+    import datasets
+
+    return datasets.concatenate_datasets([*sources.values()])
+
+
+def _epochs(args: MultiTaskTrainingArguments, texts: int) -> float:
+    """How often each text is seen."""
+    if args.max_steps <= 0:
+        return args.num_train_epochs
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    return args.max_steps * per_step / texts
+
+
+def _load_model(settings: RunSettings, config: MinBertConfig) -> nn.Module:
+    name = settings.model_name_or_path
+    model, missing = load_masked_lm(name, config, settings.model_revision, settings.attn_implementation)
+    check_encoder(name, missing)
+    if any(key.startswith("cls.") for key in missing):
+        logger.warning(
+            "%s has no head that predicts words; it starts from random numbers, and the perplexity far up.", name
+        )
+    if model.bert.pooler is not None:
+        # The loss does not reach it: several processes would wait for its gradient.
+        model.bert.pooler.requires_grad_(False)
+    return model
