@@ -40,8 +40,10 @@ FIXED_ON_RESUME = (
     "rows_per_epoch", "redraw_rows",
     "aggregator", "aggregator_options", "gradient_smoothing", "task_weights", "freeze", "regularizer", "smart_weight",
     "smart_epsilon", "smart_step_size", "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence",
-    "smart_norm", "smart_level", "smart_form", "r_drop_weight", "fgm_weight", "fgm_epsilon", "proximal",
+    "smart_norm", "smart_level", "smart_form", "r_drop_weight", "teachers", "distill_weight",
+    "distill_temperature", "fgm_weight", "fgm_epsilon", "proximal",
     "proximal_weight", "proximal_steps", "proximal_momentum", "pretrained_decay",
+    "unfreeze", "learning_rates", "weight_decays", "layer_decay",
 )  # fmt: skip
 
 

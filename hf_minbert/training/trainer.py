@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -32,11 +34,13 @@ from .args import MultiTaskTrainingArguments
 from .checkpoints import AGGREGATOR, to_resume
 from .class_weights import auto_options, check_batch, counted, in_words, warnings_of
 from .conflicts import ConflictMeter, EpochTotals, is_whole
+from .distillation import distillation_of
 from .evaluation import TaskEvaluation, TrainingScores
-from .freezing import check_trainable, count_parameters, encoder_parameters, freeze_encoder
+from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .optimizers import OPTIMIZERS
+from .parameter_groups import has_groups, rates_by_group, split_groups
 from .passes import Place, RecordedPlace
 from .proximal import PretrainedDecay, proximal_of
 from .regularizers import regularizer_of
@@ -52,7 +56,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         model: a model with `config.tasks` and `forward(task=..., labels=..., ...)`, such as
             `MinBertForMultiTask`, plain or wrapped by `peft.get_peft_model`. Where a task's loss options say `auto`,
             its config gets the numbers that are counted from the training rows; where `args.freeze` says so, its
-            parameters lose `requires_grad`.
+            parameters lose `requires_grad`; those that `args.unfreeze` frees later do so while it trains.
         args: its `train_tasks`, `eval_tasks` and what it gives by task name the model's tasks.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
@@ -61,6 +65,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens; the model's own limit unless given.
         cache_dir: where encoded rows are kept for the next run; nowhere unless given.
+        teacher_logits: `{task: [rows, outputs]}`, what `args.teachers` answer to the training rows, as
+            `distillation.teacher_logits` gives it.
         callbacks: added to the stock ones.
         optimizers: optimizer and schedule to use instead of those that `args` name.
 
@@ -79,6 +85,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         max_length: int | None = None,
         cache_dir: str | None = None,
+        teacher_logits: Mapping[str, np.ndarray] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
     ):
@@ -103,13 +110,18 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
             self._prepare_losses(train_dataset, args)
+            train_dataset = self._taught(train_dataset, teacher_logits, args)
         if eval_dataset is not None:
             eval_dataset = self._encode(eval_dataset, self.eval_tasks, "eval_dataset")
         self._check_counted([*(train_dataset or ()), *(eval_dataset or ())])
         if args.eval_strategy != "no" and not eval_dataset:
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
-        if args.freeze == "encoder":
-            freeze_encoder(model)
+        self.freezing = Freezing(model, args.freeze, args.unfreeze, self._forget_recordings)
+        if optimizers[0] is not None and has_groups(args):
+            raise MinBertError(
+                "`learning_rates`, `weight_decays` and `layer_decay` are for an optimizer that `args.optim` names. "
+                "Leave them out, or `optimizers`."
+            )
         if args.n_gpu > 1:
             logger.warning("%d GPUs are visible and one is used. To use all: accelerate launch.", args.n_gpu)
             args._n_gpu = 1  # DataParallel would wrap the model, and the step would not use it
@@ -132,14 +144,18 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         if args.compile_layers:
             compile_layers(model)
         self.regularizer, self.proximal = regularizer_of(args), proximal_of(args)
+        self.distillation = distillation_of(args)
         if train_dataset is not None:
             self._prepare_regularizers(args)
         self._training_scores = None
         if args.train_metrics != "none":
             self._training_scores = TrainingScores(self)
             self.add_callback(self._training_scores)
+        if self.freezing.changes:
+            self.add_callback(self.freezing)
         self._gradients, self._graphs, self._num_parameters = None, None, None
         self._weights: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
         self.conflicts = self._conflict_meter()
         self.add_callback(EpochTotals(self))
         self._means: dict[str, list[torch.Tensor]] = {}  # name in the log to sum and count since the last one
@@ -219,6 +235,21 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
                 redraw=args.redraw_rows,
             )
         return samplers
+
+    def _taught(
+        self, train: Mapping[str, Any], logits: Mapping[str, np.ndarray] | None, args: MultiTaskTrainingArguments
+    ) -> dict[str, Any]:
+        """The rows with what their teachers answer."""
+        if (args.teachers is None) != (logits is None):
+            raise MinBertError("`teachers` and `teacher_logits` go together: give both or neither.")
+        if logits is None:
+            return dict(train)
+        for name, rows in train.items():
+            expected = (len(rows), self.tasks[name].num_outputs)
+            if name not in logits or logits[name].shape != expected:
+                found = list(logits[name].shape) if name in logits else "nothing"
+                raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
+        return {name: replace(rows, teacher=logits[name].astype(np.float32)) for name, rows in train.items()}
 
     def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
         """Counts what the loss options leave to be counted, and says what goes ill with what."""
@@ -322,8 +353,12 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end."""
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
+        if self.freezing.changes:
+            self.freezing.freeze(0)
         check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
+        if self.freezing.changes:
+            self.freezing.release()  # the gradients and the optimizer take in all that is ever trained
         graphed = self.args.uses_graphs and self.proximal is None
         self._weights = self._loss_weights()
         self.conflicts = self._conflict_meter()
@@ -357,6 +392,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         sharded = args.gradient_reduction == "sharded"
         return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
 
+    def _forget_recordings(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
+
     def _conflict_meter(self) -> ConflictMeter:
         trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
         return ConflictMeter(self.train_tasks, self.args.conflict_detail, trained)
@@ -378,6 +417,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             return Trainer.get_optimizer_cls_and_kwargs(args, model)
         betas = (args.adam_beta1, args.adam_beta2)
         return OPTIMIZERS[args.optim.value], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The stock one, its groups split where `args` give parts of the model rates or decays of their own."""
+        made = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if made and has_groups(self.args):
+            split_groups(optimizer, self.model, self.args, {*self.get_decay_parameter_names(self.model)})
+        return optimizer
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, dict[str, Any]], num_items_in_batch: Any = None
@@ -457,6 +504,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         regularizer had none.
         """
         found: dict[str, torch.Tensor] = {}
+        batch, teacher = {key: value for key, value in batch.items() if key != "teacher"}, batch.get("teacher")
         if self.regularizer is None:
             outputs = model(**batch)
             loss = outputs["loss"]
@@ -464,6 +512,10 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             loss, outputs, found[self.args.regularizer], skipped = self.regularizer(model, batch, place)
             if skipped is not None:
                 found["skipped"] = skipped
+        if teacher is not None:
+            head = model.heads.get(batch["task"])
+            found["distill"] = self.distillation(head, outputs["logits"], teacher)
+            loss = self.distillation.mixed(loss, outputs["loss"], found["distill"])
         if self.proximal is not None:
             found["proximal"] = self.proximal(model, batch, outputs["logits"])
             loss = loss + self.proximal.weight * found["proximal"]
@@ -514,13 +566,21 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
             self._totals[name] = [before[0] + total, before[1] + count]
         return {name: total / count for name, (total, count) in sums.items()}
 
+    def _get_learning_rate(self) -> float:
+        """What the log says of a step; read before the schedule moves on, and so are the groups' rates."""
+        self._rates = rates_by_group(self.optimizer)
+        return super()._get_learning_rate()
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds means since the last log: each task's loss before its weight, `loss_<task>`, and the terms in it.
 
         A term is logged before its weight, as `<regularizer>_<task>` or `proximal_<task>`; `<regularizer>_skipped` is
         how many batches had none, as its gradient was not finite. An aggregator that sees each task's gradient adds
-        what `ConflictMeter` measures, and at the last step of an epoch its totals.
+        what `ConflictMeter` measures, and at the last step of an epoch its totals. Groups of parameters with rates of
+        their own add those, as `learning_rate_<group>`.
         """
+        if "learning_rate" in logs:
+            logs.update({f"learning_rate_{group}": rate for group, rate in self._rates.items()})
         if "loss" in logs and self._means:
             logs.update(self._read_means())
             if self._skipped is not None:
