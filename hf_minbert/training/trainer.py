@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
+from .hyperparameters import HyperparameterSearch
 from .optimizers import OPTIMIZERS
 from .parameter_groups import has_groups, rates_by_group, split_groups
 from .passes import Place, RecordedPlace
@@ -49,7 +50,7 @@ from .smoothing import Smoothing
 logger = logging.getLogger(__name__)
 
 
-class MultiTaskTrainer(TaskEvaluation, Trainer):
+class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
     """A `Trainer` for one model with several tasks.
 
     Args:
@@ -68,6 +69,8 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         teacher_logits: `{task: [rows, outputs]}`, what `args.teachers` answer to the training rows, as
             `distillation.teacher_logits` gives it.
         callbacks: added to the stock ones.
+        model_init: makes a model, with no argument or with a search's trial; instead of `model`, for
+            `hyperparameter_search`.
         optimizers: optimizer and schedule to use instead of those that `args` name.
 
     Raises:
@@ -77,7 +80,7 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | None,
         args: MultiTaskTrainingArguments,
         *,
         train_dataset: Any = None,
@@ -87,8 +90,14 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
         cache_dir: str | None = None,
         teacher_logits: Mapping[str, np.ndarray] | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        model_init: Callable[..., nn.Module] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
     ):
+        given = {
+            "train_dataset": train_dataset, "eval_dataset": eval_dataset, "processing_class": processing_class,
+            "max_length": max_length, "cache_dir": cache_dir, "teacher_logits": teacher_logits, "callbacks": callbacks,
+        }  # fmt: skip
+        model = self.prepare_search(model, model_init, given)
         self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
         self.model = model  # the checks below need it before the stock constructor sets it
         self.processing_class = processing_class
@@ -350,8 +359,13 @@ class MultiTaskTrainer(TaskEvaluation, Trainer):
 
     # ---- The step --------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
-        """Trains. `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **kwargs: Any) -> TrainOutput:
+        """Trains. `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end.
+
+        With a `trial` of `hyperparameter_search`, it is that which is trained, by another trainer.
+        """
+        if trial is not None:
+            return self.train_trial(trial)
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
         if self.freezing.changes:
             self.freezing.freeze(0)

@@ -1,0 +1,107 @@
+"""The stock `hyperparameter_search`, each trial of which is trained by a trainer of its own.
+
+The stock one trains all trials with one trainer, whose arguments it changes: too late for what ours makes of them
+before a step (regularizer, freezing, batch sizes, weights counted for a loss).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import BestRun, TrainOutput
+
+from ..errors import MinBertError, unknown_name
+
+
+class HyperparameterSearch:
+    """The part of `MultiTaskTrainer` that searches. It needs `model_init` in place of `model`."""
+
+    def prepare_search(
+        self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, given: Mapping[str, Any]
+    ) -> nn.Module:
+        """The model to begin with.
+
+        Args:
+            model, model_init: one of them.
+            given: the trainer's further arguments, which each trial's trainer is to have.
+        """
+        if (model is None) == (model_init is None):
+            raise MinBertError("Give the trainer either `model` or, to search, `model_init`, which makes one.")
+        self._make_model = model_init
+        self._given = {} if model_init is None else given  # whose rows would else stay in memory
+        return model_init() if model is None else model
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], Mapping[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None,
+        n_trials: int = 20,
+        direction: str | None = None,
+        backend: str | None = "optuna",
+        **kwargs: Any,
+    ) -> BestRun:
+        """As the stock one, with the library optuna.
+
+        Args:
+            hp_space: from a trial of optuna to values of training arguments, any of them.
+            compute_objective: from what `evaluate` returns to a number; `eval_overall` unless given.
+            n_trials: how many.
+            direction: `maximize` or `minimize`; as `eval_overall` asks, unless another objective is given.
+            backend: `optuna`.
+            kwargs: as for the stock one.
+
+        Returns:
+            the best trial. The trainer itself has the model that it had before.
+
+        Raises:
+            MinBertError: the trainer has no `model_init`, or another backend is named.
+        """
+        if self._make_model is None:
+            raise MinBertError(
+                "A search needs a new model for each trial. Give the trainer `model_init`, not `model`."
+            )
+        if backend not in (None, "optuna"):
+            raise MinBertError(f"`backend` must be 'optuna'. Found {backend!r}.")
+        direction = direction or ("maximize" if compute_objective is None else "minimize")
+        compute_objective = compute_objective or (lambda metrics: metrics["eval_overall"])
+        kept = self.model, self.model_wrapped
+        self.model_init = self._make_model  # the stock search asks for it; else the stock `train` would call it
+        try:
+            return super().hyperparameter_search(
+                hp_space, compute_objective, n_trials, direction, backend="optuna", **kwargs
+            )
+        finally:
+            self.model_init, (self.model, self.model_wrapped) = None, kept
+
+    def train_trial(self, trial: Any) -> TrainOutput:
+        """Trains and scores a new model with the trial's arguments, in `output_dir/run-<number>`."""
+        args = replace(self.args, **self._arguments(trial), output_dir=self._get_output_dir(trial))
+        set_seed(args.seed)
+        trainer = type(self)(self.call_model_init(trial), args, **self._given)
+        report = _Report(self, trial)
+        trainer.add_callback(report)
+        output = trainer.train()
+        trainer.remove_callback(report)
+        self.objective = self.compute_objective(trainer.evaluate())
+        return output
+
+    def _arguments(self, trial: Any) -> dict[str, Any]:
+        found, known = dict(self.hp_space(trial)), [field.name for field in fields(self.args) if field.init]
+        for name in found:
+            if name not in known:
+                raise unknown_name("training argument", name, known)
+        return found
+
+
+class _Report(TrainerCallback):
+    """Tells the search what an evaluation within a trial found, which may end the trial early."""
+
+    def __init__(self, search: HyperparameterSearch, trial: Any):
+        self.search, self.trial = search, trial
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.search._report_to_hp_search(self.trial, state.global_step, metrics)
