@@ -167,8 +167,8 @@ def _gpu(slot: int) -> str | None:
 
 
 def in_words(values: Mapping[str, Any]) -> str:
-    """`learning_rate 1e-05, tasks.sst.head mlp`."""
-    return ", ".join(f"{key} {cell(value)}" for key, value in values.items())
+    """`learning_rate=1e-05; tasks.sst.head=mlp`."""
+    return "; ".join(f"{key}={cell(value)}" for key, value in values.items())
 
 
 def cell(value: Any) -> str:
@@ -354,6 +354,7 @@ def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None
     """The score by trial, with the best so far, and by the values of each key. Says so where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # without pyplot, which would look for a screen
+        from matplotlib.ticker import MaxNLocator
     except ModuleNotFoundError:
         logger.info("No plot: matplotlib is not installed. For one: pip install 'hf_minbert[search]'")
         return
@@ -364,16 +365,18 @@ def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None
     first.plot(numbers, scores, "o")
     first.step(numbers, [max(scores[: place + 1]) for place in range(len(scores))], where="post")
     first.set(xlabel="trial", ylabel=metric)
+    first.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axes, (key, choices) in zip(others, space.items(), strict=True):
         shown = [(trial.values[key], trial.score) for trial in finished if key in trial.values]
         if isinstance(choices, list):  # one place each, in the order of the space
             places = {cell(value): place for place, value in enumerate(choices)}
             shown = [(places.setdefault(cell(value), len(places)), score) for value, score in shown]
             axes.set_xticks([*places.values()], [*places])
+            axes.set_xlim(-0.5, len(places) - 0.5)
         elif choices.log:
             axes.set_xscale("log")
         axes.plot([value for value, _ in shown], [score for _, score in shown], "o")
-        axes.set_xlabel(key)
+        axes.set_xlabel(key.replace(", ", "\n"))
     figure.savefig(path, dpi=120)
 
 
