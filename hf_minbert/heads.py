@@ -87,11 +87,19 @@ class Head(nn.Module, ABC):
         size = self.pooling.output_size
         self.input_size = size if self.compares or self.sentences == 1 else self._join.size(size)
 
-    def vectors(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, [B, S, D]."""
+    @property
+    def trains_pooling(self) -> bool:
+        """Whether what it pools changes while the head alone is trained."""
+        return self.layer_mix is not None or any(True for _ in self.pooling.parameters())
+
+    def pooled(self, encoded: Encoded) -> Tensor:
+        """One vector per sentence, [B, S, D], as the pooling gives it."""
         states = encoded.states[-1] if self.layer_mix is None else self.layer_mix(encoded.states)
-        pooled = self.pooling(states, encoded.mask, encoded.pooled)
-        return self.sentence_dropout(pooled.unflatten(0, (-1, self.sentences)))
+        return self.pooling(states, encoded.mask, encoded.pooled).unflatten(0, (-1, self.sentences))
+
+    def vectors(self, encoded: Encoded) -> Tensor:
+        """One vector per sentence, [B, S, D], as the head takes it."""
+        return self.sentence_dropout(self.pooled(encoded))
 
     def joined(self, vectors: Tensor) -> Tensor:
         """An example's sentences as one vector, [B, S, D] -> [B, input_size]."""

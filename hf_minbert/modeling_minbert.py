@@ -506,6 +506,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         labels: Tensor | None = None,
         task: str | None = None,
         packing: dict[str, Any] | None = None,
+        pooled: Tensor | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
         """Inputs as for `MinBertModel`, and the task whose head answers.
@@ -518,6 +519,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             task: its name. Without one the active task answers, in the form that stock tools expect: a binary
                 head's one logit z then comes as the two logits (0, z), whose softmax is the sigmoid of z.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
+            pooled: [B, S, D], what `pool` gave for the batch, in the place of all other inputs.
 
         Returns:
             `logits` [B, C] and, with labels, `loss`, which is the same in both forms. Hidden states and attentions
@@ -538,8 +540,12 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             "position_ids": position_ids, "inputs_embeds": inputs_embeds,
         }  # fmt: skip
         wanted = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
-        encoded, outputs = self._encode([name], inputs, packing, hidden=wanted, **kwargs)
-        vectors = head.vectors(encoded)
+        outputs = BaseModelOutputWithPooling()
+        if pooled is None:
+            encoded, outputs = self._encode([name], inputs, packing, hidden=wanted, **kwargs)
+            vectors = head.vectors(encoded)
+        else:
+            vectors = head.sentence_dropout(pooled)
         logits = head(vectors)
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
         if task is None and spec["kind"] == "binary":
@@ -550,6 +556,22 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             hidden_states=outputs.hidden_states if wanted else None,
             attentions=outputs.attentions,
         )
+
+    def pool(
+        self,
+        task: str,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        packing: dict[str, Any] | None = None,
+    ) -> Tensor:
+        """What a task's head pools of a batch, [B, S, D]: all it needs of the encoder. Inputs as for `forward`."""
+        inputs = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
+            "position_ids": None, "inputs_embeds": None,
+        }  # fmt: skip
+        encoded, _ = self._encode([task], inputs, packing, hidden=False)
+        return self.heads.get(task).pooled(encoded)
 
     def encoder_path(self, task: str) -> list[nn.Module]:
         """The encoder and the layers that a task's sentences go through: tasks with the same ones can share a pass."""

@@ -12,7 +12,7 @@ from ..errors import MinBertError
 from ..packing import Packing
 from ..tasks import Task
 from .labels import label_value
-from .rows import EncodedRows
+from .rows import EncodedRows, PooledRows
 
 
 class PaddedCollator:
@@ -42,14 +42,16 @@ class PaddedCollator:
         self.pad_to_multiple_of = pad_to_multiple_of or 1
         self.packing, self.fill_to = packing, fill_to
 
-    def __call__(self, rows: EncodedRows | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of B rows, T tokens long.
+    def __call__(self, rows: EncodedRows | PooledRows | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A batch of B rows, T tokens long; of rows that are pooled, `pooled` [B, S, D] in the place of the tokens.
 
         Returns:
             `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
             that is encoded apart; `labels` [B] and `teacher` [B, C] where the rows have them; and `packing` where it
             is asked for.
         """
+        if isinstance(rows, PooledRows):
+            return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}
         apart = self.task.pair_encoding == "bi"
         if not isinstance(rows, EncodedRows):
             rows = EncodedRows.of([self._checked(row) for row in rows], self.task.kind == "score", apart)
@@ -67,11 +69,7 @@ class PaddedCollator:
         batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
         if self.packing:
             batch["packing"] = Packing.describe(is_token, fill=self.fill_to is not None)
-        if rows.labels is not None:
-            batch["labels"] = torch.from_numpy(rows.labels)
-        if rows.teacher is not None:
-            batch["teacher"] = torch.from_numpy(rows.teacher)
-        return batch
+        return batch | _answers(rows)
 
     def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if "labels" not in row:
@@ -99,3 +97,8 @@ def filled(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tens
     table = np.full(is_token.shape, padding, dtype=np.int64)
     table[is_token] = values
     return torch.from_numpy(table)
+
+
+def _answers(rows: EncodedRows | PooledRows) -> dict[str, torch.Tensor]:
+    columns = {"labels": rows.labels, "teacher": rows.teacher}
+    return {name: torch.from_numpy(column) for name, column in columns.items() if column is not None}

@@ -106,6 +106,36 @@ class EncodedRows:
         return self.lengths.reshape(-1, self.sides).max(axis=1)
 
 
+@dataclass(frozen=True)
+class PooledRows:
+    """A map-style dataset of rows of which the encoder's part is done.
+
+    Args:
+        pooled: float32 [R, S, D], what the task's head pools.
+        labels, teacher: as for `EncodedRows`.
+    """
+
+    pooled: np.ndarray
+    labels: np.ndarray
+    teacher: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.pooled)
+
+    def __getitem__(self, index: int) -> PooledRows:
+        return self.take([index])
+
+    def __getitems__(self, indices: Sequence[int]) -> PooledRows:
+        """Several rows in one call, as torch's loaders ask for them."""
+        return self.take(indices)
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> PooledRows:
+        """The rows at these places, in this order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        teacher = None if self.teacher is None else self.teacher[indices]
+        return PooledRows(self.pooled[indices], self.labels[indices], teacher)
+
+
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:
     """A column of lists as one array, and where each list begins in it."""
     array = rows.with_format(None).data.table.column(column).combine_chunks()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Trainer, TrainerCallback
@@ -27,7 +28,9 @@ from ..data.rounds import (
     label_groups,
     proportional_batch_sizes,
 )
+from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
+from ..modeling_minbert import MinBertForMultiTask
 from ..tasks import Task
 from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
@@ -200,7 +203,9 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
-        args, rounds = self.args, self._rounds()
+        if self.train_dataset is None:
+            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
+        args, rounds = self.args, self._rounds(self._pool() or self.train_dataset)
         return self.accelerator.prepare(
             DataLoader(
                 rounds,
@@ -213,13 +218,11 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
             )
         )
 
-    def _rounds(self) -> Rounds:
-        if self.train_dataset is None:
-            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
-        samplers = self._samplers(self.train_dataset, self.args)
+    def _rounds(self, rows: Mapping[str, EncodedRows | PooledRows]) -> Rounds:
+        samplers = self._samplers(rows, self.args)
         args = self.args
         return MIXING[args.mixing](
-            self.train_dataset,
+            rows,
             self._batch_sizes(samplers, args),
             samplers,
             num_processes=args.world_size,
@@ -259,6 +262,43 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
                 found = list(logits[name].shape) if name in logits else "nothing"
                 raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
         return {name: replace(rows, teacher=logits[name].astype(np.float32)) for name, rows in train.items()}
+
+    def _pool(self) -> dict[str, EncodedRows | PooledRows]:
+        """The training rows; those of which a frozen encoder says the same at every step, with what it says.
+
+        Not where it has dropout, which the course leaves on in a frozen encoder too, nor where the head trains what
+        it pools by.
+        """
+        model, frozen = self.accelerator.unwrap_model(self.model), self.args.freeze == "encoder"
+        if not isinstance(model, MinBertForMultiTask) or not frozen or self.args.unfreeze:
+            return {}
+        dropouts = [m.p for part in (model.bert, model.private) for m in part.modules() if isinstance(m, nn.Dropout)]
+        noisy = any(dropouts) or model.config.attention_probs_dropout_prob or self.args.neftune_noise_alpha
+        if noisy or self.regularizer is not None or self.proximal is not None:
+            return {}
+        names = [name for name in self.train_dataset if not model.heads.get(name).trains_pooling]
+        if names:
+            logger.info("The frozen encoder has no dropout: it reads the rows of %s once.", ", ".join(names))
+        return {
+            name: self._pooled_rows(model, name, rows) if name in names else rows
+            for name, rows in self.train_dataset.items()
+        }
+
+    @torch.inference_mode()
+    def _pooled_rows(self, model: MinBertForMultiTask, task: str, rows: EncodedRows) -> PooledRows:
+        order = np.argsort(-rows.row_lengths, kind="stable")
+        collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=True)
+        found = []
+        was_training = model.training
+        model.eval()
+        for start in range(0, len(order), self.args.eval_batch_size):
+            batch = collate(rows.take(order[start : start + self.args.eval_batch_size]))
+            batch = {key: value for key, value in batch.items() if key not in ("labels", "teacher")}
+            with self.accelerator.autocast():
+                found.append(model.pool(**send_to_device(batch, self.args.device)).float())
+        model.train(was_training)
+        pooled = torch.cat(found).cpu().numpy()[np.argsort(order)]
+        return PooledRows(pooled, rows.labels, rows.teacher)
 
     def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
         """Counts what the loss options leave to be counted, and says what goes ill with what."""
@@ -315,7 +355,7 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
 
     def _loss_weights(self) -> dict[str, float]:
         """The factor on each task's loss. Says in the log what was computed and not given."""
-        rounds = self._rounds()
+        rounds = self._rounds(self.train_dataset)
         if self.args.task_batch_sizes == "proportional":
             sizes = (f"{name} {size} ({rounds.rounds_to_see(name):,})" for name, size in rounds.batch_sizes.items())
             logger.info("Batch sizes, and how many rounds it takes to see all rows: %s.", ", ".join(sizes))
@@ -333,14 +373,18 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
 
     def get_total_train_batch_size(self, args: MultiTaskTrainingArguments) -> int:
         """Rows of all tasks that an optimizer step sees, over all processes; a mean, where tasks leave the rounds."""
-        rounds = self._rounds()
+        rounds = self._rounds(self.train_dataset)
         return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
     def floating_point_ops(self, inputs: dict[str, dict[str, Any]]) -> int:
         """By the stock estimate: six per token and parameter outside the embeddings."""
         if self._num_parameters is None:  # to count them takes as long as a step of a small model
             self._num_parameters = self.model.num_parameters(exclude_embeddings=True)
-        return 6 * self._num_parameters * sum(batch["input_ids"].numel() for batch in inputs.values())
+        return (
+            6
+            * self._num_parameters
+            * sum(batch["input_ids"].numel() for batch in inputs.values() if "input_ids" in batch)
+        )
 
     # The stock ways to clip and to clear gradients walk through all modules of the model to find its parameters, and
     # through all parameters to find their norm: longer than a GPU takes for a small batch.
@@ -538,7 +582,7 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
     def _place(self, batch: Mapping[str, Any]) -> Place:
         """Where the batch stands: this process's share of the current round of the current step."""
         batches_before = self._rounds_of_step * self.args.world_size + self.args.process_index
-        return Place(self.args.seed, self.state.global_step, batches_before * len(batch["input_ids"]))
+        return Place(self.args.seed, self.state.global_step, batches_before * len(batch["labels"]))
 
     def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""

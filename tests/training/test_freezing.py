@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
+from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.recipe import cast, read_value
 from hf_minbert.training.freezing import Freezing, check_trainable, schedule_of
 
@@ -338,3 +338,66 @@ def test_a_recipe_takes_numbers_and_words(word, found):
 
 def test_a_schedule_is_in_the_order_of_its_steps_whatever_that_of_the_recipe():
     assert [*schedule_of("encoder", {"200": "none", "100": 4}).items()] == [(0, "encoder"), (100, 4), (200, "none")]
+
+
+# ---- A frozen encoder reads each row once
+
+POOLED = {
+    "sst": {"pooling": "mean"},
+    "para": None,
+    "sts": {"pair_encoding": "bi", "pooling": "max", "sentence_dropout": 0.5},
+}
+
+
+def without_encoder_dropout(tiny_model, tasks):
+    return tiny_model(get_tasks(tasks), hidden_dropout_prob=0.0, classifier_dropout=0.3)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"aggregator": "pcgrad", "packing": True}, {"mixing": "once"}], ids=str)
+def test_what_is_read_once_trains_the_same_heads(make_trainer, tiny_model, monkeypatch, arguments):
+    found = []
+    for once in (True, False):
+        model = without_encoder_dropout(tiny_model, POOLED)
+        passes = []
+        model.bert.register_forward_hook(lambda *args, passes=passes: passes.append(None))
+        if not once:
+            monkeypatch.setattr(MultiTaskTrainer, "_pool", lambda self: {})
+        given = {"learning_rate": 5e-3, "max_steps": 6, "per_device_eval_batch_size": 100}
+        trainer = make_trainer(model, freeze="encoder", **given, **arguments)
+        trainer.train()
+        found.append((model, len(passes), [e["loss"] for e in trainer.state.log_history if "loss" in e]))
+    (ours, few, losses), (theirs, many, expected) = found
+    assert few == len(POOLED) < many  # a batch holds all rows of a task
+    assert losses == pytest.approx(expected, abs=1e-5)
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "arguments", "read_once"),
+    [
+        ({"sst": None, "sts": {"pooling": "attention"}}, {}, ["sst"]),
+        ({"sst": {"pooling": "mean", "layers": "mix"}, "sts": {"pooling": "bigru"}}, {}, []),
+        ({"sst": None, "sts": None}, {"freeze": "embeddings"}, []),
+        ({"sst": None, "sts": None}, {"unfreeze": {"1": "none"}}, []),
+        ({"sst": None, "sts": None}, {"regularizer": "smart"}, []),
+        ({"sst": None, "sts": None}, {"proximal": "momentum"}, []),
+        ({"sst": None, "sts": None}, {"neftune_noise_alpha": 5.0}, []),
+    ],
+)
+def test_what_a_step_may_change_is_read_at_each_step(make_trainer, tiny_model, tasks, arguments, read_once):
+    trainer = make_trainer(
+        without_encoder_dropout(tiny_model, tasks), train=dict.fromkeys(tasks, 8), **{"freeze": "encoder", **arguments}
+    )
+    batches = next(iter(trainer.get_train_dataloader()))
+    assert [name for name, batch in batches.items() if "pooled" in batch] == read_once
+    trainer.train()
+
+
+def test_an_encoder_with_dropout_reads_each_row_anew(make_trainer, tiny_model):
+    for changes in ({"hidden_dropout_prob": 0.1}, {"attention_probs_dropout_prob": 0.1}):
+        model = tiny_model(
+            get_tasks(["sst"]), **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **changes}
+        )
+        trainer = make_trainer(model, train={"sst": 8}, freeze="encoder")
+        assert "input_ids" in next(iter(trainer.get_train_dataloader()))["sst"]
