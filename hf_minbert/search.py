@@ -230,7 +230,13 @@ class SearchFolder:
             args = stages[-1].args if stages else MultiTaskTrainingArguments(**given)
         if args.push_to_hub:
             raise MinBertError("`push_to_hub` would send every trial to one place. Leave it out of a search.")
-        tasks = get_tasks(stages[-1].settings.tasks if stages else settings.tasks)
+        last = stages[-1].settings if stages else settings
+        if last.objective == "mlm":
+            raise MinBertError(
+                "`objective: mlm` ends with a perplexity, and a search looks for the highest score of tasks. Let a "
+                "stage that trains tasks come after it."
+            )
+        tasks = get_tasks(last.tasks)
         by_name = {task.name: task for task in tasks}
         args.check_tasks(by_name)
         if not stages:  # else what the last one begins with is not there yet

@@ -384,6 +384,7 @@ def test_an_old_folder_refuses_another_search(recipe, training, tmp_path, words,
         ("{learning_rate: {low: 1e-6, high: 1e-4}}", {}, r"`--method grid` tries every value, and `learning_rate`"),
         ("{seed: [1]}", {"metric": "eval_overal"}, r"^Unknown metric 'eval_overal'. Did you mean 'eval_overall'\?"),
         ("{seed: [1]}", {"method": "gird"}, r"Unknown method 'gird'. Did you mean 'grid'\?"),
+        ("{objective: [mlm]}", {}, r"objective=mlm: `objective: mlm` ends with a perplexity, and a search looks for"),
         ("{push_to_hub: [true]}", {}, r"`push_to_hub` would send every trial to one place"),
     ],
 )  # fmt: skip
@@ -397,6 +398,16 @@ def test_what_does_not_fit_the_recipe_is_answered_before_any_trial(recipe, train
 def test_a_recipe_that_resumes_or_overwrites_is_refused(recipe, tmp_path):
     with pytest.raises(MinBertError, match=r"`overwrite` is of one run. A search goes on by the same command"):
         search(read_recipe(recipe, ["overwrite=true"]), {"seed": [1]}, method="grid", output_dir=tmp_path / "search")
+
+
+def test_a_search_over_a_line_of_a_stage(recipe, training, tmp_path):
+    recipe, seen = read_recipe(recipe), []
+    recipe["stages"] = Value([{"objective": "mlm"}, {"name": "tasks", "weight_decay": 0.5}], None)
+    training(lambda values: seen.append(values["stages"]) or len(seen) / 10)
+    search(recipe, {"stages.1.weight_decay": [0.1, 0.2]}, method="grid", output_dir=tmp_path / "search")
+    assert seen == [[{"objective": "mlm"}, {"name": "tasks", "weight_decay": decay}] for decay in (0.1, 0.2)]
+    best = read_recipe(tmp_path / "search" / "best.yaml")
+    assert best["stages"].value[1]["weight_decay"] == 0.2
 
 
 def test_a_line_that_each_stage_has_itself_is_no_key_to_search(recipe, tmp_path):
