@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -34,7 +35,8 @@ def gram_matrix(gradients: Tensor) -> Tensor:
 
     Products of a chunk are added in float32 (float64 where the rows are), the chunks in float64. Over the 110 million
     numbers of a BERT-base that is less than 1e-6 of the norms off, where one float32 product is off by up to 4 per
-    cent. With float64 throughout the pass takes twice as long on a CPU, four times on an H200.
+    cent. With float64 throughout the pass takes twice as long on a CPU, four times on an H200. In float32 a chunk
+    longer than 1e19 overflows, so that the step counts as not finite, and one shorter than 1e-21 may count as zero.
     """
     tasks = len(gradients)
     gram = gradients.new_zeros(tasks, tasks, dtype=torch.float64)
@@ -49,17 +51,26 @@ def gram_matrix(gradients: Tensor) -> Tensor:
     return gram
 
 
-def gram_of_products(gradients: Tensor) -> Tensor:
-    """As `gram_matrix`, by products of whole rows: slow as it stands, and one kernel that reads each number once if it
-    is compiled."""
-    tasks, chunks = len(gradients), gradients.shape[1] // CHUNK
-    rows = gradients.to(torch.promote_types(gradients.dtype, torch.float32))
-    pieces = rows[:, : chunks * CHUNK].reshape(tasks, chunks, CHUNK)
-    upper = [[(pieces[i] * pieces[j]).sum(dim=-1) for j in range(i, tasks)] for i in range(tasks)]
+def gram_of_products(gradients: Tensor, of_chunks: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """As `gram_matrix`, by products of whole rows: slow as it stands, and fast if what it does to chunks is compiled.
+
+    Args:
+        gradients: `[tasks, parameters]`.
+        of_chunks: `gram_of_chunks` compiled. What is left over is not: torch 2.13 compiles it to wrong numbers.
+    """
+    chunks = gradients.shape[1] // CHUNK
+    rest = gradients[:, chunks * CHUNK :].double()
+    pieces = gradients[:, : chunks * CHUNK].reshape(len(gradients), chunks, CHUNK)
+    return (of_chunks or gram_of_chunks)(pieces) + rest @ rest.T
+
+
+def gram_of_chunks(pieces: Tensor) -> Tensor:
+    """The part of the Gram matrix in `[tasks, chunks, CHUNK]`. Compiled, one kernel that reads each number once."""
+    rows = pieces.to(torch.promote_types(pieces.dtype, torch.float32))
+    upper = [[(rows[i] * rows[j]).sum(dim=-1) for j in range(i, len(rows))] for i in range(len(rows))]
     sums = [torch.stack(of_row).sum(dim=-1, dtype=torch.float64) for of_row in upper]
     gram = torch.stack([torch.cat([total.new_zeros(i), total]) for i, total in enumerate(sums)])
-    rest = rows[:, chunks * CHUNK :].double()
-    return gram + gram.triu(1).T + rest @ rest.T
+    return gram + gram.triu(1).T
 
 
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
@@ -92,8 +103,17 @@ def random_orders(tasks: int, generator: Generator | None = None) -> Tensor:
 
 
 @functools.cache
-def _compiled_passes() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    return torch.compile(gram_of_products), torch.compile(weighted_sum)
+def _compiled_passes(tasks: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """`gram_of_products` and `weighted_sum`, compiled for so many tasks."""
+    of_chunks = _compiled(gram_of_chunks, tasks)
+    return functools.partial(gram_of_products, of_chunks=of_chunks), _compiled(weighted_sum, tasks)
+
+
+def _compiled(function: Callable[..., Tensor], tasks: int) -> Callable[..., Tensor]:
+    """`function` compiled from a code object of its own: torch counts by it how often it compiles anew for another
+    number of tasks or parameters, and after eight times runs the function as it stands."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{tasks}")
+    return torch.compile(types.FunctionType(code, function.__globals__))
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
@@ -109,6 +129,7 @@ class Aggregator(ABC):
             accumulate in `.grad`, as cheap as a single loss; with rows the step keeps one gradient per task,
             `tasks * parameters * 4` bytes.
         compiled: whether a step's two passes over the gradients are compiled: less than half of their time on a GPU.
+            Of fewer numbers than one chunk they are not.
     """
 
     needs_rows: bool = True
@@ -131,7 +152,9 @@ class Aggregator(ABC):
         self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A call's result, and what it was made of: the Gram matrix and the `coefficients`."""
-        make_gram, weigh = _compiled_passes() if self.compiled else (gram_matrix, weighted_sum)
+        make_gram, weigh = gram_matrix, weighted_sum
+        if self.compiled and gradients.shape[1] >= CHUNK:
+            make_gram, weigh = _compiled_passes(len(gradients))
         gram = make_gram(gradients)
         coefficients = self.coefficients(gram, generator, tasks)
         return weigh(gradients, coefficients.sum(dim=0)), gram, coefficients

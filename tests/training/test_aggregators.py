@@ -279,16 +279,64 @@ def test_autocast_takes_no_precision_away():
     assert torch.equal(inside, PCGrad()(gradients, seeded()))
 
 
-def test_compiled_passes_give_the_same_step(monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+#: One number beside a whole chunk, which torch 2.13 would compile to wrong numbers, and less than a chunk among them.
+COMPILED_SIZES = (3 * CHUNK + 7, 2 * CHUNK, 50, CHUNK, CHUNK + 1, CHUNK - 1, 0)
+
+
+@pytest.fixture
+def compiled_anew():
+    """Nothing that other tests compiled, and nothing for them."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     aggregators._compiled_passes.cache_clear()
+    yield torch._dynamo.utils.counters["stats"]
+    aggregators._compiled_passes.cache_clear()
+    torch._dynamo.reset()
+
+
+def assert_compiled_steps_are_equal(tasks, size, device="cpu"):
     plain, compiled = PCGrad(), PCGrad()
     compiled.compiled = True
-    for size in (3 * CHUNK + 7, 2 * CHUNK, 50):
-        gradients = torch.randn(3, size, generator=seeded(size))
-        for ours, theirs in zip(compiled.step(gradients, seeded()), plain.step(gradients, seeded()), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-    aggregators._compiled_passes.cache_clear()
+    gradients = torch.randn(tasks, size, generator=seeded(size)).to(device)
+    for ours, theirs in zip(compiled.step(gradients, seeded()), plain.step(gradients, seeded()), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-3)
+
+
+def test_compiled_passes_give_the_same_step(monkeypatch, compiled_anew):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    for size in COMPILED_SIZES:
+        assert_compiled_steps_are_equal(3, size)
+    assert 0 < compiled_anew["unique_graphs"] <= 2 * 3  # sizes known, any size, one chunk
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_what_torch_compiles_for_a_gpu_gives_the_same_step(compiled_anew):
+    for size in COMPILED_SIZES:
+        assert_compiled_steps_are_equal(3, size, "cuda")
+
+
+def test_what_is_compiled_is_called_from_one_chunk_on(monkeypatch, compiled_anew):
+    """The compiler fails on less."""
+    called = []
+
+    def compiling(function):
+        return lambda *given: (called.append(function.__code__.co_name), function(*given))[1]
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    for size in COMPILED_SIZES:
+        called.clear()
+        assert_compiled_steps_are_equal(2, size)
+        assert called == (["gram_of_chunks_2", "weighted_sum_2"] if size >= CHUNK else [])
+
+
+def test_many_numbers_of_tasks_are_compiled_each(monkeypatch, compiled_anew):
+    """Of one function torch would compile eight forms, and then run it as it stands."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    for tasks in range(2, 12):
+        before = compiled_anew["unique_graphs"]
+        assert_compiled_steps_are_equal(tasks, 2 * CHUNK + tasks)
+        assert compiled_anew["unique_graphs"] == before + 2
 
 
 def test_rows_in_half_precision_are_weighted_in_float32():
