@@ -45,6 +45,10 @@ class RunSettings:
         cache_dir: where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length`
             starts sooner. Nothing is kept unless given.
         strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
+        held_out: tasks, written as in `tasks`, whose dev and test rows are kept out of borrowed rows (see `sources` of
+            a task), beside those of `tasks`. Unless given, the package's tasks whose files lie in `data_dir`.
+        drop_shared_sentences: also drop a borrowed row of which a single sentence stands in a dev or test row. They
+            are only counted otherwise; a row that stands there whole is always dropped.
         overwrite: train into a folder that holds a run already, which deletes that run.
         stages: runs that follow each other, a list with a mapping for each: its `name`, and the keys in which it
             differs from the rest of the recipe. Each begins with the model that the one before ended with (its best
@@ -71,6 +75,8 @@ class RunSettings:
     model_revision: str | None = None
     cache_dir: str | None = None
     strict_data: bool = False
+    held_out: list[str] | dict[str, Any] | None = None
+    drop_shared_sentences: bool = False
     overwrite: bool = False
     stages: list[dict[str, Any]] | None = None
     objective: Objective = "tasks"

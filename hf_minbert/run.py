@@ -21,6 +21,8 @@ from . import pretraining
 from .configuration_minbert import MinBertConfig
 from .data.encoding import check_max_length
 from .data.files import load_split, pinned
+from .data.leaks import HeldOut, guarded_tasks, load_training
+from .data.mappings import pinned_sources
 from .errors import MinBertError, explain
 from .evaluation.submission import write_predictions
 from .heads import check_heads
@@ -31,7 +33,7 @@ from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
 from .run_folder import AVERAGED, RunFolder
 from .stages import Stage, carry_out, plan
-from .tasks import Task, get_tasks
+from .tasks import Task, get_tasks, revisions
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import newest_complete_checkpoint
@@ -112,8 +114,8 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
                 trainer.save_model(str(folder.path / AVERAGED))
         metrics = {}
         if args.should_save:
-            scores = {} if predicts_words else _score(folder.path, trainer, data["dev"])
-            metrics = _finish(folder.path, trainer, {**scores, **outcome.metrics})
+            of_tasks = {} if predicts_words else {**_score(folder.path, trainer, data["dev"]), "leaks": data["leaks"]}
+            metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
     return metrics
@@ -245,25 +247,31 @@ class _Stop(TrainerCallback):
 def _pinned(tasks: list[Task], folder: RunFolder) -> list[Task]:
     """The tasks with the commits of their datasets on the Hub: those the run began with, or the newest."""
     args, by_name = folder.args, {task.name: task for task in tasks}
-    used = {name for option in ("train_tasks", "eval_tasks") for name in args.chosen_tasks(option, by_name)}
+    trained = args.chosen_tasks("train_tasks", by_name)
+    used, data_dir = {*trained, *args.chosen_tasks("eval_tasks", by_name)}, folder.settings.data_dir
     by_name = {task.name: task for task in get_tasks(folder.settings.tasks)}
-    found = [pinned(task, folder.settings.data_dir) if name in used else task for name, task in by_name.items()]
-    folder.pin({task.name: task.dataset_revision for task in found if task.dataset_revision})
+    by_name = {name: pinned(task, data_dir) if name in used else task for name, task in by_name.items()}
+    found = [pinned_sources(task, by_name, data_dir) if task.name in trained else task for task in by_name.values()]
+    folder.pin(revisions(found))
     return found
 
 
 def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
-    """`{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored."""
-    by_name = {task.name: task for task in tasks}
-    wanted = {
-        "train": args.chosen_tasks("train_tasks", by_name), "dev": args.chosen_tasks("eval_tasks", by_name)
-    }  # fmt: skip
-    return {
-        split: {
-            name: load_split(by_name[name], settings.data_dir, split, strict=settings.strict_data) for name in names
-        }
-        for split, names in wanted.items()
-    }
+    """What a run reads, and what its leak guard finds.
+
+    Returns:
+        `{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored, and under
+        `leaks` the counts of `load_training`.
+    """
+    by_name, data_dir, strict = {task.name: task for task in tasks}, settings.data_dir, settings.strict_data
+    held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, data_dir), data_dir)
+    train, leaks = load_training(
+        by_name, args.chosen_tasks("train_tasks", by_name), data_dir, seed=args.seed, held_out=held_out,
+        drop_sentences=settings.drop_shared_sentences, strict=strict,
+    )  # fmt: skip
+    evaluated = args.chosen_tasks("eval_tasks", by_name)
+    dev = {name: load_split(by_name[name], data_dir, "dev", strict=strict) for name in evaluated}
+    return {"train": train, "dev": dev, "leaks": leaks}
 
 
 def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from .errors import MinBertError, explain
 from .io import check_writable, json_line, write_atomically, write_json
 from .recipe import RunSettings, read_recipe, split_recipe, write_recipe
-from .tasks import get_tasks, with_revisions
+from .tasks import get_tasks, revisions, with_revisions
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
 
@@ -175,14 +175,13 @@ class RunFolder(TrainerCallback):
 
     def _environment(self) -> dict[str, Any]:
         device, packages = self.args.device, ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft")
-        commits = {task.name: task.dataset_revision for task in get_tasks(self.settings.tasks)}
         return {
             "seed": self.args.seed,
             "processes": self.args.world_size,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
             "python": platform.python_version(),
             "versions": {name: _version(name) for name in ("hf_minbert", *packages, "numpy")},
-            "datasets": {name: commit for name, commit in commits.items() if commit},
+            "datasets": revisions(get_tasks(self.settings.tasks)),
             "training_rows": self.training_rows,
         }
 

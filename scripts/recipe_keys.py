@@ -20,12 +20,13 @@ from typing import Any
 
 import transformers
 
+from hf_minbert.data.mappings import MAPPINGS
 from hf_minbert.data.rounds import MIXING
 from hf_minbert.heads import HEADS
 from hf_minbert.losses import LOSSES, options_of
 from hf_minbert.pooling import JOINS, POOLINGS
 from hf_minbert.recipe import RunSettings, packaged_recipes, type_in_words
-from hf_minbert.tasks import Task
+from hf_minbert.tasks import Source, Task
 from hf_minbert.training.aggregators import AGGREGATORS
 from hf_minbert.training.args import REFUSED, MultiTaskTrainingArguments
 from hf_minbert.training.regularizers import REGULARIZERS
@@ -35,6 +36,7 @@ MANY = 12  # names that a table's cell takes
 REGISTRIES = {
     "mixing": [*MIXING], "aggregator": [*AGGREGATORS, "torchjd.UPGrad and so on"],
     "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
+    "mapping": [*MAPPINGS],
     "pooling": [*POOLINGS], "join": [*JOINS], "loss": [name for of_kind in LOSSES.values() for name in of_kind],
 }  # fmt: skip
 
@@ -90,6 +92,8 @@ def type_of(name: str, hint: Any) -> str:
     options = [option for option in typing.get_args(hint) or [hint] if option is not type(None)]
     if options == [tuple[float, float]]:
         return "two numbers like [0, 5] or null"
+    if hint == tuple[Source, ...]:
+        return "a list of mappings like [{task: para}]"
     words = type_in_words(list[str] if hint == tuple[str, ...] else hint)
     if not name.startswith(("task_", "rows_per_")):  # the example is a task's
         words = words.replace(" like {sts: ...}", "")
@@ -160,6 +164,14 @@ def render() -> str:
         "`tasks` can be a mapping of a task's name to these keys. For one of the package's tasks they replace what it "
         "has.",
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
+        "### Borrowed rows",
+        "What may stand in an entry of a task's `sources`, which says `task`, `files` or `dataset`: "
+        "`sources: [{task: para, mapping: paraphrase_to_score, rows: 10000}]`.",
+        own_keys(Source, [f.name for f in fields(Source)]),
+        table(
+            ("mapping", "what becomes of the labels"),
+            [(f"`{name}`", " ".join(inspect.getdoc(mapping).split())) for name, mapping in MAPPINGS.items()],
+        ),
         "### What stands on the encoder",
         "A task's `pooling`, `head` and `loss`, and what may stand in their `pooling_options`, `head_options` and "
         "`loss_options`: `sts: {pair_encoding: bi, pooling: mean, head: cosine, head_options: {mapping: relu}}`.",

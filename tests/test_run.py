@@ -121,6 +121,30 @@ def test_metrics_json_is_what_train_returns_and_says_how_far_it_went(train, tmp_
     assert (metrics["global_step"], metrics["seed"], metrics["best_step"]) == (6, 42, None)
 
 
+def test_a_run_borrows_rows_and_says_which_leak(train, course_dir, tmp_path, caplog):
+    shutil.copytree(course_dir, tmp_path / "data")
+    dev = (course_dir / "sts-dev.csv").read_text(encoding="utf-8").splitlines()
+    cells = [line.split("\t")[2:4] for line in dev[1:3]]
+    rows = [(second.upper(), first, "1") for first, second in cells] + [("Good film", "Bad film", "0")] * 3
+    lines = "".join("\t".join(row) + "\n" for row in [("sentence1", "sentence2", "is_duplicate"), *rows])
+    (tmp_path / "data" / "mine.tsv").write_text(lines, encoding="utf-8")
+    source = "{files: mine.tsv, mapping: paraphrase_to_score}"
+    words = (f"tasks={{sst: null, sts: {{sources: [{source}]}}}}", f"data_dir={tmp_path / 'data'}")
+    train(*words)
+    leaks = metrics_of(tmp_path / "run")["leaks"]
+    (found,) = leaks["borrowed"]["sts"]
+    assert (found["rows"], found["dropped"], found["matches"]["sts dev"]["rows"]) == (5, 2, 2)
+    assert leaks["given"].keys() == {"sst", "sts"}
+    assert "Of 5 rows that sts borrows from mine.tsv, 2 are dropped" in caplog.text
+    # the same recipe draws the same scores, another seed others
+    rows_of = [json.loads((tmp_path / "run" / "environment.json").read_text())["training_rows"]]
+    for word in ("seed=42", "seed=1"):
+        train(*words, word, "overwrite=true")
+        rows_of.append(json.loads((tmp_path / "run" / "environment.json").read_text())["training_rows"])
+    assert rows_of[0] == rows_of[1] and rows_of[0]["sst"] == rows_of[2]["sst"]
+    assert rows_of[0]["sts"] != rows_of[2]["sts"]
+
+
 def test_metrics_json_is_written_last(finished_run, train, tmp_path, monkeypatch):
     written = {path: path.stat().st_mtime_ns for path in finished_run.rglob("*") if path.is_file()}
     assert max(written, key=written.get) == finished_run / "metrics.json"

@@ -108,8 +108,6 @@ def read_texts(task: Task, data_dir: str | Path | None, split: str) -> list[tupl
     Raises:
         MinBertError: what is there cannot be read.
     """
-    if not task.files and not has_training_data(task, data_dir):
-        return None
     if _is_on_hub(task, data_dir):
         task = hub.on_hub(task)
         there = hub.has_split(task, split)
@@ -132,8 +130,8 @@ def has_files(task: Task, data_dir: str | Path | None) -> bool:
 
 
 def has_training_data(task: Task, data_dir: str | Path | None) -> bool:
-    """Whether a task has rows beside those of its sources: it names some itself, or the word `hub` does."""
-    return "train" in task.files or task.dataset is not None or _is_word(HUB, data_dir) or not task.sources
+    """Whether a task has training rows beside those of its sources."""
+    return not task.sources or "train" in task.files or task.dataset is not None or _is_on_hub(task, data_dir)
 
 
 def pinned(task: Task, data_dir: str | Path | None) -> Task:
@@ -196,7 +194,10 @@ def _is_on_hub(task: Task, data_dir: str | Path | None) -> bool:
                 f"`DatasetDict.save_to_disk` wrote, or an id on the Hub such as owner/name."
             )
         return not saved.is_dir()
-    if _is_word(HUB, data_dir) and not _has_own_data(task):
+    by_word = _is_word(HUB, data_dir) and not _has_own_data(task)
+    if task.sources and not task.files and not (by_word and task.name in TASKS):
+        return False  # it lives on what it borrows
+    if by_word:
         return True
     if not task.files:
         hub.on_hub(task)  # raises where the package knows none

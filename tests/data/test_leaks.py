@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_minbert.data.files import load_split, pinned
 from hf_minbert.data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training, overlap, plain
 from hf_minbert.errors import MinBertError
 from hf_minbert.tasks import TASKS, get_tasks
@@ -172,6 +173,18 @@ def test_a_task_may_have_borrowed_rows_only(folder):
     dev = {"files": "sts-dev.csv", "columns": {"label": "similarity"}}
     with pytest.raises(MinBertError, match="'sick' has no training row: all that its `sources` hold stand in dev"):
         loaded(folder, {"sick": {**entry, "sources": [dev]}})
+
+
+@pytest.mark.parametrize("name", ["nli", "sick"])
+def test_such_a_task_asks_the_hub_for_nothing(folder, monkeypatch, name):
+    monkeypatch.setattr("hf_minbert.data.hub._download", lambda *_: pytest.fail("asked"))
+    entry = {"kind": "score", "text_columns": ["premise", "hypothesis"], "range": [0, 5], "sources": [MINE]}
+    rows, counts = loaded(folder, {name: entry})
+    assert rows[name]["id"] == ["mine.csv:1", "mine.csv:2", "mine.csv:3"]
+    (task,) = get_tasks({name: entry})
+    assert pinned(task, folder) == task
+    with pytest.raises(MinBertError, match=rf"Task '{name}' names no file for split 'dev'. Splits it has: \(none\)"):
+        load_split(task, folder, "dev")
 
 
 def test_only_the_tasks_asked_for_are_read(folder):

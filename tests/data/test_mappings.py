@@ -1,12 +1,13 @@
 """Borrowed rows: what each mapping makes of a label, which rows are drawn, what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
 
-from hf_minbert.data.mappings import borrowed_rows, origin_of
+from hf_minbert.data.mappings import borrowed_rows, origin_of, pinned_sources
 from hf_minbert.errors import MinBertError
 from hf_minbert.tasks import TASKS, Source, Task, get_tasks, revisions, with_revisions
 
@@ -319,6 +320,26 @@ def test_quotes_are_a_matter_of_files_of_cells(write):
 
 
 # ---- What a task with sources is elsewhere
+
+
+def test_sources_on_the_hub_are_pinned_and_read_by_their_split(monkeypatch):
+    rows = datasets.Dataset.from_dict({"premise": ["a"], "hypothesis": ["b"], "label": ["entailment"]})
+
+    class Builder:
+        hash = "c" * 40
+        info = SimpleNamespace(splits=["extra"])
+
+        def as_dataset(self, split):
+            return {"extra": rows}[split]
+
+    asked = []
+    monkeypatch.setattr("hf_minbert.data.hub._download", lambda *names: asked.append(names) or Builder())
+    hub = {"dataset": "me/pairs", "split": "extra", "mapping": "nli_to_score"}
+    (task,) = get_tasks({"sts": {"sources": [{"files": "x"}, hub]}})
+    task = pinned_sources(task, {"sts": task}, None)
+    assert revisions([task]) == {"sts/2": "c" * 40}
+    assert [row["label"] for row in borrowed_rows(task, 2, {}, None, 0)] == [5.0]
+    assert asked[0] == ("me/pairs", None, None) and asked[-1] == ("me/pairs", None, "c" * 40)
 
 
 def test_a_model_knows_nothing_of_sources_and_a_recipe_pins_their_commits():
