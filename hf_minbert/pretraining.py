@@ -26,6 +26,7 @@ from transformers.trainer_utils import TrainOutput
 from .configuration_minbert import MinBertConfig
 from .data.encoding import check_max_length, encode
 from .data.files import load_split
+from .data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
 from .data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from .errors import MinBertError, explain, unknown_name
 from .loading import check_encoder, load_config, load_masked_lm, load_tokenizer
@@ -102,31 +103,42 @@ def model_config(settings: RunSettings) -> MinBertConfig:
 def load_texts(
     settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task]
 ) -> dict[str, dict[str, Any]]:
-    """`{"train": {source: texts}, "dev": {task: texts}}`, as datasets with the one column `text`.
+    """The texts to train on and those to score, as datasets with the one column `text`.
 
-    Both sentences of a pair are texts of their own. Each text is there once, under the first source that has it.
+    Both sentences of a pair are texts of their own. Each text is there once, under the first source that has it. What
+    stands in a dev or test row is not trained on, so that the encoder is only ever scored on texts that it has not read.
+
+    Returns:
+        `train`, source to texts; `dev`, task to texts; and `leaks`, source to what `drop_leaks` counted.
 
     Raises:
         MinBertError: a file cannot be read, or there are no texts at all.
     """
-    train: dict[str, list[str]] = {}
+    by_name = {task.name: task for task in tasks}
+    trained, scored = (args.chosen_tasks(option, by_name) for option in ("train_tasks", "eval_tasks"))
+    texts: dict[str, list[str]] = {}
     for source in settings.mlm_texts:
         if source == TASKS:
-            train |= _of_tasks(settings, args, tasks, "train")
+            # Nothing is held out yet: rows may stay that share a sentence with dev rows, and texts may not.
+            rows, _ = load_training(
+                by_name, trained, settings.data_dir, seed=args.seed, held_out=HeldOut(), strict=settings.strict_data
+            )
+            texts |= {name: _columns(rows[name], by_name[name]) for name in trained}
         else:
-            train[source] = _lines(source, settings.data_dir)
-    return {"train": _each_once(train), "dev": _each_once(_of_tasks(settings, args, tasks, "dev"))}
+            texts[source] = _lines(source, settings.data_dir)
+    held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, settings.data_dir), settings.data_dir)
+    guarded = {source: drop_leaks(found, held_out, True) for source, found in _each_once(texts).items()}
+    train = {source: _dataset(found) for source, (found, _) in guarded.items() if found}
+    if not train:
+        raise MinBertError(f"`mlm_texts`: all texts of {', '.join(texts)} stand in dev or test rows too. Add others.")
+    dev = {name: load_split(by_name[name], settings.data_dir, "dev", strict=settings.strict_data) for name in scored}
+    dev = _each_once({name: _columns(rows, by_name[name]) for name, rows in dev.items()})
+    leaks = {source: counts for source, (_, counts) in guarded.items()}
+    return {"train": train, "dev": {name: _dataset(found) for name, found in dev.items()}, "leaks": leaks}
 
 
-def _of_tasks(
-    settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task], split: str
-) -> dict[str, list[str]]:
-    by_name = {task.name: task for task in tasks}
-    texts = {}
-    for name in args.chosen_tasks("train_tasks" if split == "train" else "eval_tasks", by_name):
-        rows = load_split(by_name[name], settings.data_dir, split, strict=settings.strict_data)
-        texts[name] = [text for column in by_name[name].text_columns for text in rows[column]]
-    return texts
+def _columns(rows: Any, task: Task) -> list[str]:
+    return [text for column in task.text_columns for text in rows[column]]
 
 
 def _lines(name: str, data_dir: str | None) -> list[str]:
@@ -137,19 +149,23 @@ def _lines(name: str, data_dir: str | None) -> list[str]:
         return path.read_text(encoding="utf-8-sig").split("\n")
 
 
-def _each_once(sources: Mapping[str, list[str]]) -> dict[str, Any]:
-    import datasets
-
+def _each_once(sources: Mapping[str, list[str]]) -> dict[str, list[str]]:
     seen: set[str] = {""}
-    kept: dict[str, Any] = {}
+    kept = {}
     for source, texts in sources.items():
         new = [text for text in dict.fromkeys(text.strip() for text in texts) if text not in seen]
         seen.update(new)
         if new:
-            kept[source] = datasets.Dataset.from_dict({"text": new})
+            kept[source] = new
     if not kept:
         raise MinBertError(f"`mlm_texts`: there is no text in {', '.join(sources)}. Name a source that has some.")
     return kept
+
+
+def _dataset(texts: list[str]) -> Any:
+    import datasets
+
+    return datasets.Dataset.from_dict({"text": texts})
 
 
 # ---- The trainer ---------------------------------------------------------------------------------------------------
@@ -159,13 +175,14 @@ class MaskedLMTrainer(Trainer):
     """The stock Trainer, for texts in an order of their own and a perplexity over all tokens that are asked for.
 
     Args:
-        sizes: `{"train": {source: texts}, "dev": {source: texts}}`, how many there are, in their order.
+        held_out: how many texts of `eval_dataset` are of which source, in their order.
+        about: what the metrics of a training say of its texts.
     """
 
     get_optimizer_cls_and_kwargs = staticmethod(MultiTaskTrainer.get_optimizer_cls_and_kwargs)
 
-    def __init__(self, *arguments: Any, sizes: Mapping[str, Mapping[str, int]], **given: Any):
-        self._sizes = sizes
+    def __init__(self, *arguments: Any, held_out: Mapping[str, int], about: Mapping[str, Any], **given: Any):
+        self._held_out, self._about = held_out, about
         super().__init__(*arguments, compute_metrics=self._metrics, **given)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
@@ -174,7 +191,7 @@ class MaskedLMTrainer(Trainer):
         before = self._scores()  # a checkpoint to resume from is loaded later
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         output.metrics.update(self._scores() | {f"{name}_before": value for name, value in before.items()})
-        output.metrics.update(train_texts=self._sizes["train"], held_out_texts=self._sizes["dev"])
+        output.metrics.update(self._about)
         return output
 
     def _scores(self) -> dict[str, float]:
@@ -206,9 +223,9 @@ class MaskedLMTrainer(Trainer):
         sums, counts = found.predictions.astype(np.float64), found.label_ids
         loss = float(sums.sum() / max(counts.sum(), 1))
         metrics = {"loss": loss, "perplexity": math.exp(loss)}
-        sizes = self._sizes["dev"]
-        for source, (start, end) in zip(sizes, pairwise(np.cumsum([0, *sizes.values()])), strict=True):
-            if len(sizes) > 1:
+        bounds = pairwise(np.cumsum([0, *self._held_out.values()]))
+        for source, (start, end) in zip(self._held_out, bounds, strict=True):
+            if len(self._held_out) > 1:
                 mean = sums[start:end].sum() / max(counts[start:end].sum(), 1)
                 metrics[f"{source}_perplexity"] = math.exp(mean)
         return metrics
@@ -228,12 +245,12 @@ def make_trainer(
     """
     name, revision = settings.model_name_or_path, settings.model_revision
     tokenizer = load_tokenizer(name, config, revision)
-    rows, sizes = {}, {split: {source: len(texts) for source, texts in data[split].items()} for split in data}
     length = check_max_length(settings.max_length, config.max_position_embeddings)
-    for split, sources in data.items():
-        rows[split] = encode(_joined(sources), TEXT, tokenizer, length, settings.cache_dir)
+    train, dev = (
+        encode(_joined(data[split]), TEXT, tokenizer, length, settings.cache_dir) for split in ("train", "dev")
+    )
+    sizes, held_out = ({source: len(texts) for source, texts in data[split].items()} for split in ("train", "dev"))
     collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing)
-    seed = args.seed if args.data_seed is None else args.data_seed
     model = _load_model(settings, config)
     if idle := without_effect(args):
         logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
@@ -245,21 +262,34 @@ def make_trainer(
     if args.compile_layers:
         compile_layers(model)
     if args.device.type != "cuda":
-        args.dataloader_pin_memory = False  # torch only warns
+        args.dataloader_pin_memory = args.accelerator_config.non_blocking = False  # for a GPU: elsewhere torch warns
     in_sequence = settings.mlm_order == "sequence"
-    order = [*sizes["train"].values()] if in_sequence else [len(rows["train"])]
+    order = [*sizes.values()] if in_sequence else [len(train)]
     trainer = MaskedLMTrainer(
         model,
         args,
-        train_dataset=TrainingTexts(rows["train"], order, _epochs(args, len(rows["train"])), seed),
-        eval_dataset=HeldOutTexts(rows["dev"]),
+        train_dataset=TrainingTexts(train, order, _epochs(args, len(train)), _seed(args)),
+        eval_dataset=HeldOutTexts(dev),
         data_collator=collator,
         processing_class=tokenizer,
         callbacks=[*callbacks],
-        sizes=sizes,
+        held_out=held_out,
+        about={"train_texts": sizes, "held_out_texts": held_out, "leaks": data["leaks"]},
     )
-    logger.info("Texts to pre-train on: %s.", ", ".join(f"{name} {size:,}" for name, size in sizes["train"].items()))
+    _tell_of_texts(sizes, data["leaks"])
     return trainer
+
+
+def _tell_of_texts(sizes: Mapping[str, int], leaks: Mapping[str, Mapping[str, Any]]) -> None:
+    logger.info("Texts to pre-train on: %s.", ", ".join(f"{name} {size:,}" for name, size in sizes.items()))
+    dropped = {name: counts["dropped"] for name, counts in leaks.items() if counts["dropped"]}
+    if dropped:
+        said = ", ".join(f"{count:,} of {name}" for name, count in dropped.items())
+        logger.info("Texts that stand in dev or test rows and are not trained on: %s.", said)
+
+
+def _seed(args: MultiTaskTrainingArguments) -> int:
+    return args.seed if args.data_seed is None else args.data_seed
 
 
 def _joined(sources: Mapping[str, Any]) -> Any:

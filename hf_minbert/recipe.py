@@ -46,7 +46,8 @@ class RunSettings:
             starts sooner. Nothing is kept unless given.
         strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
         held_out: tasks, written as in `tasks`, whose dev and test rows are kept out of borrowed rows (see `sources` of
-            a task), beside those of `tasks`. Unless given, the package's tasks whose files lie in `data_dir`.
+            a task) and of the texts of `objective: mlm`, beside those of `tasks`. Unless given, the package's tasks
+            whose files lie in `data_dir`.
         drop_shared_sentences: also drop a borrowed row of which a single sentence stands in a dev or test row. They
             are only counted otherwise; a row that stands there whole is always dropped.
         overwrite: train into a folder that holds a run already, which deletes that run.

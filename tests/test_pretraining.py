@@ -89,6 +89,7 @@ def data(tmp_path) -> Path:
         "quora-train.csv": [pairs, "a\twhy is it\tthe dog\t1", "b\thow is it\twhy is it\t0"],
         "ids-sst-dev.csv": ["id\tsentence\tsentiment", "a\ta good man\t1"],
         "quora-dev.csv": [pairs, "a\ta bad man\ta good man\t0"],
+        "quora-test-student.csv": ["id\tsentence1\tsentence2", "a\tvery good\tvery bad"],
         "more.txt": ["  it plays ", "", "the dog", "   ", "how", "it plays"],
     })  # fmt: skip
 
@@ -135,6 +136,21 @@ def test_in_sequence_steps_are_shared_out_by_size(train, data, collated):
     assert [number < 2 for number in numbers[:2]] == [True, False]  # the loader is a batch ahead
 
 
+def test_no_text_of_dev_or_test_is_trained_on(train, data):
+    text = data / "more.txt"
+    text.write_text("it plays\nA good  man!\nvery bad\na bad man plays\n", encoding="utf-8")
+    metrics = train(f"data_dir={data}", "tasks=[sst, para]", "eval_tasks=sst", "mlm_texts=[more.txt, tasks]")
+    assert metrics["train_texts"] == {"more.txt": 2, "sst": 2, "para": 2}
+    found = metrics["leaks"]["more.txt"]
+    assert (found["rows"], found["dropped"]) == (4, 2)
+    sentences = {name: counts["sentences"] for name, counts in found["matches"].items()}
+    assert sentences == {"sst dev": 1, "para dev": 1, "para test": 1}
+    assert metrics["leaks"]["sst"] == {"rows": 2, "dropped": 0, "matches": {}}
+    text.write_text("a good man\n", encoding="utf-8")
+    with pytest.raises(MinBertError, match="all texts of more.txt stand in dev or test rows"):
+        train(f"data_dir={data}", "tasks=[sst, para]", "mlm_texts=more.txt", "overwrite=true")
+
+
 # ---- The perplexity
 
 
@@ -154,7 +170,17 @@ def test_the_perplexity_is_that_of_all_held_out_tokens_asked_for(train, tmp_path
     mean = sum(losses) / len(losses)
     assert metrics["eval_loss"] == pytest.approx(mean, rel=1e-5)
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
-    assert metrics["eval_perplexity"] < metrics["eval_perplexity_before"]
+
+
+def test_training_lowers_the_perplexity_of_texts_that_are_new(train, tmp_path):
+    pairs = [(who, how) for who in ("man", "dog", "film") for how in ("good", "bad", "very good", "very bad")]
+    texts = [f"why is the {who} {how} ?" for who, how in pairs]
+    lines = {"train": texts[1:7] + texts[8:], "dev": [texts[0], texts[7]]}
+    header = "id\tsentence\tsentiment"
+    files = {f"ids-sst-{split}.csv": [header, *(f"a\t{text}\t1" for text in texts)] for split, texts in lines.items()}
+    words = ["tasks=[sst]", "max_steps=40", "learning_rate=5e-3", "save_strategy=no", "mlm_probability=0.4"]
+    metrics = train(f"data_dir={write(tmp_path / 'data', files)}", *words)
+    assert metrics["eval_perplexity"] < metrics["eval_perplexity_before"] / 5
 
 
 def test_each_task_has_a_perplexity_of_its_own(train):
@@ -189,9 +215,12 @@ def test_packing_trains_the_same_model(train, tmp_path):
         torch.testing.assert_close(value, plain[key], rtol=0, atol=1e-6)
 
 
-def test_bf16_trains(train):
-    metrics = train("bf16=true", "use_cpu=true")
-    assert metrics["eval_perplexity"] < metrics["eval_perplexity_before"]
+def test_half_precision_trains_nearly_the_same(train, tmp_path):
+    full = train("hidden_dropout_prob=0")
+    half = train("hidden_dropout_prob=0", "bf16=true", "use_cpu=true", "overwrite=true")
+    assert half["eval_loss"] != full["eval_loss"]
+    assert half["eval_loss"] == pytest.approx(full["eval_loss"], rel=0.02)
+    assert {value.dtype for value in weights(tmp_path / "run").values()} == {torch.float32}
 
 
 def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(train, tmp_path):
