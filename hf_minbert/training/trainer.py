@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedTokenizerBase, Trainer, TrainerCallback
@@ -30,7 +29,6 @@ from ..data.rounds import (
 )
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
-from ..modeling_minbert import MinBertForMultiTask
 from ..tasks import Task
 from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
@@ -40,6 +38,7 @@ from .conflicts import ConflictMeter, EpochTotals, is_whole
 from .distillation import distillation_of
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
+from .frozen import is_constant, read_once
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .hyperparameters import HyperparameterSearch
@@ -205,7 +204,7 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
         if self.train_dataset is None:
             raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
-        args, rounds = self.args, self._rounds(self._pool() or self.train_dataset)
+        args, rounds = self.args, self._rounds(self._rows_of_steps())
         return self.accelerator.prepare(
             DataLoader(
                 rounds,
@@ -263,42 +262,15 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
                 raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
         return {name: replace(rows, teacher=logits[name].astype(np.float32)) for name, rows in train.items()}
 
-    def _pool(self) -> dict[str, EncodedRows | PooledRows]:
-        """The training rows; those of which a frozen encoder says the same at every step, with what it says.
-
-        Not where it has dropout, which the course leaves on in a frozen encoder too, nor where the head trains what
-        it pools by.
-        """
-        model, frozen = self.accelerator.unwrap_model(self.model), self.args.freeze == "encoder"
-        if not isinstance(model, MinBertForMultiTask) or not frozen or self.args.unfreeze:
-            return {}
-        dropouts = [m.p for part in (model.bert, model.private) for m in part.modules() if isinstance(m, nn.Dropout)]
-        noisy = any(dropouts) or model.config.attention_probs_dropout_prob or self.args.neftune_noise_alpha
-        if noisy or self.regularizer is not None or self.proximal is not None:
-            return {}
-        names = [name for name in self.train_dataset if not model.heads.get(name).trains_pooling]
-        if names:
-            logger.info("The frozen encoder has no dropout: it reads the rows of %s once.", ", ".join(names))
-        return {
-            name: self._pooled_rows(model, name, rows) if name in names else rows
-            for name, rows in self.train_dataset.items()
-        }
-
-    @torch.inference_mode()
-    def _pooled_rows(self, model: MinBertForMultiTask, task: str, rows: EncodedRows) -> PooledRows:
-        order = np.argsort(-rows.row_lengths, kind="stable")
-        collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=True)
-        found = []
-        was_training = model.training
-        model.eval()
-        for start in range(0, len(order), self.args.eval_batch_size):
-            batch = collate(rows.take(order[start : start + self.args.eval_batch_size]))
-            batch = {key: value for key, value in batch.items() if key not in ("labels", "teacher")}
-            with self.accelerator.autocast():
-                found.append(model.pool(**send_to_device(batch, self.args.device)).float())
-        model.train(was_training)
-        pooled = torch.cat(found).cpu().numpy()[np.argsort(order)]
-        return PooledRows(pooled, rows.labels, rows.teacher)
+    def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows]:
+        """The training rows; with what a frozen encoder says of them, where that is the same at every step."""
+        args, model = self.args, self.accelerator.unwrap_model(self.model)
+        frozen = args.freeze == "encoder" and not args.unfreeze
+        changed = self.regularizer is not None or self.proximal is not None or args.neftune_noise_alpha
+        if not frozen or changed or not is_constant(model):
+            return self.train_dataset
+        autocast = self.accelerator.autocast
+        return read_once(model, self.train_dataset, self.collators, args.eval_batch_size, autocast)
 
     def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
         """Counts what the loss options leave to be counted, and says what goes ill with what."""
