@@ -247,8 +247,8 @@ class GradVac(Aggregator):
     """
 
     def __init__(self, beta: float = 0.01):
-        if not 0 < beta <= 1:
-            raise MinBertError(f"`beta` must be above 0 and at most 1. Found {beta}. The paper has 0.01.")
+        if not isinstance(beta, int | float) or not 0 < beta <= 1:
+            raise MinBertError(f"`beta` must be above 0 and at most 1. Found {beta!r}. The paper has 0.01.")
         self.beta = beta
         #: The target of (task, other task), on the device; by name, since a step may lack some task.
         self.targets: dict[tuple[Hashable, Hashable], Tensor] = {}

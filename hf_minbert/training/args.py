@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from itertools import combinations
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ..data.rounds import MIXING
-from ..errors import MinBertError, unknown_name
+from ..data.rounds import MIXING, Drawn
+from ..errors import MinBertError, explain, unknown_name
 from ..evaluation.metrics import metric_names
 from ..tasks import Task
 from .aggregators import make_aggregator
@@ -338,6 +340,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
 
     def _check_values(self) -> None:
+        for name in ("mixing", "aggregator"):
+            if not isinstance(getattr(self, name), str):
+                raise MinBertError(f"`{name}` must be a name. Found {getattr(self, name)!r}.")
         choices = {"mixing": MIXING, "proximal": get_args(Proximal)}
         choices |= {"train_metrics": get_args(TrainMetrics), "conflict_detail": get_args(ConflictDetail)}
         for name, known in choices.items():
@@ -363,6 +368,10 @@ class MultiTaskTrainingArguments(TrainingArguments):
             )
 
     def _check_aggregator(self) -> None:
+        if not isinstance(self.aggregator_options, Mapping | None):
+            raise MinBertError(
+                f"`aggregator_options` must be a mapping like {{reduction: mean}}. Found {self.aggregator_options!r}."
+            )
         aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
         if self.gradient_reduction not in get_args(GradientReduction):
             raise unknown_name("gradient_reduction", self.gradient_reduction, get_args(GradientReduction))
@@ -378,9 +387,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             )
         if self.gradient_smoothing is None:
             return
-        if not 0 <= self.gradient_smoothing < 1:
+        if not _is_number(self.gradient_smoothing) or not 0 <= self.gradient_smoothing < 1:
             raise MinBertError(
-                f"`gradient_smoothing` must be 0 or more and below 1. Found {self.gradient_smoothing}. Leave it out "
+                f"`gradient_smoothing` must be 0 or more and below 1. Found {self.gradient_smoothing!r}. Leave it out "
                 "to smooth nothing."
             )
         if not aggregator.needs_rows:
@@ -419,13 +428,20 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
     def _check_per_task(self) -> None:
         for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):
-            if isinstance(getattr(self, name), str) and getattr(self, name) not in words:
-                raise unknown_name(name, getattr(self, name), words)
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in words:
+                raise unknown_name(name, value, words)
+            if not isinstance(value, str | Mapping | None):
+                said = f"`{name}` must be a mapping from tasks to numbers, or {words[0]!r}."
+                raise MinBertError(f"{said} Found {value!r}.")
+        for name in ("task_sampling", "rows_per_epoch"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise MinBertError(f"`{name}` must be a mapping from tasks. Found {getattr(self, name)!r}.")
         for task, size in self.by_task("task_batch_sizes").items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
         for task, weight in self.by_task("task_weights").items():
-            if not 0 <= weight < float("inf"):
+            if not _is_number(weight) or not 0 <= weight < math.inf:
                 raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
         for task, sampling in (self.task_sampling or {}).items():
             if sampling not in get_args(Sampling):
@@ -458,12 +474,25 @@ class MultiTaskTrainingArguments(TrainingArguments):
             if not any(task.kind == "score" for task in tasks):
                 idle.append(("smart_score_divergence", "these tasks", "scores, and none of them is one"))
         given = [f.name for f in fields(self) if getattr(self, f.name) != _default_of(f)]
+        tasks = [*tasks]
         said = []
+        if self.aggregator != "sum" and (reason := self.why_none_conflict([task.name for task in tasks])):
+            said.append(f"`aggregator: {self.aggregator}` has no effect: {reason}.")
         for start, without, purpose in idle:
             if names := [f"`{name}`" for name in given if name.startswith(start)]:
                 has, it = ("has", "It is") if len(names) == 1 else ("have", "They are")
                 said.append(f"{', '.join(names)} {has} no effect with {without}. {it} for {purpose}.")
         return said
+
+    def why_none_conflict(self, trained: Sequence[str]) -> str | None:
+        """Why no step has a weight that two of the trained tasks reach, so that none can conflict; else `None`."""
+        if len(trained) < 2:
+            return "one task is trained"
+        if self.freeze == "encoder" and self.unfreeze is None:
+            return "with `freeze: encoder` nothing is trained that tasks share"
+        if issubclass(MIXING[self.mixing], Drawn) and self.gradient_accumulation_steps == 1:
+            return f"with `mixing: {self.mixing}` and without `gradient_accumulation_steps` each step has one task"
+        return None
 
     def by_task(self, option: str) -> Mapping[str, Any]:
         """What `option` gives task by task; nothing where it is left out, or is one word for all."""
@@ -495,8 +524,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
 
         Raises:
-            MinBertError: a task or a metric is unknown, the regularizer is not for such a task, or all tasks in
-                training have the weight 0.
+            MinBertError: a task or a metric is unknown, the regularizer is not for such a task, all tasks in training
+                have the weight 0, or the aggregator cannot serve so many tasks, or tasks of such names.
         """
         check_groups(self, tasks)
         for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
@@ -511,6 +540,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
                 "would be trained. Give one of them more."
             )
+        self._check_aggregator_of([task.name for task in trained])
         if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
             raise MinBertError(reason)
         if (metric := self.metric_for_best_model) is not None:
@@ -522,6 +552,28 @@ class MultiTaskTrainingArguments(TrainingArguments):
                 )
             if metric not in known and f"eval_{metric}" not in known:
                 raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
+
+    def _check_aggregator_of(self, trained: Sequence[str]) -> None:
+        """Raises `MinBertError` where it would in a step, and where the log would have one name for two pairs."""
+        aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
+        if not aggregator.needs_rows:
+            return
+        pairs: dict[str, tuple[str, str]] = {}
+        for a, b in combinations(trained, 2):
+            if (other := pairs.setdefault(f"{a}_{b}", (a, b))) != (a, b):
+                raise MinBertError(
+                    f"Aggregator {self.aggregator!r} would log `conflict_{a}_{b}` of the tasks {other[0]!r} and "
+                    f"{other[1]!r} and of {a!r} and {b!r}. Give one of them another name."
+                )
+        all_in_each = self.mixing in ("cycle", "shortest")
+        for count in range(len(trained) if all_in_each else min(2, len(trained)), len(trained) + 1):
+            remedy = f"`aggregator_options` must serve steps of {count} tasks."
+            with explain(f"Combining the gradients of {count} tasks with {self.aggregator!r}", remedy):
+                aggregator.weights(torch.eye(count, dtype=torch.float64), torch.Generator())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _default_of(field: Field) -> Any:

@@ -5,11 +5,12 @@ import json
 import random
 import shutil
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
-from hf_minbert import MinBertError, MultiTaskTrainingArguments
+from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.training.aggregators import Aggregator, GradVac, PCGrad, Sum, gram_matrix, make_aggregator
 from hf_minbert.training.checkpoints import AGGREGATOR, newest_complete_checkpoint
 from hf_minbert.training.conflicts import ConflictMeter
@@ -81,6 +82,60 @@ def test_a_library_aggregator_trains(make_trainer):
     trainer.train()
     assert not torch.equal(weights_of(trainer)["heads.sst.linear.weight"], before["heads.sst.linear.weight"])
     assert 0 <= trainer.state.log_history[0]["surgery_turn"] < 1
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            {"mixing": "proportional"},
+            "with `mixing: proportional` and without `gradient_accumulation_steps` each step ",
+        ),
+        (
+            {"mixing": "annealed"},
+            "with `mixing: annealed` and without `gradient_accumulation_steps` each step has one",
+        ),
+        ({"freeze": "encoder"}, "with `freeze: encoder` nothing is trained that tasks share"),
+        ({"train_tasks": ["sst"]}, "one task is trained"),
+        ({"mixing": "temperature", "gradient_accumulation_steps": 2}, None),
+        ({"freeze": "encoder", "unfreeze": {1: "none"}}, None),
+        ({"freeze": "embeddings", "mixing": "once"}, None),
+        ({"aggregator": "sum", "mixing": "proportional", "freeze": "encoder"}, None),
+    ],
+    ids=str,
+)
+def test_surgery_without_effect_is_told_at_the_start(make_trainer, caplog, given, reason):
+    trainer = make_trainer(**{"aggregator": "pcgrad", **given})
+    told = [record.message for record in caplog.records if "`aggregator" in record.message]
+    assert len(told) == (reason is not None)
+    if reason is not None:
+        assert f"`aggregator: pcgrad` has no effect: {reason}" in told[0]
+        assert not any("conflict" in name for name in trainer.train().metrics)  # and so it is
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, 3), ({"train_tasks": ["sst"]}, 1), ({"mixing": "once", "weights": [1, 1, 1]}, 2)],
+    ids=str,
+)
+def test_library_options_that_do_not_serve_the_tasks_are_refused_at_the_start(make_trainer, given, count):
+    """With `once`, tasks leave: what fits three would fail in the middle of the run."""
+    pytest.importorskip("torchjd")
+    options = {"pref_vector": given.get("weights", [1, 1])}
+    given = {name: value for name, value in given.items() if name != "weights"}
+    with pytest.raises(
+        MinBertError, match=rf"Combining the gradients of {count} tasks with 'torchjd.UPGrad' failed: "
+    ):
+        make_trainer(aggregator="torchjd.UPGrad", aggregator_options=options, **given)
+
+
+def test_two_pairs_of_tasks_with_one_name_are_refused(tmp_path):
+    args = MultiTaskTrainingArguments(str(tmp_path), use_cpu=True, aggregator="pcgrad")
+    tasks = {name: replace(get_tasks(["sst"])[0], name=name) for name in ("a", "b_c", "a_b", "c")}
+    with pytest.raises(MinBertError, match="`conflict_a_b_c` of the tasks 'a' and 'b_c' and of 'a_b' and 'c'"):
+        args.check_tasks(tasks)
+    args.check_tasks({name: task for name, task in tasks.items() if name != "c"})
+    MultiTaskTrainingArguments(str(tmp_path), use_cpu=True).check_tasks(tasks)
 
 
 # ---- state
