@@ -191,8 +191,8 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
         tasks = get_tasks(settings.tasks)
         by_name = {task.name: task for task in tasks}
         args.check_tasks(by_name)
-        if len(args.chosen_tasks("train_tasks", by_name)) < 2:
-            raise MinBertError("Conflicts are between two tasks, and one is trained. Name more in `train_tasks`.")
+        if reason := args.why_none_conflict(args.chosen_tasks("train_tasks", by_name)):
+            raise MinBertError(f"Conflicts are between two tasks' gradients of one weight, and {reason}. Change that.")
         data = load_data(settings, args, tasks)["train"]
         tokenizer, model = load_model(settings, model_config(settings, tasks))
         with explain("Setting up the trainer", "Mend the recipe."):

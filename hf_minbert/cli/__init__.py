@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from .. import __version__
-from ..errors import MinBertError
+from ..errors import MinBertError, did_you_mean
 from . import conflicts, evaluate, merge, predict, quickstart, search, train
 
 app = typer.Typer(
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         status = app(args=arguments or ["--help"], prog_name="minbert", standalone_mode=False)
     except _UsageError as error:
-        said = error.format_message()
+        said = _in_words(error)
         command = error.ctx.command_path if error.ctx else "minbert"
         _fail(f"{said}{'' if said.endswith(('.', '?', ')')) else '.'} See {command} --help.")
     except MinBertError as error:
@@ -73,6 +74,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if status == _INTERRUPTED and _is_first_process():  # typer catches KeyboardInterrupt and returns this
         print("minbert: Interrupted.", file=sys.stderr)
     sys.exit(status or 0)
+
+
+def _in_words(error: typer.BadParameter) -> str:
+    """What typer says, with the nearest choice where one was misspelt."""
+    said = error.format_message().replace("Value error, ", "")
+    choice = re.search(r"'([^']*)' is not one of (.*?)\.?$", said)
+    if choice is None:
+        return said
+    near = did_you_mean(choice[1], re.findall(r"'([^']*)'", choice[2]))
+    return f"{said.removesuffix('.')}.{near}"
 
 
 def _is_first_process() -> bool:

@@ -19,6 +19,10 @@ class Detail(str, Enum):
     tensors = "tensors"
 
 
+#: `surgery_turn` below this is called small: the two gradients are 0.9 degrees apart.
+HARDLY = 0.015
+
+
 def conflicts(
     recipe: Annotated[
         Path,
@@ -107,7 +111,9 @@ def verdict(found: Mapping[str, float]) -> str:
     steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
     if not any(shares):
         return f"Surgery has nothing to remove: no two tasks were in conflict in {steps}."
+    turn = found["surgery_turn"]
+    something, off = ("hardly anything", f"only {turn:.2%}") if turn < HARDLY else ("something", f"{turn:.1%}")
     return (
-        f"Surgery has something to remove: of {len(shares)} pairs, {sum(shares):.2f} were in conflict in the mean "
-        f"of {steps}, and PCGrad's gradient would be {found['surgery_turn']:.1%} off the direction of the sum."
+        f"Surgery has {something} to remove: of {len(shares)} pairs, {sum(shares):.2f} were in conflict in the mean "
+        f"of {steps}, and PCGrad's gradient would be {off} off the direction of the sum."
     )

@@ -72,13 +72,19 @@ def test_it_stops_in_time_on_the_schedule_of_the_recipe(minbert, write_recipe_fi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train_tasks=[sst]"], "Conflicts are between two tasks"),
-        (["freeze=encoder"], "there is nothing to measure"),
+        (["train_tasks=[sst]"], "Conflicts are between two tasks' gradients of one weight, and one task is trained."),
+        (["freeze=encoder"], "with `freeze: encoder` nothing is trained that tasks share."),
+        (["mixing=proportional"], "with `mixing: proportional` and without `gradient_accumulation_steps` each step"),
+        (
+            ["--detail", "lyers"],
+            "'--detail': 'lyers' is not one of 'none', 'layers', 'tensors'. Did you mean 'layers'?",
+        ),
         (["agregator=sum"], "Unknown key 'agregator'"),
         (["--output", "."], "it is not a file"),
     ],
 )
-def test_mistakes_are_one_line(minbert, write_recipe_file, words, said):
+def test_mistakes_are_one_line(minbert, write_recipe_file, monkeypatch, words, said):
+    monkeypatch.setattr("hf_minbert.run.load_model", lambda *_: pytest.fail("weights are loaded"))
     ended = minbert("conflicts", write_recipe_file(), *words)
     assert ended.status == 2
     assert said in ended.err.splitlines()[-1]
@@ -89,4 +95,7 @@ def test_the_verdict_says_whether_surgery_has_anything_to_do():
     assert verdict(none) == "Surgery has nothing to remove: no two tasks were in conflict in 1 step."
     some = {"conflict_a_b": 0.25, "conflict_a_b/pooler": 1.0, "conflict_a_c": 1.0, "surgery_turn": 0.125, "steps": 100}
     assert "of 2 pairs, 1.25 were in conflict in the mean of 100 steps" in verdict(some)
-    assert "12.5% off the direction of the sum" in verdict(some)
+    assert "would be 12.5% off the direction of the sum" in verdict(some)
+    hardly = verdict({**some, "surgery_turn": 0.0042})
+    assert hardly.startswith("Surgery has hardly anything to remove: of 2 pairs, 1.25 were in conflict")
+    assert hardly.endswith("and PCGrad's gradient would be only 0.42% off the direction of the sum.")
