@@ -29,7 +29,8 @@ def search(
     space: Annotated[
         str,
         typer.Option(
-            help="What to try, a .yaml file or YAML: '{learning_rate: [1e-5, 1e-4], tasks.sst.head: [linear, mlp]}'. "
+            # no word in brackets: typer takes it for markup, and leaves it out
+            help="What to try, a .yaml file or YAML: '{learning_rate: [1e-5, 1e-4], hidden_dropout_prob: [0.1, 0.3]}'. "
             "A key of the recipe, also inside a task, to a list of values or to {low: 1e-6, high: 1e-4, log: true}.",
             show_default=False,
         ),
@@ -44,7 +45,7 @@ def search(
     ] = Method.grid,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="How many at most.  [default: all of grid and coordinate, else 20]"),
+        typer.Option(min=1, help="How many at most; unless given, all of grid and coordinate, 20 of the others."),
     ] = None,
     metric: Annotated[str, typer.Option(help="Of metrics.json, as eval_sst_accuracy.")] = "eval_overall",
     parallel: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
@@ -52,8 +53,7 @@ def search(
 ) -> None:
     """Train a recipe with other values of some keys, and find the best.
 
-    The same command goes on with a search that was cut off. A trial that failed is run again once its folder in
-    trials is deleted.
+    The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
     """
     values = read_recipe(recipe, overrides or ())
     from ..search import search as carry_out
