@@ -30,7 +30,7 @@ def search(
         str,
         typer.Option(
             # no word in brackets: typer takes it for markup, and leaves it out
-            help="What to try, a .yaml file or YAML: '{learning_rate: [1e-5, 1e-4], hidden_dropout_prob: [0.1, 0.3]}'. "
+            help="What to try, as a file or YAML: '{learning_rate: [1e-5, 1e-4], hidden_dropout_prob: [0.1, 0.3]}'. "
             "A key of the recipe, also inside a task, to a list of values or to {low: 1e-6, high: 1e-4, log: true}.",
             show_default=False,
         ),
