@@ -438,7 +438,14 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
                 f"{path.parent} has no {AGGREGATOR}: it was written with an aggregator that keeps no gradient of a "
                 "task by itself. Resume as it was trained, or anew."
             )
-        self._gradients.load_state_dict(torch.load(path, map_location=self.args.device, weights_only=True))
+        state = torch.load(path, map_location=self.args.device, weights_only=True)
+        for name, then in state.pop("settings").items():
+            if (now := getattr(self.args, name)) != then:
+                before, found = (f"no `{name}`" if it is None else f"`{name}: {it}`" for it in (then, now))
+                raise MinBertError(
+                    f"{path.parent} was written with {before}. Found {found}. Resume as it was trained, or anew."
+                )
+        self._gradients.load_state_dict(state)
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: MultiTaskTrainingArguments, model: nn.Module | None = None) -> tuple:
@@ -568,7 +575,8 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
                 self.proximal.save(folder)
             if state := self._gradients.state_dict():
                 folder.mkdir(parents=True, exist_ok=True)
-                torch.save(state, folder / AGGREGATOR)
+                settings = {name: getattr(self.args, name) for name in ("aggregator", "gradient_smoothing")}
+                torch.save({**state, "settings": settings}, folder / AGGREGATOR)
         super()._save_checkpoint(model, trial)
 
     def _load_best_model(self) -> None:

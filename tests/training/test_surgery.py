@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.training.aggregators import Aggregator, GradVac, PCGrad, Sum, gram_matrix, make_aggregator
@@ -188,6 +189,78 @@ def test_a_checkpoint_without_a_whole_state(make_trainer, tmp_path):
     assert not (newest / AGGREGATOR).exists()
     with pytest.raises(MinBertError, match=f"has no {AGGREGATOR}"):
         make_trainer(aggregator="pcgrad", **given).train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            {"aggregator": "pcgrad"},
+            {"aggregator": "gradvac"},
+            "with `aggregator: pcgrad`. Found `aggregator: gradvac`.",
+        ),
+        (
+            {"aggregator": "pcgrad"},
+            {"aggregator": "pcgrad", "gradient_smoothing": 0.5},
+            "with no `gradient_smoothing`. Found `gradient_smoothing: 0.5`.",
+        ),
+        (
+            {"aggregator": "pcgrad", "gradient_smoothing": 0.5},
+            {"aggregator": "pcgrad"},
+            "with `gradient_smoothing: 0.5`. Found no `gradient_smoothing`.",
+        ),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_other_surgery_is_refused_in_a_sentence(make_trainer, before, after, said):
+    given = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(**before, **given).train()
+    resumed = make_trainer(**after, **given)
+    start = weights_of(resumed)
+    with pytest.raises(MinBertError, match=f"checkpoint-2 was written {said} Resume as it was trained"):
+        resumed.train(resume_from_checkpoint=True)
+    assert all(torch.equal(value, start[name]) for name, value in weights_of(resumed).items())
+
+
+# ---- a task's gradient that is not finite
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"aggregator": "sum"},
+        {"aggregator": "pcgrad"},
+        {"aggregator": "gradvac"},
+        {"aggregator": "pcgrad", "gradient_smoothing": 0.5},
+    ],
+    ids=str,
+)
+def test_the_loss_scale_of_fp16_skips_the_step_for_all_weights(make_trainer, monkeypatch, given):
+    """In float32, with the scaler that fp16 has on a GPU; one task's loss is infinite in the second step."""
+    adam = {"optim": "adamw_torch", "learning_rate": 1e-2, "weight_decay": 0.5}
+    trainer = make_trainer(max_steps=3, **adam, **given)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    original, after = trainer.task_loss, [weights_of(trainer)]
+
+    def task_loss(model, batch, place):
+        found = original(model, batch, place)
+        spoilt = batch["task"] == "para" and trainer.state.global_step == 1
+        return {**found, "loss": found["loss"] * torch.inf} if spoilt else found
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            after.append(weights_of(trainer))
+            scales.append(trainer.accelerator.scaler.get_scale())
+
+    scales = []
+    monkeypatch.setattr(trainer, "task_loss", task_loss)
+    trainer.add_callback(Watch())
+    trainer.train()
+    assert scales == [1024, 512, 512]
+    start, first, second, third = after
+    assert all(torch.equal(second[name], first[name]) for name in first)
+    for before, now in ((start, first), (second, third)):
+        assert all(value.isfinite().all() and not torch.equal(value, before[name]) for name, value in now.items())
 
 
 # ---- the log
