@@ -138,7 +138,9 @@ class Aggregator(ABC):
     def __call__(self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
         """Combines `gradients`, `[tasks, parameters]`, into `[parameters]`.
 
-        All numbers are NaN if one number of one task is not finite: the step is then one to skip, for all tasks.
+        All numbers are NaN if one number of one task is not finite, so that who takes the step can see it and skip it.
+        In the trainer fp16's loss scaler does; in fp32 and bf16 nothing does, and weights become NaN as in the stock
+        `Trainer`.
 
         Args:
             gradients: one row per task. Every process must have equal rows: average them first.

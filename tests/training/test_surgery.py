@@ -263,6 +263,21 @@ def test_the_loss_scale_of_fp16_skips_the_step_for_all_weights(make_trainer, mon
         assert all(value.isfinite().all() and not torch.equal(value, before[name]) for name, value in now.items())
 
 
+def test_without_a_loss_scale_all_shared_weights_show_that_a_gradient_was_not_finite(make_trainer, monkeypatch):
+    trainer = make_trainer(aggregator="pcgrad", max_steps=1)
+    original = trainer.task_loss
+
+    def task_loss(model, batch, place):
+        found = original(model, batch, place)
+        return {**found, "loss": found["loss"] * torch.inf} if batch["task"] == "para" else found
+
+    monkeypatch.setattr(trainer, "task_loss", task_loss)
+    trainer.train()
+    for name, value in weights_of(trainer).items():
+        if not name.startswith("heads."):
+            assert value.isnan().all(), name
+
+
 # ---- the log
 
 
@@ -382,6 +397,21 @@ def test_a_window_projects_once_and_by_the_name_of_the_task():
     gradients.combine(torch.Generator())
     expected = PCGrad()(torch.tensor([[2.0, 0.0], [-1.0, 1.0]]))
     assert torch.equal(p.grad, expected) and expected.tolist() == [1.0, 2.0]
+
+
+def test_a_task_that_is_missing_from_a_part_of_the_window_is_averaged_over_the_whole(make_trainer, tiny_model):
+    """With two batches of sst and one of para in a window of two, half of para's gradient counts."""
+    rows, once = {"sst": 8, "para": 4}, {"mixing": "once", "train_tasks": ["sst", "para"], "max_steps": 1}
+    moved = []
+    for window in (1, 2):
+        trainer = make_trainer(
+            tiny_model(), train=rows, aggregator="pcgrad", gradient_accumulation_steps=window, **once
+        )
+        before = weights_of(trainer)
+        trainer.train()
+        moved.append(weights_of(trainer)["heads.para.linear.weight"] - before["heads.para.linear.weight"])
+    assert moved[0].abs().max() > 1e-4
+    torch.testing.assert_close(moved[1], moved[0] / 2, rtol=1e-2, atol=2e-7)
 
 
 def test_rows_are_averaged_before_they_are_projected():
