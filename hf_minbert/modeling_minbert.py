@@ -433,6 +433,7 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         labels: Tensor | None = None,
         packing: dict[str, Any] | None = None,
         predicted_only: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> MaskedLMOutput:
         """Inputs as for `MinBertModel`; `labels` [B, T] are word ids, -100 where nothing is to be predicted.
@@ -441,6 +442,8 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
             predicted_only: with labels, predict only those P words that they name. The others' logits are most of the
                 work of a small encoder.
+            num_items_in_batch: how many words the loss is a mean over, where the batch is one of several of a step;
+                those of `labels` unless given.
 
         Returns:
             `logits` [B, T, V], or [P, V], and, with labels, `loss`: the mean cross-entropy over the predicted words, 0
@@ -457,8 +460,8 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         logits = self.cls(states)
         if labels is not None:
             summed = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
-            # Of a short text it may be that no word is chosen: the mean would be NaN, and then all weights.
-            loss = summed / (labels != IGNORED).sum().clamp(min=1)
+            count = (labels != IGNORED).sum() if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+            loss = summed / count.clamp(min=1)  # where no word is to be predicted, a mean would be NaN
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -106,7 +106,7 @@ def load_texts(
     """The texts to train on and those to score, as datasets with the one column `text`.
 
     Both sentences of a pair are texts of their own. Each text is there once, under the first source that has it. What
-    stands in a dev or test row is not trained on, so that the encoder is only ever scored on texts that it has not read.
+    stands in a dev or test row is not trained on, so that the encoder is scored on texts that it has not read.
 
     Returns:
         `train`, source to texts; `dev`, task to texts; and `leaks`, source to what `drop_leaks` counted.
@@ -184,6 +184,10 @@ class MaskedLMTrainer(Trainer):
     def __init__(self, *arguments: Any, held_out: Mapping[str, int], about: Mapping[str, Any], **given: Any):
         self._held_out, self._about = held_out, about
         super().__init__(*arguments, compute_metrics=self._metrics, **given)
+        # A step's loss is a mean over its tokens, however many batches and processes they come in.
+        self.model_accepts_loss_kwargs = True
+        # What is tied is not in a checkpoint either; unless told, the library warns that it is missing.
+        self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""

@@ -72,6 +72,31 @@ def test_word_logits_equal_transformers_bert(tmp_path, tiny_config, attention):
     torch.testing.assert_close(ours.loss, theirs.loss)
 
 
+def test_words_that_are_not_predicted_cost_no_logits_and_change_nothing(tiny_config):
+    torch.manual_seed(0)
+    model = MinBertForMaskedLM(tiny_config())
+    inputs = batch()
+    labels = torch.where(inputs["input_ids"] % 3 == 0, inputs["input_ids"], -100)
+    gradients = []
+    for options in ({}, {"predicted_only": True}):
+        outputs = model(**inputs, labels=labels, **options)
+        gradients.append((outputs.loss, *torch.autograd.grad(outputs.loss, [*model.parameters()])))
+    assert outputs.logits.shape == ((labels != -100).sum(), model.config.vocab_size)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("predicted_only", [False, True])
+def test_no_word_to_predict_is_no_loss_and_no_gradient(tiny_config, predicted_only):
+    model = MinBertForMaskedLM(tiny_config())
+    inputs = batch()
+    labels = torch.full_like(inputs["input_ids"], -100)
+    loss = model(**inputs, labels=labels, predicted_only=predicted_only).loss
+    loss.backward()
+    assert loss == 0
+    assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
 @BOTH
 @torch.no_grad()
 def test_embeddings_given_or_looked_up_are_the_same(tiny_model, attention):
