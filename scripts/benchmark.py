@@ -74,6 +74,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "naive-pcgrad": {"kind": "naive"},
     "padded": {"packing": False},
     "packed": {"packing": True, "cuda_graphs": "off"},
+    "packed-pcgrad": {"packing": True, "cuda_graphs": "off", "aggregator": "pcgrad"},
     "graphs": {"packing": True},
     "compiled": {"packing": True, "compile_layers": True},
     "pcgrad": {"packing": True, "compile_layers": True, "aggregator": "pcgrad"},
