@@ -135,7 +135,7 @@ def test_a_run_borrows_rows_and_says_which_leak(train, course_dir, tmp_path, cap
     (found,) = leaks["borrowed"]["sts"]
     assert (found["rows"], found["dropped"], found["matches"]["sts dev"]["rows"]) == (5, 2, 2)
     assert leaks["given"].keys() == {"sst", "sts"}
-    assert "Of 5 rows that sts borrows from mine.tsv, 2 are dropped" in caplog.text
+    assert "sts borrows 3 rows from mine.tsv. 2 more are dropped" in caplog.text
     # the same recipe draws the same scores, another seed others
     rows_of = [json.loads((tmp_path / "run" / "environment.json").read_text())["training_rows"]]
     for word in ("seed=42", "seed=1"):

@@ -199,16 +199,14 @@ def _guarded(
     """A source's rows without those that leak, and the counts. Says both."""
     source = task.sources[number - 1].name
     keep, counts = find_leaks([tuple(row[c] for c in task.text_columns) for row in rows], held_out, drop_sentences)
-    logger.info("%s borrows %s rows from %s.", task.name, f"{counts['rows'] - counts['dropped']:,}", source)
-    if counts["matches"]:
-        places = "; ".join(
-            f"{name}: {found['rows']:,} rows, {found['sentences']:,} sentences"
-            for name, found in counts["matches"].items()
-        )
-        logger.warning(
-            "Of %s rows that %s borrows from %s, %s are dropped, as they stand in rows to be scored. Found there: %s.",
-            f"{counts['rows']:,}", task.name, source, f"{counts['dropped']:,}", places,
-        )  # fmt: skip
+    dropped, matches = counts["dropped"], counts["matches"]
+    said = f"{task.name} borrows {len(rows) - dropped:,} rows from {source}."
+    if dropped:
+        said += f" {dropped:,} more are dropped, as they stand in rows to be scored."
+    if matches:
+        places = (f"{name} {of['rows']:,} rows, {of['sentences']:,} sentences" for name, of in matches.items())
+        said += f" Found there: {'; '.join(places)}."
+    logger.log(logging.WARNING if dropped else logging.INFO, said)
     return [row for row, stays in zip(rows, keep, strict=True) if stays], {"source": source, **counts}
 
 
