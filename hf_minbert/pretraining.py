@@ -192,14 +192,13 @@ class MaskedLMTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
-        before = self._scores()  # a checkpoint to resume from is loaded later
+        # Not by `evaluate` before training: a model that was prepared for that is not wrapped for several processes.
+        self.args.eval_on_start = resume_from_checkpoint is None
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        output.metrics.update(self._scores() | {f"{name}_before": value for name, value in before.items()})
-        output.metrics.update(self._about)
+        start = next(entry for entry in self.state.log_history if entry["step"] == 0 and "eval_loss" in entry)
+        before = {f"{name}_before": value for name, value in _scores(start).items()}
+        output.metrics.update(**_scores(self.evaluate()), **before, **self._about)
         return output
-
-    def _scores(self) -> dict[str, float]:
-        return {name: value for name, value in self.evaluate().items() if name.endswith(METRICS)}
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         return SequentialSampler(train_dataset or self.train_dataset)  # which draws its order itself
@@ -225,14 +224,22 @@ class MaskedLMTrainer(Trainer):
     def _metrics(self, found: EvalPrediction) -> dict[str, float]:
         """`loss`, `perplexity` and, of several sources, that of each."""
         sums, counts = found.predictions.astype(np.float64), found.label_ids
-        loss = float(sums.sum() / max(counts.sum(), 1))
-        metrics = {"loss": loss, "perplexity": math.exp(loss)}
+        loss = sums.sum() / max(counts.sum(), 1)
+        metrics = {"loss": float(loss), "perplexity": _perplexity(loss)}
         bounds = pairwise(np.cumsum([0, *self._held_out.values()]))
         for source, (start, end) in zip(self._held_out, bounds, strict=True):
             if len(self._held_out) > 1:
                 mean = sums[start:end].sum() / max(counts[start:end].sum(), 1)
-                metrics[f"{source}_perplexity"] = math.exp(mean)
+                metrics[f"{source}_perplexity"] = _perplexity(mean)
         return metrics
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf  # training has diverged, which is no reason to stop it here
+
+
+def _scores(entry: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in entry.items() if name.endswith(METRICS) and name.startswith("eval_")}
 
 
 def make_trainer(

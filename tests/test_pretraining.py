@@ -236,7 +236,7 @@ def test_the_best_checkpoint_is_the_one_with_the_lowest_loss(train, tmp_path):
     words = ["eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true", "learning_rate=0.5"]
     metrics = train(*words)
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    scored = {entry["step"]: entry["eval_loss"] for entry in log[:-1] if "eval_loss" in entry}
+    scored = {entry["step"]: entry["eval_loss"] for entry in log[:-1] if "eval_loss" in entry and entry["step"]}
     best = min(scored, key=scored.get)
     assert len(set(scored.values())) == 3
     assert (metrics["best_step"], metrics["metric_for_best_model"]) == (best, "eval_loss")

@@ -11,6 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_minbert import run
+from hf_minbert.recipe import read_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +89,20 @@ def test_a_run_says_everything_once(finished):
     assert set(ours.values()) == {1}, finished.stdout
     for bar in ("Tokenizing sst: 100%", "Loading weights: 100%"):  # 12 rows to train on and the 39 weights of a BERT
         assert len(re.findall(rf"{bar}\S* (12/12|39/39)", finished.stdout)) == 1, finished.stdout
+
+
+def test_pretraining_takes_the_steps_of_one_process_with_as_many_texts(recipe, tmp_path):
+    words = ["objective=mlm", "max_steps=2", "optim=sgd", "learning_rate=0.1", "load_best_model_at_end=false"]
+    launched = launch(recipe, *words, f"output_dir={tmp_path / 'two'}")
+    assert launched.returncode == 0, launched.stdout
+    alone = [f"output_dir={tmp_path / 'one'}", "use_cpu=true", "per_device_train_batch_size=4"]
+    metrics = run.train(read_recipe(recipe, [*words, *alone]))
+    together = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    for name in ("train_loss", "eval_loss", "eval_loss_before"):
+        assert together[name] == pytest.approx(metrics[name], rel=1e-5)
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
+    for key, value in ours.items():
+        torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-5)
 
 
 def one_error(launched: subprocess.CompletedProcess) -> str:
