@@ -340,6 +340,14 @@ def test_it_is_a_stage_like_any_other(train, tmp_path, minbert):
     assert "eval_overall" in metrics
 
 
+def test_the_packaged_recipe_runs(tiny_bert, course_dir, tmp_path):
+    words = {"model_name_or_path": tiny_bert, "data_dir": course_dir, "output_dir": tmp_path / "run"}
+    fast = ["max_length=32", "num_train_epochs=1", "disable_tqdm=true"]
+    metrics = run.train(read_recipe("cs224n/pretrain", [*(f"{key}={value}" for key, value in words.items()), *fast]))
+    assert metrics["stages"]["words"]["metric_for_best_model"] == "eval_loss"
+    assert metrics["metric_for_best_model"] == "eval_overall"
+
+
 def test_the_command_prints_the_perplexity(minbert, train, tmp_path):
     ended = minbert("train", tmp_path / "recipe.yaml", "max_steps=1")
     assert ended.status == 0
