@@ -263,32 +263,38 @@ def make_trainer(
     sizes, held_out = ({source: len(texts) for source, texts in data[split].items()} for split in ("train", "dev"))
     collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing)
     model = _load_model(settings, config)
-    if idle := without_effect(args):
-        logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
-    if args.metric_for_best_model is not None:
-        args.metric_for_best_model, args.greater_is_better = "eval_loss", False
+    _prepare_arguments(args)
     if args.early_stopping_patience is not None:
         stopping = EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)
         callbacks = [*callbacks, stopping]
     if args.compile_layers:
         compile_layers(model)
-    if args.device.type != "cuda":
-        args.dataloader_pin_memory = args.accelerator_config.non_blocking = False  # for a GPU: elsewhere torch warns
     in_sequence = settings.mlm_order == "sequence"
     order = [*sizes.values()] if in_sequence else [len(train)]
-    trainer = MaskedLMTrainer(
-        model,
-        args,
-        train_dataset=TrainingTexts(train, order, _epochs(args, len(train)), _seed(args)),
-        eval_dataset=HeldOutTexts(dev),
-        data_collator=collator,
-        processing_class=tokenizer,
-        callbacks=[*callbacks],
-        held_out=held_out,
-        about={"train_texts": sizes, "held_out_texts": held_out, "leaks": data["leaks"]},
-    )
+    with explain("Setting up the trainer", "Mend the recipe."):
+        trainer = MaskedLMTrainer(
+            model,
+            args,
+            train_dataset=TrainingTexts(train, order, _epochs(args, len(train)), _seed(args)),
+            eval_dataset=HeldOutTexts(dev),
+            data_collator=collator,
+            processing_class=tokenizer,
+            callbacks=[*callbacks],
+            held_out=held_out,
+            about={"train_texts": sizes, "held_out_texts": held_out, "leaks": data["leaks"]},
+        )
     _tell_of_texts(sizes, data["leaks"])
     return trainer
+
+
+def _prepare_arguments(args: MultiTaskTrainingArguments) -> None:
+    """Says which have no effect, and gives those that mean tasks their meaning here."""
+    if idle := without_effect(args):
+        logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
+    if args.metric_for_best_model is not None:
+        args.metric_for_best_model, args.greater_is_better = "eval_loss", False
+    if args.device.type != "cuda":
+        args.dataloader_pin_memory = args.accelerator_config.non_blocking = False  # for a GPU: elsewhere torch warns
 
 
 def _tell_of_texts(sizes: Mapping[str, int], leaks: Mapping[str, Mapping[str, Any]]) -> None:
