@@ -202,8 +202,6 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
-        if self.train_dataset is None:
-            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
         args, rounds = self.args, self._rounds(self._rows_of_steps())
         return self.accelerator.prepare(
             DataLoader(
@@ -217,7 +215,9 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
             )
         )
 
-    def _rounds(self, rows: Mapping[str, EncodedRows | PooledRows]) -> Rounds:
+    def _rounds(self, rows: Mapping[str, EncodedRows | PooledRows] | None) -> Rounds:
+        if rows is None:
+            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
         samplers = self._samplers(rows, self.args)
         args = self.args
         return MIXING[args.mixing](
@@ -262,12 +262,12 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
                 raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
         return {name: replace(rows, teacher=logits[name].astype(np.float32)) for name, rows in train.items()}
 
-    def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows]:
+    def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows] | None:
         """The training rows; with what a frozen encoder says of them, where that is the same at every step."""
         args, model = self.args, self.accelerator.unwrap_model(self.model)
         frozen = args.freeze == "encoder" and not args.unfreeze
         changed = self.regularizer is not None or self.proximal is not None or args.neftune_noise_alpha
-        if not frozen or changed or not is_constant(model):
+        if self.train_dataset is None or not frozen or changed or not is_constant(model):
             return self.train_dataset
         autocast = self.accelerator.autocast
         return read_once(model, self.train_dataset, self.collators, args.eval_batch_size, autocast)
