@@ -7,6 +7,7 @@ what becomes of a label. Texts stay as they are.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from .tables import Table
 Label = int | float
 
 
-class LabelMapping:
+class LabelMapping(ABC):
     """How labels of one meaning become those of another.
 
     Attributes:
@@ -36,14 +37,15 @@ class LabelMapping:
     kind: str | None = "score"
     layouts: Sequence[tuple[str, ...]] = ()
 
+    @abstractmethod
     def reads(self, target: Task) -> Task:
         """A task with the labels that are read from files. Its name and columns do not count."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fits(self, origin: Task, target: Task) -> bool:
         """Whether it reads the labels of the task `origin` and makes those of `target`, whose kind is right."""
-        raise NotImplementedError
 
+    @abstractmethod
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
         """The target's labels of a table's rows, `None` where there is none.
 
@@ -54,7 +56,6 @@ class LabelMapping:
         Raises:
             MinBertError: a label is none of the origin's. Names the row.
         """
-        raise NotImplementedError
 
 
 class Same(LabelMapping):
