@@ -543,14 +543,14 @@ class Answers:
     def stock(self, rows: list[dict[str, Any]]) -> torch.Tensor:
         """The loop that one writes by hand."""
         found = []
-        for start in range(0, len(rows), self.batch_size):
-            texts = (
-                [row[side] for row in rows[start : start + self.batch_size]] for side in ("sentence1", "sentence2")
-            )
-            batch = self.tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
-            with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.bf16):
-                logits = self.model(**batch.to(self.device)).logits
-            found.append(logits[:, 0].float().cpu())
+        # Around the loop: autocast keeps the weights that it converts until its end.
+        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.bf16):
+            for start in range(0, len(rows), self.batch_size):
+                texts = (
+                    [row[side] for row in rows[start : start + self.batch_size]] for side in ("sentence1", "sentence2")
+                )
+                batch = self.tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
+                found.append(self.model(**batch.to(self.device)).logits[:, 0].float().cpu())
         return torch.cat(found)
 
 
