@@ -33,11 +33,13 @@ REQUIREMENTS = [
 TORCHJD = ["torchjd[quadprog-projector]>=0.18"]
 # `minbert search --method optuna`, and the plot of any search.
 SEARCH = ["optuna>=4.5", "matplotlib>=3.9"]
+# `minbert report`: its pictures and its page. (torch brings jinja2 too, for purposes of its own.)
+REPORT = ["matplotlib>=3.9", "jinja2>=3.1"]
 # The page of `minbert demo`.
 DEMO = ["gradio>=6.31,<7"]
 # playwright drives the browser that Debian has, and downloads none.
 TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14", "playwright>=1.50"]
-TEST += [*TORCHJD, *SEARCH, *DEMO]
+TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO]
 
 
 class BuildWithRecipes(build_py):
@@ -61,7 +63,9 @@ setup(
     cmdclass={"build_py": BuildWithRecipes},
     python_requires=">=3.10",
     install_requires=REQUIREMENTS,
-    extras_require={"torchjd": TORCHJD, "search": SEARCH, "demo": DEMO, "test": TEST, "all": TEST},
+    extras_require={
+        "torchjd": TORCHJD, "search": SEARCH, "report": REPORT, "demo": DEMO, "test": TEST, "all": TEST,
+    },  # fmt: skip
     entry_points={"console_scripts": ["minbert = hf_minbert.cli:main"]},
     keywords=["bert", "multitask learning", "fine-tuning", "transformers", "sentence similarity", "paraphrase"],
     classifiers=[
