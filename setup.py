@@ -64,8 +64,13 @@ setup(
     python_requires=">=3.10",
     install_requires=REQUIREMENTS,
     extras_require={
-        "torchjd": TORCHJD, "search": SEARCH, "report": REPORT, "demo": DEMO, "test": TEST, "all": TEST,
-    },  # fmt: skip
+        "torchjd": TORCHJD,
+        "search": SEARCH,
+        "report": REPORT,
+        "demo": DEMO,
+        "test": TEST,
+        "all": TEST,
+    },
     entry_points={"console_scripts": ["minbert = hf_minbert.cli:main"]},
     keywords=["bert", "multitask learning", "fine-tuning", "transformers", "sentence similarity", "paraphrase"],
     classifiers=[
