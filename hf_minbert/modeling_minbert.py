@@ -24,6 +24,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
 from .heads import Encoded, PerTask, TaskHeads
+from .inputs import sentences, taken_apart
 from .packing import Packing, packed_attention
 from .pooling import SelfInitialized, make_activation
 
@@ -515,7 +516,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         """Inputs as for `MinBertModel`, and the task whose head answers.
 
         A task with `pair_encoding: bi` takes [B, 2, T] where others take [B, T]: both sentences of an example, which
-        go through the encoder as one batch of 2 * B.
+        go through the encoder as one batch of 2 * B. Token ids of joined pairs, [B, T] with segment ids, as every
+        tokenizer and stock pipeline gives them, are taken apart first.
 
         Args:
             labels: [B]; class ids for classes and binary, scores for a score.
@@ -545,6 +547,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         wanted = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         outputs = BaseModelOutputWithPooling()
         if pooled is None:
+            if packing is None:
+                inputs = taken_apart(inputs, spec)
             encoded, outputs = self._encode([name], inputs, packing, hidden=wanted, **kwargs)
             vectors = head.vectors(encoded)
         else:
@@ -629,43 +633,6 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
         mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
         return Encoded(layers if mix else (last,), mask, outputs.pooler_output), outputs
-
-
-def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
-    """A task's inputs as the encoder takes them: for `bi`, [B, 2, ...] -> [2 * B, ...]; else as they are.
-
-    Raises:
-        ValueError: they have another shape, or there is no example.
-    """
-    bi = task["pair_encoding"] == "bi"
-    for name, depth in (("input_ids", 0), ("inputs_embeds", 1)):
-        given = inputs[name]
-        if given is None:
-            continue
-        if given.dim() != 2 + bi + depth or (bi and given.shape[1] != 2):
-            expected = ("[B, 2, T" if bi else "[B, T") + (", H]" if depth else "]")
-            apart = "encodes the two sentences of an example apart, each as an input of its own"
-            why = apart if bi else "has one input per example"
-            raise ValueError(f"Task {task['name']!r} {why}: `{name}` must be {expected}. Found {list(given.shape)}.")
-        if not len(given):
-            raise ValueError(f"Task {task['name']!r}: `{name}` holds no example. Found {list(given.shape)}.")
-        if bi:
-            _check_beside(task["name"], inputs, given.shape[:3])
-    if not bi:
-        return inputs
-    return {
-        name: given.flatten(0, 1) if given is not None and given.dim() > 2 else given for name, given in inputs.items()
-    }
-
-
-def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: torch.Size) -> None:
-    """Raises `ValueError` if what says something of each token of a pair encoded apart has not its shape."""
-    for name in ("attention_mask", "token_type_ids", "position_ids"):
-        given = inputs[name]
-        if given is not None and given.shape != shape:
-            raise ValueError(
-                f"Task {task!r}: `{name}` must be {list(shape)}, as its input. Found {list(given.shape)}."
-            )
 
 
 AUTO_MAP = {

@@ -148,13 +148,24 @@ def test_one_forward_for_both_is_faster_than_two(bi):
     assert min(together) < min(apart)
 
 
-PAIRS = torch.ones(3, 2, 7).long()
+PAIRS, JOINED = torch.ones(3, 2, 7).long(), torch.tensor([[0, 1, 1]])
 
 
 @pytest.mark.parametrize(
     ("encoding", "inputs", "said"),
     [
-        ("bi", {"input_ids": torch.ones(3, 7).long()}, r"'sts' encodes .* apart, .*: `input_ids` must be \[B, 2, T\]"),
+        ("bi", {"input_ids": torch.ones(3, 7).long()}, r"'sts' compares two sentences, .*no token with segment id 1"),
+        (
+            "bi",
+            {"input_ids": torch.ones(3, 7).long(), "token_type_ids": torch.ones(7).long()},
+            r"`token_type_ids` must be \[3, 7\], as its input. Found \[7\]",
+        ),
+        (
+            "bi",
+            {"input_ids": JOINED, "token_type_ids": JOINED, "position_ids": JOINED},
+            r"`position_ids` must be \[1, 2, 3\], as its input. Found \[1, 3\]",
+        ),
+        ("bi", {"input_ids": PAIRS[:0, 0]}, r"'sts' encodes .* apart, .*: `input_ids` must be \[B, 2, T\]"),
         ("bi", {"input_ids": torch.ones(3, 3, 7).long()}, r"must be \[B, 2, T\]. Found \[3, 3, 7\]"),
         ("bi", {"inputs_embeds": torch.ones(3, 7, 32)}, r"`inputs_embeds` must be \[B, 2, T, H\]. Found \[3, 7, 32\]"),
         (
@@ -175,6 +186,58 @@ PAIRS = torch.ones(3, 2, 7).long()
 def test_inputs_of_the_other_encoding_are_refused(tiny_model, encoding, inputs, said):
     with pytest.raises(ValueError, match=said):
         tiny_model(get_tasks({"sts": {"pair_encoding": encoding}}))(**inputs)
+
+
+PAIR_TEXTS = ["a good film", "bad", "why is it not good , and how ?"], ["the man plays a dog", "why is it", ""]
+
+
+def joined_and_apart(tokenizer, side="right"):
+    """The same pairs as joined inputs, padded on this side, and as two inputs each."""
+    joined = tokenizer(*PAIR_TEXTS, padding=True, padding_side=side, return_tensors="pt")
+    both = [text for pair in zip(*PAIR_TEXTS, strict=True) for text in pair]
+    apart = tokenizer(both, padding=True, return_tensors="pt")
+    return dict(joined), {name: given.unflatten(0, (-1, 2)) for name, given in apart.items()}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("name", ["nli", "para", "sts"])
+def test_a_joined_pair_is_taken_apart(tiny_model, tiny_tokenizer, name, pooling, side):
+    fields = {"pair_encoding": "bi", "pooling": pooling}
+    model = tiny_model(get_tasks({"sst": None, name: fields}), private_layers=1).eval()
+    joined, apart = joined_and_apart(tiny_tokenizer, side)
+    for task in ({"task": name}, {}):
+        model.set_active_task(name if not task else "sst")
+        torch.testing.assert_close(model(**joined, **task).logits, model(**apart, **task).logits, atol=1e-6, rtol=0)
+
+
+def test_what_a_joined_pair_becomes_is_what_the_tokenizer_makes_of_each(tiny_model, tiny_tokenizer):
+    (task,) = get_tasks({"sts": {"pair_encoding": "bi"}})
+    model, given = tiny_model([task]), []
+    model.bert.register_forward_pre_hook(lambda module, args, kwargs: given.append(kwargs), with_kwargs=True)
+    for side in ("right", "left"):
+        joined, apart = joined_and_apart(tiny_tokenizer, side)
+        model(**joined)
+        assert not given[-1]["token_type_ids"].any()
+        mask = given[-1]["attention_mask"]
+        assert torch.equal(mask, apart["attention_mask"].flatten(0, 1))
+        assert torch.equal(given[-1]["input_ids"] * mask, apart["input_ids"].flatten(0, 1))
+    one = tiny_tokenizer("a good film", "bad", return_tensors="pt")
+    del one["attention_mask"]
+    model(**one)
+    assert given[-1]["input_ids"].tolist()[1][:3] == tiny_tokenizer("bad")["input_ids"]
+
+
+def test_joined_pairs_train_as_pairs_apart_do(tiny_model, tiny_tokenizer):
+    (task,) = get_tasks({"sts": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}})
+    model, labels = tiny_model([task]), torch.tensor([1.0, 2.0, 5.0])
+    gradients = []
+    for given in joined_and_apart(tiny_tokenizer):
+        model.zero_grad()
+        model(**given, labels=labels).loss.backward()
+        gradients.append(model.bert.encoder.layer[0].intermediate.dense.weight.grad)
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=0)
+    assert gradients[0].any()
 
 
 def test_embeddings_in_place_of_ids(bi):

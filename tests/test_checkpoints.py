@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import hf_minbert
-from hf_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks
+from hf_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, Predictor, get_tasks
 
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 11, 3, 0, 0]])
 MASK = (IDS > 0).long()
@@ -270,23 +270,23 @@ def test_auto_classes_know_ours(tmp_path, tiny_model):
     assert (model.config.active_task, model.config.problem_type) == ("sts", "regression")
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_the_stock_pipeline_answers_for_the_active_task(tmp_path, tiny_model, tiny_tokenizer, task):
-    model = tiny_model().eval()
-    model.save_pretrained(tmp_path)
+@pytest.mark.parametrize("encoding", ["cross", "bi"])
+def test_the_stock_pipeline_answers_for_the_active_task(tmp_path, tiny_model, tiny_tokenizer, encoding):
+    fields = {"pair_encoding": encoding}
+    tiny_model(get_tasks({"sst": None, "para": fields, "sts": fields})).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    answer = pipeline("text-classification", model=str(tmp_path), model_kwargs={"active_task": task}, top_k=None)
-    texts = {"text": "the film is good"} if task == "sst" else {"text": "the film", "text_pair": "a dog"}
-    found = {each["label"]: each["score"] for each in answer(texts)}
-    with torch.no_grad():
-        logits = model(**tiny_tokenizer(*texts.values(), return_tensors="pt"), task=task).logits[0]
-    if task == "sst":
-        expected = dict(zip(get_tasks(["sst"])[0].labels, logits.softmax(-1).tolist(), strict=True))
-    elif task == "para":
-        expected = {"duplicate": logits.sigmoid().item(), "not duplicate": 1 - logits.sigmoid().item()}
-    else:
-        expected = {"sts": logits.item()}
-    assert found == pytest.approx(expected, abs=1e-6)
+    predictor = Predictor.from_pretrained(tmp_path, device="cpu")
+    firsts, seconds = ["the film", "why is it not good ?", "a"], ["a dog", "how", "the man plays , very bad ."]
+    pairs = [{"text": one, "text_pair": other} for one, other in zip(firsts, seconds, strict=True)]
+    for task in TASKS:
+        own = predictor(task, firsts, *([] if task == "sst" else [seconds]))
+        stock = pipeline("text-classification", model=str(tmp_path), model_kwargs={"active_task": task}, top_k=None)
+        for batch_size in (1, 2):
+            answers = stock(firsts if task == "sst" else pairs, batch_size=batch_size)
+            for answer, expected in zip(answers, own, strict=True):
+                found = {each["label"]: each["score"] for each in answer}
+                wanted = expected.get("probabilities", {"sts": expected["prediction"]})  # a score as it is
+                assert found == pytest.approx(wanted, abs=1e-5)
 
 
 def fresh(script: str, folder: Path, **environment) -> str:

@@ -1,0 +1,89 @@
+"""A task's inputs in the shape that the encoder takes: pairs that are encoded apart, and joined ones taken apart.
+
+This file travels to the Hub with a model: it may import published libraries only. Letters in shapes: B examples,
+T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def taken_apart(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
+    """For `bi`, joined pairs as two inputs each: [CLS] a [SEP] b [SEP] -> [CLS] a [SEP] and [CLS] b [SEP].
+
+    Args:
+        inputs: `input_ids` [B, T], `token_type_ids`, 1 for what belongs to the second sentence, and `attention_mask`,
+            with padding on either side. What is no joined pair, or for another task, stays as it is.
+
+    Returns:
+        the same three, [B, 2, T] with T the longest sentence's, padded on the right with tokens of any kind.
+
+    Raises:
+        ValueError: the segments or the mask have another shape, or an example has no second sentence.
+    """
+    ids, segments, mask = inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"]
+    if task["pair_encoding"] != "bi" or ids is None or ids.dim() != 2 or not len(ids):
+        return inputs
+    segments = torch.zeros_like(ids) if segments is None else segments
+    mask = torch.ones_like(ids) if mask is None else mask
+    for name, given in (("token_type_ids", segments), ("attention_mask", mask)):
+        if given.shape != ids.shape:
+            raise ValueError(
+                f"Task {task['name']!r}: `{name}` must be {list(ids.shape)}, as its input. Found {list(given.shape)}."
+            )
+    is_token = mask.bool()
+    first = is_token & (is_token.cumsum(dim=1) == 1)  # [CLS], which begins both
+    second = is_token & (segments == 1)
+    if not second.any(dim=1).all():
+        raise ValueError(
+            f"Task {task['name']!r} compares two sentences, and an example has no token with segment id 1. Tokenize "
+            "both, as `tokenizer(text, text_pair)`; pipelines take {'text': ..., 'text_pair': ...}."
+        )
+    sides = torch.stack([is_token & ~second, second | first], dim=1)  # [B, 2, T]
+    lengths = sides.sum(dim=-1, keepdim=True)
+    width = int(lengths.max())
+    places = sides.int().argsort(dim=-1, descending=True, stable=True)[..., :width]
+    taken = ids[:, None].expand(sides.shape).gather(-1, places)
+    seen = torch.arange(width, device=ids.device) < lengths
+    return {**inputs, "input_ids": taken, "token_type_ids": torch.zeros_like(taken), "attention_mask": seen.long()}
+
+
+def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
+    """A task's inputs as the encoder takes them: for `bi`, [B, 2, ...] -> [2 * B, ...]; else as they are.
+
+    Raises:
+        ValueError: they have another shape, or there is no example.
+    """
+    bi = task["pair_encoding"] == "bi"
+    for name, depth in (("input_ids", 0), ("inputs_embeds", 1)):
+        given = inputs[name]
+        if given is None:
+            continue
+        if given.dim() != 2 + bi + depth or (bi and given.shape[1] != 2):
+            expected = ("[B, 2, T" if bi else "[B, T") + (", H]" if depth else "]")
+            apart = "encodes the two sentences of an example apart, each as an input of its own"
+            why = apart if bi else "has one input per example"
+            raise ValueError(f"Task {task['name']!r} {why}: `{name}` must be {expected}. Found {list(given.shape)}.")
+        if not len(given):
+            raise ValueError(f"Task {task['name']!r}: `{name}` holds no example. Found {list(given.shape)}.")
+        if bi:
+            _check_beside(task["name"], inputs, given.shape[:3])
+    if not bi:
+        return inputs
+    return {
+        name: given.flatten(0, 1) if given is not None and given.dim() > 2 else given for name, given in inputs.items()
+    }
+
+
+def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: torch.Size) -> None:
+    """Raises `ValueError` if what says something of each token of a pair encoded apart has not its shape."""
+    for name in ("attention_mask", "token_type_ids", "position_ids"):
+        given = inputs[name]
+        if given is not None and given.shape != shape:
+            raise ValueError(
+                f"Task {task!r}: `{name}` must be {list(shape)}, as its input. Found {list(given.shape)}."
+            )
