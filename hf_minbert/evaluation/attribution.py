@@ -1,0 +1,160 @@
+"""Which words moved an answer: integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365, equation 1).
+
+The path runs from the text with every word hidden, [MASK] in its place, to the text itself, straight through the
+space of word embeddings; special tokens, positions and segments stay. This file travels to a Space beside `demo.py`:
+it may import published libraries only, and takes tasks as a model's config has them. Letters in shapes: T tokens,
+H hidden size, P points of the path, C outputs of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+STEPS = 16  # on all-MiniLM-L6-v2 the sum is then right to some thousandths; see `Attribution.error`
+TOKENS_AT_ONCE = 2048  # of all points in one pass: a long text has few at a time, and its graph fits into memory
+
+
+class Word(NamedTuple):
+    """A word of the text, with all its pieces: where it stands in its sentence, and in the flattened input."""
+
+    start: int
+    end: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One example as a task's encoder reads it.
+
+    Args:
+        inputs: `input_ids`, `attention_mask` and `token_type_ids`, [1, T]; [1, 2, T] for a pair encoded apart.
+        words: those that are read, by sentence. Special tokens and padding belong to none.
+        unread: how many tokens were cut off because the model has no more positions.
+    """
+
+    inputs: dict[str, Tensor]
+    words: tuple[tuple[Word, ...], ...]
+    unread: int
+
+
+def read(
+    tokenizer: PreTrainedTokenizerBase, task: Mapping[str, Any], texts: Sequence[str], max_length: int
+) -> Reading:
+    """Tokenizes one example, a text or two, as prediction does, and keeps where its words stand."""
+    apart = task["pair_encoding"] == "bi"
+    columns = [list(texts)] if apart else [[text] for text in texts]
+    # Position 0 is the first token's, whatever side the tokenizer was saved with.
+    kept = tokenizer(
+        *columns, truncation=True, max_length=max_length, padding=True, padding_side="right", return_tensors="pt",
+        return_token_type_ids=True, return_attention_mask=True,
+    )  # fmt: skip
+    whole = tokenizer(*columns, verbose=False)["input_ids"]
+    words: list[list[Word]] = [[] for _ in texts]
+    width = kept["input_ids"].shape[1]
+    for row, encoding in enumerate(kept.encodings):
+        last = None
+        for place, (sentence, word, (start, end)) in enumerate(
+            zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True), row * width
+        ):
+            if sentence is not None:  # by this, not by its id: a text may hold the letters [SEP]
+                found = words[row if apart else sentence]
+                if (sentence, word) == last:
+                    found[-1] = Word(found[-1].start, end, (*found[-1].tokens, place))
+                else:
+                    found.append(Word(start, end, (place,)))
+            last = (sentence, word)
+    inputs = {name: kept[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    if apart:
+        inputs = {name: values[None] for name, values in inputs.items()}
+    unread = sum(map(len, whole)) - int(kept["attention_mask"].sum())
+    return Reading(inputs, tuple(map(tuple, words)), unread)
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What each word adds to a quantity of the answer.
+
+    Args:
+        values: a number per word of `Reading.words`, by sentence.
+        start: the quantity with every word hidden.
+        end: the quantity for the text. `values` sum to `end - start`, but for the error of the numerical integral.
+    """
+
+    values: tuple[np.ndarray, ...]
+    start: float
+    end: float
+
+    @property
+    def error(self) -> float:
+        """What the values' sum lacks."""
+        return self.end - self.start - float(sum(values.sum() for values in self.values))
+
+
+def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
+    """What is attributed, [P, C] -> [P]: the score; else the log-odds of class `chosen` against all others.
+
+    Log-odds, not a logit: adding the same number to all logits changes no answer and must change no attribution. Not
+    a probability: near 1 nothing moves it.
+    """
+    if kind == "score":
+        return logits[:, 0]
+    if kind == "binary":
+        return logits[:, 0] if chosen else -logits[:, 0]
+    others = torch.cat([logits[:, :chosen], logits[:, chosen + 1 :]], dim=1)
+    return logits[:, chosen] - others.logsumexp(dim=1)
+
+
+def integrated_gradients(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, task: str, reading: Reading, chosen: int, steps: int = STEPS
+) -> Attribution:
+    """Attributes an answer to the words of the text.
+
+    Args:
+        model: a `MinBertForMultiTask` in eval mode.
+        reading: what `read` gives for this task.
+        chosen: the class that is asked about; without effect for a score.
+        steps: points of the path, those of Gauss and Legendre, each a forward and a backward pass.
+
+    Raises:
+        ValueError: the tokenizer has no [MASK], which stands for a hidden word.
+    """
+    if tokenizer.mask_token_id is None:
+        raise ValueError("`tokenizer` has no mask token, which stands for a hidden word. Found None.")
+    kind = model.config.get_task(task)["kind"]
+    inputs = {name: values.to(model.device) for name, values in reading.inputs.items()}
+    ids, embed = inputs.pop("input_ids"), model.encoder_of(task).get_input_embeddings()
+    is_word = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device)
+    is_word[[place for words in reading.words for word in words for place in word.tokens]] = True
+
+    def value(points: Tensor) -> Tensor:
+        beside = {name: values.expand(len(points), *values.shape[1:]) for name, values in inputs.items()}
+        return quantity(model(inputs_embeds=points, task=task, **beside).logits, kind, chosen)
+
+    with torch.no_grad():
+        text = embed(ids)  # [1, T, H] or [1, 2, T, H]
+        hidden = embed(ids.masked_fill(is_word.view_as(ids), tokenizer.mask_token_id))
+        start, end = value(torch.cat([hidden, text])).tolist()
+    places, weights = (torch.as_tensor(numbers).to(text) for numbers in _gauss_legendre(steps))
+    total = torch.zeros_like(text[0])
+    with torch.enable_grad():
+        size = max(1, TOKENS_AT_ONCE // ids.numel())
+        for part, weight in zip(places.split(size), weights.split(size), strict=True):
+            points = torch.lerp(hidden, text, part.view(-1, *[1] * (text.dim() - 1))).requires_grad_()
+            (gradient,) = torch.autograd.grad(value(points).sum(), points)
+            total += torch.tensordot(weight, gradient, dims=1)
+    by_token = (total * (text - hidden)[0]).sum(dim=-1).flatten().double().cpu().numpy()
+    values = tuple(np.array([by_token[list(word.tokens)].sum() for word in words]) for words in reading.words)
+    return Attribution(values, start, end)
+
+
+def _gauss_legendre(steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Points and weights of the integral from 0 to 1."""
+    points, weights = np.polynomial.legendre.leggauss(steps)
+    return (points + 1) / 2, weights / 2
