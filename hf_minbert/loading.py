@@ -7,18 +7,22 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from .errors import MinBertError, explain
 from .heads import build_head
 from .modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
 from .tasks import Task, head_difference
 from .weights import MODEL, hub_answers, kept_weights
+
+if TYPE_CHECKING:
+    from .adapters import AdaptedModel
 
 logger = logging.getLogger(__name__)
 
@@ -93,13 +97,57 @@ def load_weights(
     """The model in float32 (in half precision it would be trained so), and the weights that the checkpoint lacks.
 
     A head that the checkpoint has for another architecture, other labels or another range counts as lacking, and
-    starts anew.
+    starts anew. An adapter is merged into the model that it lies on.
 
     Raises:
-        MinBertError: there are no weights, the file is broken, or a weight has another shape than the config says.
+        MinBertError: there are no weights, the file is broken, a weight has another shape than the config says, or
+            the model under an adapter cannot be loaded.
     """
-    with explain(f"Loading the weights of {name!r}", REMEDY):
-        saved = MinBertConfig.from_pretrained(_place(name, revision), revision=revision).tasks or []
+    if is_adapter(name, revision):
+        from .adapters import merged
+
+        model, missing = load_adapter(name, config, revision, attn_implementation)
+        return merged(model), missing
+    model, missing, other = _load_plain(name, config, revision, attn_implementation)
+    _tell_of_other_heads(name, other)
+    return model, missing
+
+
+def is_adapter(name: str, revision: str | None = None) -> bool:
+    """Whether a folder or an id on the Hub holds an adapter, which is loaded with the model that it lies on."""
+    place = _place(name, revision)
+    with explain(f"Looking for an adapter in {name!r}", REMEDY):
+        return find_adapter_config_file(place, revision=revision) is not None
+
+
+def load_adapter(
+    name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
+) -> tuple[AdaptedModel, list[str]]:
+    """As `load_weights`, with the adapter as a part that can be trained on. What is missing, base and adapter lack."""
+    from .adapters import load_adapted, read_adapter
+
+    adapter, saved = read_adapter(name, revision), _saved_tasks(name, revision)
+    base, base_revision = adapter.base_model_name_or_path, adapter.revision
+    try:
+        load_config(base, base_revision)
+        if is_adapter(base, base_revision):
+            raise MinBertError("it is an adapter itself. Make a model of it: `minbert merge`.")
+        model, missing, other = _load_plain(base, config, base_revision, attn_implementation)
+    except MinBertError as error:
+        raise MinBertError(f"The adapter {name!r} lies on the model {base!r}: {error}") from error
+    kept = [task for task in saved if task["name"] in config.task_names]
+    differing = {task["name"] for task in kept if head_difference(task, config.get_task(task["name"])) is not None}
+    trained = {part.removeprefix("heads.") for part in adapter.modules_to_save or ()} - differing
+    _tell_of_other_heads(base, other - trained - differing)
+    _tell_of_other_heads(name, differing)
+    return load_adapted(name, adapter, model, missing, revision, differing)
+
+
+def _load_plain(
+    name: str, config: MinBertConfig, revision: str | None, attn_implementation: str | None
+) -> tuple[MinBertForMultiTask, list[str], set[str]]:
+    """What `load_weights` gives, of a model that is no adapter, and the tasks whose heads were others."""
+    saved = _saved_tasks(name, revision)
     model, report = _load(MinBertForMultiTask, name, config, revision, attn_implementation)
     mismatched = sorted(report["mismatched_keys"])
     kept = [task for task in saved if task["name"] in config.task_names]
@@ -107,10 +155,19 @@ def load_weights(
     other |= {key.split(".")[1] for key, *_ in mismatched if key.startswith("heads.")}
     missing = {key for key in report["missing_keys"] if not _in_heads(key, other)}
     for task in sorted(other):
-        logger.warning("%s: the head of %r is for another architecture or other labels; it starts anew.", name, task)
         missing |= {f"heads.{task}.{key}" for key in _renew_head(model, task)}
     _check_shapes(name, [found for found in mismatched if not _in_heads(found[0], other)])
-    return model, sorted(missing)
+    return model, sorted(missing), other
+
+
+def _saved_tasks(name: str, revision: str | None) -> list[dict[str, Any]]:
+    with explain(f"Loading the weights of {name!r}", REMEDY):
+        return MinBertConfig.from_pretrained(_place(name, revision), revision=revision).tasks or []
+
+
+def _tell_of_other_heads(name: str, tasks: set[str]) -> None:
+    for task in sorted(tasks):
+        logger.warning("%s: the head of %r is for another architecture or other labels; it starts anew.", name, task)
 
 
 def load_masked_lm(

@@ -42,6 +42,11 @@ class RunSettings:
             begin with; the layers below are shared.
         attn_implementation: `sdpa` or `eager`, or another of transformers' attention functions.
         model_revision: branch, tag or commit of a Hub checkpoint.
+        peft: train an adapter and the heads, and leave the rest as it is: `{peft_type: LORA, r: 8, lora_alpha: 16,
+            target_modules: [query, value]}`, options of the library peft under its names. `peft_type` is `LORA` (with
+            `use_dora`, `use_rslora`), `LOHA`, `LOKR`, `OFT` or `IA3`; `target_modules` are names of the encoder's
+            layers, or `all-linear`. The run saves adapter and trained heads alone, beside the name of the model under
+            them. Trained on without `peft`, that becomes one model with it; with the same `peft`, it goes on.
         cache_dir: where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length`
             starts sooner. Nothing is kept unless given.
         strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
@@ -74,6 +79,7 @@ class RunSettings:
     private_layers: int | None = None
     attn_implementation: str = "sdpa"
     model_revision: str | None = None
+    peft: dict[str, Any] | None = None
     cache_dir: str | None = None
     strict_data: bool = False
     held_out: list[str] | dict[str, Any] | None = None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from .errors import MinBertError, explain
 from .evaluation.submission import write_predictions
 from .heads import check_heads
 from .io import write_json
-from .loading import check_encoder, load_config, load_tokenizer, load_weights
+from .loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
@@ -41,6 +41,9 @@ from .training.conflicts import ConflictDetail
 from .training.distillation import teacher_logits
 from .training.gradients import GradientRows, Gradients
 from .training.trainer import MultiTaskTrainer
+
+if TYPE_CHECKING:
+    from .adapters import AdaptedModel
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +126,14 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
 
 def _check(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task]) -> None:
     by_name = {task.name: task for task in tasks}
+    if settings.peft is not None:
+        if settings.objective == "mlm":
+            raise MinBertError("`peft` is for tasks: `objective: mlm` trains the encoder itself. Set `peft: null`.")
+        if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            raise MinBertError(
+                "`peft` does not go with checkpoints that re-enter the backward pass: above frozen embeddings nothing "
+                "would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+            )
     if settings.objective == "mlm":
         pretraining.check(args, by_name)
     else:
@@ -136,7 +147,8 @@ def _make_trainer(
     data: Mapping[str, Mapping[str, Any]],
     callbacks: Sequence[TrainerCallback],
 ) -> MultiTaskTrainer:
-    tokenizer, model = load_model(settings, config)
+    trained = args.chosen_tasks("train_tasks", {task["name"]: None for task in config.tasks})
+    tokenizer, model = load_model(settings, config, trained)
     tasks = [Task.from_config(saved) for saved in config.tasks]
     taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
     with explain("Setting up the trainer", "Mend the recipe."):
@@ -194,7 +206,8 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
         if reason := args.why_none_conflict(args.chosen_tasks("train_tasks", by_name)):
             raise MinBertError(f"Conflicts are between two tasks' gradients of one weight, and {reason}. Change that.")
         data = load_data(settings, args, tasks)["train"]
-        tokenizer, model = load_model(settings, model_config(settings, tasks))
+        trained = args.chosen_tasks("train_tasks", by_name)
+        tokenizer, model = load_model(settings, model_config(settings, tasks), trained)
         with explain("Setting up the trainer", "Mend the recipe."):
             trainer = _MeasuringTrainer(
                 model, args, train_dataset=data, processing_class=tokenizer, max_length=settings.max_length,
@@ -291,20 +304,39 @@ def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
         config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)
         check_heads(config)
     check_max_length(settings.max_length, config.max_position_embeddings)
+    if settings.peft is not None:
+        from .adapters import check, check_goes_on, read_adapter
+
+        check(settings.peft, config)
+        if is_adapter(settings.model_name_or_path, settings.model_revision):
+            adapter = read_adapter(settings.model_name_or_path, settings.model_revision)
+            check_goes_on(settings.peft, adapter, settings.model_name_or_path)
     return config
 
 
-def load_model(settings: RunSettings, config: MinBertConfig) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask]:
+def load_model(
+    settings: RunSettings, config: MinBertConfig, trained: Sequence[str]
+) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask | AdaptedModel]:
     """The checkpoint's encoder with a head for each task of `config`, in float32, and its tokenizer.
 
+    With `peft`, an adapter lies on it: the one that the checkpoint is, or a new one.
+
+    Args:
+        trained: tasks whose heads an adapter's run trains.
+
     Raises:
-        MinBertError: the checkpoint lacks a tokenizer or weights of the encoder.
+        MinBertError: the checkpoint lacks a tokenizer or weights of the encoder, or is another adapter.
     """
-    name, revision = settings.model_name_or_path, settings.model_revision
+    name, revision, attention = settings.model_name_or_path, settings.model_revision, settings.attn_implementation
     tokenizer = load_tokenizer(name, config, revision)
-    model, missing = load_weights(name, config, revision, settings.attn_implementation)
+    goes_on = settings.peft is not None and is_adapter(name, revision)
+    model, missing = (load_adapter if goes_on else load_weights)(name, config, revision, attention)
     check_encoder(name, missing)
     _tell_of_new_weights(name, missing, config.private_owner)
+    if settings.peft is not None and not goes_on:
+        from .adapters import add_adapter
+
+        model = add_adapter(model, settings.peft, name, revision, trained, missing)
     return tokenizer, model
 
 

@@ -1,8 +1,8 @@
 """The folder of a run: what may begin or resume there, and what stands in it.
 
-It ends with the model, its tokenizer and `recipe.yaml`, `environment.json` (versions, seed, what was trained on),
-`log.jsonl` (every logged value), `predictions/<task>-dev.csv`, with `proximal_evaluate` the model of averaged weights
-in `averaged`, and, last of all, `metrics.json`: where it stands, the run finished.
+It ends with the model or, with `peft`, the adapter, its tokenizer and `recipe.yaml`, `environment.json` (versions,
+seed, what was trained on), `log.jsonl` (every logged value), `predictions/<task>-dev.csv`, with `proximal_evaluate`
+the model of averaged weights in `averaged`, and, last of all, `metrics.json`: where it stands, the run finished.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from .training.checkpoints import checkpoints, incomplete, newest_complete_check
 
 AVERAGED = "averaged"
 RUN_FILES = (
-    "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors", "predictions", AVERAGED
+    "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors",
+    "adapter_model.safetensors", "adapter_config.json", "predictions", AVERAGED,
 )  # fmt: skip
 #: Keys that decide what a step computes: a run that resumes with another value would be neither run.
 FIXED_ON_RESUME = (
-    "objective", "mlm_texts", "mlm_probability", "mlm_whole_words", "mlm_order", "tasks", "train_tasks", "max_length",
-    "mixing", "mixing_temperature", "task_batch_sizes",
+    "objective", "peft", "mlm_texts", "mlm_probability", "mlm_whole_words", "mlm_order", "tasks", "train_tasks",
+    "max_length", "mixing", "mixing_temperature", "task_batch_sizes",
     "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins",
     "rows_per_epoch", "redraw_rows",
     "aggregator", "aggregator_options", "gradient_smoothing", "task_weights", "freeze", "regularizer", "smart_weight",

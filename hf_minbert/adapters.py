@@ -1,0 +1,261 @@
+"""Adapters: small trained parts on an encoder that stays as it is, by the library peft.
+
+A run with `peft` saves those parts alone, with the heads that it trained; the model under them stays where it was. Who
+loads such a run for answers, or to train on without `peft`, gets an ordinary model, into whose weights the adapter is
+merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import ModulesToSaveWrapper, PeftType
+from torch import nn
+from transformers.dynamic_module_utils import custom_object_save
+
+from .errors import MinBertError, explain, unknown_name
+from .modeling_minbert import MinBertConfig, MinBertForMultiTask
+from .recipe import Value, cast
+
+#: What a recipe's `peft` takes, by its `peft_type`: options of peft under their own names, and what they are.
+_EVERYWHERE = {"target_modules": list[str] | Literal["all-linear"]}
+_LAYERS = {"layers_to_transform": list[int]}
+METHODS: dict[str, dict[str, Any]] = {
+    "LORA": {
+        **_EVERYWHERE, **_LAYERS, "r": int, "lora_alpha": float, "lora_dropout": float, "use_rslora": bool,
+        "use_dora": bool, "init_lora_weights": bool | Literal["gaussian"],
+    },
+    "LOHA": {**_EVERYWHERE, **_LAYERS, "r": int, "alpha": float, "rank_dropout": float, "module_dropout": float},
+    "LOKR": {
+        **_EVERYWHERE, **_LAYERS, "r": int, "alpha": float, "rank_dropout": float, "module_dropout": float,
+        "decompose_both": bool, "decompose_factor": int,
+    },
+    "OFT": {**_EVERYWHERE, **_LAYERS, "r": int, "oft_block_size": int, "module_dropout": float, "coft": bool},
+    "IA3": {**_EVERYWHERE, "feedforward_modules": list[str]},
+}  # fmt: skip
+#: What peft takes for a BERT, by `peft_type`.
+TARGETS = {"IA3": {"target_modules": ["key", "value", "output.dense"], "feedforward_modules": ["output.dense"]}}
+USUAL_TARGETS = {"target_modules": ["query", "value"]}
+#: Why not, where people will ask.
+_PROMPTS = "puts made-up tokens before the input, and poolings, packing and heads would take them for words"
+REFUSED = {
+    **dict.fromkeys(
+        ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"), _PROMPTS
+    ),
+    "ADALORA": "chooses its ranks by scores that no checkpoint keeps, so that a run could not go on where it stopped",
+}
+POOLER = "bert.pooler"
+NAME = "default"  # what peft calls an adapter that has no name
+
+
+class AdaptedModel(PeftModel):
+    """A `PeftModel` over `MinBertForMultiTask` whose saved folder is that of a run: it has the config with the tasks.
+
+    The model's code lies there too, so that base and adapter load without this package.
+    """
+
+    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
+        """Writes adapter, trained heads, config and code. See `PeftModel.save_pretrained`."""
+        # Unless told, peft asks the Hub at each checkpoint whether the base's vocabulary is still of that size.
+        super().save_pretrained(save_directory, **{"save_embedding_layers": False, **kwargs})
+        model = self.get_base_model()
+        model.config.architectures = [type(model).__name__]
+        custom_object_save(model, save_directory, config=model.config)
+        model.config.save_pretrained(save_directory)
+
+    def create_or_update_model_card(self, output_dir: str) -> None:
+        """Writes none: peft's says nothing of the tasks, and holds the base's path on this machine."""
+
+
+# ---- What a recipe says ------------------------------------------------------------------------------------------
+
+
+def read_options(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The `peft_type` and the typed options of a recipe's `peft`, with peft's own targets where it names none.
+
+    Raises:
+        MinBertError: the method or an option is unknown, or a value does not fit.
+    """
+    given = dict(options)
+    method = given.pop("peft_type", "LORA")
+    if method not in METHODS:
+        if method in REFUSED:
+            raise MinBertError(f"`peft.peft_type: {method}` is not supported: it {REFUSED[method]}. Take LORA.")
+        raise unknown_name("`peft.peft_type`", method, METHODS)
+    for name in given:
+        if name not in METHODS[method]:
+            raise MinBertError(f"`peft`: {unknown_name(f'option of {method}', name, ['peft_type', *METHODS[method]])}")
+    typed = {name: cast(f"peft.{name}", Value(value, None), METHODS[method][name]) for name, value in given.items()}
+    if method == "IA3" and "target_modules" in typed:
+        typed.setdefault("feedforward_modules", [])
+    return method, {**TARGETS.get(method, USUAL_TARGETS), **typed}
+
+
+def check(options: Mapping[str, Any], config: MinBertConfig) -> None:
+    """Puts the adapter on a model without weights, so that what is wrong is said before data and weights are read.
+
+    Raises:
+        MinBertError: as `read_options`; there is no such layer; or peft refuses a value.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        add_adapter(MinBertForMultiTask(config), options, "", heads=config.task_names)
+
+
+def check_goes_on(options: Mapping[str, Any], adapter: PeftConfig, name: str) -> None:
+    """Raises `MinBertError` unless a saved adapter is one that these options would have made."""
+    method, typed = read_options(options)
+    now, then = _config(method, typed), adapter
+    for key in ("peft_type", *METHODS[method]) if now.peft_type == then.peft_type else ("peft_type",):
+        wanted, found = (_in_order(getattr(of, key)) for of in (now, then))
+        if wanted != found:
+            raise MinBertError(
+                f"The model {name!r} is an adapter with `{key}: {found}`, and `peft` says {wanted}. With the same "
+                f"`peft` it is trained on. For another one make a model of it first: `minbert merge`."
+            )
+
+
+def _config(method: str, options: Mapping[str, Any], **further: Any) -> PeftConfig:
+    return PEFT_TYPE_TO_CONFIG_MAPPING[PeftType[method]](**options, **further)
+
+
+def _in_order(value: Any) -> Any:
+    """peft keeps names as a set, and a word of its own as an enum."""
+    value = value.value if isinstance(value, Enum) else value
+    return sorted(value) if isinstance(value, set | list) else value
+
+
+def add_adapter(
+    model: MinBertForMultiTask,
+    options: Mapping[str, Any],
+    base: str,
+    revision: str | None = None,
+    heads: Iterable[str] = (),
+    missing: Iterable[str] = (),
+) -> AdaptedModel:
+    """A new adapter on a model, whose outputs stay as they are until it is trained.
+
+    Args:
+        model: changed in place: all it has stops being trained but the adapter and the heads.
+        options: of a recipe's `peft`.
+        base, revision: where the model came from, which the saved adapter names.
+        heads: tasks whose heads are trained and saved whole.
+        missing: names of weights that the base lacks, which must be saved too.
+
+    Raises:
+        MinBertError: as `check`.
+    """
+    method, typed = read_options(options)
+    saved = sorted({f"heads.{task}" for task in heads} | _lacking(missing))
+    _check_targets(model.named_modules(), typed, model.config.num_hidden_layers)
+    with explain(f"Adding the adapter {method}", "Mend `peft` in the recipe."):
+        config = _config(
+            method,
+            typed,
+            modules_to_save=saved,
+            exclude_modules=r"(?:heads|bert\.pooler)\..*" if POOLER in saved else r"heads\..*",
+            base_model_name_or_path=base,
+            revision=revision,
+        )
+        return AdaptedModel(model, config)
+
+
+def _check_targets(modules: Iterable[tuple[str, nn.Module]], options: Mapping[str, Any], layers: int) -> None:
+    """Raises `MinBertError` for a name that no layer of the encoder ends with; peft does if all are such."""
+    names = [name for name, module in modules if isinstance(module, nn.Linear | nn.Embedding)]
+    names = [name for name in names if not name.startswith("heads.")]
+    last = {".".join(name.split(".")[-1:]) for name in names}
+    choices = last | {".".join(name.split(".")[-2:]) for name in names if name.endswith(("dense", "embeddings"))}
+    for option in ("target_modules", "feedforward_modules"):
+        for wanted in options.get(option, ()) if isinstance(options.get(option), list) else ():
+            if not any(f".{name}".endswith(f".{wanted}") for name in names):
+                raise MinBertError(f"`peft.{option}`: {unknown_name('layer of the encoder', wanted, choices)}")
+    for number in options.get("layers_to_transform", ()):
+        if not 0 <= number < layers:
+            raise MinBertError(
+                f"`peft.layers_to_transform` counts from 0, and the encoder has {layers} layers. Found {number}."
+            )
+
+
+# ---- What a saved adapter says -----------------------------------------------------------------------------------
+
+
+def read_adapter(name: str, revision: str | None = None) -> PeftConfig:
+    """The config of a saved adapter. Raises `MinBertError` if it cannot be read or names no model."""
+    with explain(f"Reading the adapter {name!r}", "Give the folder of a finished run."):
+        adapter = PeftConfig.from_pretrained(name, revision=revision)
+        if not adapter.base_model_name_or_path:
+            raise MinBertError(f"The adapter {name!r} does not say which model it lies on, so it cannot be loaded.")
+    return adapter
+
+
+def load_adapted(
+    name: str,
+    adapter: PeftConfig,
+    base: MinBertForMultiTask,
+    missing: list[str],
+    revision: str | None = None,
+    other: Iterable[str] = (),
+) -> tuple[AdaptedModel, list[str]]:
+    """A saved adapter on the model that it was trained on.
+
+    Args:
+        name, revision: of the adapter.
+        adapter: its config.
+        base: with the tasks that the model is to have.
+        missing: names of the weights that the base lacks.
+        other: tasks whose saved heads are not those of `base`.
+
+    Returns:
+        the model, ready to be trained, and the weights that base and adapter lack.
+
+    Raises:
+        MinBertError: the adapter lacks weights, or was trained on another encoder.
+    """
+    heads = {f"heads.{task}" for task in base.config.task_names if task not in other}
+    saved = [part for part in adapter.modules_to_save or () if part in {*heads, POOLER}]
+    new = _lacking(missing) - {*saved}
+    adapter.modules_to_save, adapter.inference_mode = sorted({*saved, *new}), False
+    with explain(f"Loading the adapter {name!r}", "It does not go with this version of peft, or it is broken."):
+        model = AdaptedModel(base, adapter)
+        weights = load_peft_weights(name, device="cpu", revision=revision)
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+        lost = [key for key in own if key not in weights and not _is_of(key, new)]
+        if not lost:
+            set_peft_model_state_dict(model, {key: weights.get(key, value) for key, value in own.items()})
+    if lost:
+        raise MinBertError(
+            f"The adapter {name!r} lacks {len(lost)} of its weights, among them {lost[0]}. It was trained for other "
+            f"tasks with layers of their own, or on another model than it names."
+        )
+    return model, [key for key in missing if not _is_of(key, {*saved})]
+
+
+def merged(model: AdaptedModel) -> MinBertForMultiTask:
+    """The ordinary model that answers as the adapted one does. Takes the adapted one apart."""
+    model.merge_adapter()
+    plain = model.get_base_model()
+    # By hand: peft's `merge_and_unload` takes a head that is saved whole for one layer, but with LoRA.
+    for name, module in [*plain.named_modules()]:
+        if isinstance(module, BaseTunerLayer):
+            plain.set_submodule(name, module.get_base_layer())
+        elif isinstance(module, ModulesToSaveWrapper):
+            plain.set_submodule(name, module.modules_to_save[NAME])
+    return plain.requires_grad_(True)
+
+
+def _lacking(missing: Iterable[str]) -> set[str]:
+    """What a base lacks, heads and the pooler, by the module."""
+    parts = {".".join(key.split(".")[:2]) for key in missing}
+    return {part for part in parts if part.startswith("heads.") or part == POOLER}
+
+
+def _is_of(key: str, modules: Iterable[str]) -> bool:
+    """Whether a weight, by its name in a model or in an adapter's file, is in one of these modules of the model."""
+    return key.removeprefix("base_model.model.").startswith(tuple(f"{module}." for module in modules))
