@@ -175,6 +175,22 @@ def embedded(model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> dict[
     return {"inputs_embeds": moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
 
 
+@contextmanager
+def parameters_fixed(model: nn.Module) -> Iterator[None]:
+    """Inside, what passes through the model has no gradient for its parameters.
+
+    A search by the input asks for none, but a compiled layer's backward pass computes those of all that it was given.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
 def is_token(batch: Mapping[str, Any]) -> Tensor:
     """1 at real tokens and 0 at padding, to multiply a `delta` with."""
     return batch["attention_mask"][..., None].float()

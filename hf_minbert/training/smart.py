@@ -25,6 +25,7 @@ from .passes import (
     check_number,
     embedded,
     is_token,
+    parameters_fixed,
 )
 
 Variant = Literal["smart_0", "smart_1", "smart_2"]
@@ -305,10 +306,11 @@ class Smart(Regularizer):
 
         head = model.heads.get(batch["task"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
-        delta, ok = self._worst(
-            perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended),
-            self.noise_std * noise_like_words(batch, model.config.hidden_size, place), is_token(batch),
-        )  # fmt: skip
+        noise = self.noise_std * noise_like_words(batch, model.config.hidden_size, place)
+        with parameters_fixed(model):
+            delta, ok = self._worst(
+                perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended), noise, is_token(batch)
+            )
         term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
         return Regularized(outputs["loss"] + self.weight * term, outputs, term.detach(), 1.0 - ok.float())
 

@@ -326,6 +326,24 @@ def test_the_search_costs_a_forward_and_a_backward_without_weights(model, batche
     assert cost(Smart(steps=2)) / cost(None) == pytest.approx(10 / 3, rel=0.01)
 
 
+def test_the_search_asks_for_no_gradient_of_parameters(model, batches, monkeypatch):
+    """A compiled layer would compute them for all that ask, whatever is differentiated by."""
+    head = model.heads.get("sst").linear
+    frozen = list(model.bert.encoder.layer[0].parameters())
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    asking = []
+    head.register_forward_hook(lambda *args: asking.append(sum(p.requires_grad for p in model.parameters())))
+    trained = sum(p.requires_grad for p in model.parameters())
+    Smart(steps=2)(model, batches["sst"], PLACE)
+    assert asking == [trained, 0, 0, trained]
+    monkeypatch.setattr(AlgorithmOne, "gradient", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Smart()(model, batches["sst"], PLACE)
+    assert [p.requires_grad for p in frozen] == [False] * len(frozen)
+    assert sum(p.requires_grad for p in model.parameters()) == trained
+
+
 # ---- divergences
 
 
