@@ -406,4 +406,9 @@ def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str,
 
     lines = {**vars(settings), **training}
     lines = {key: value.value if isinstance(value, enum.Enum) else value for key, value in lines.items()}
-    write_atomically(path, yaml.dump(lines, Dumper=_Yaml12Dumper, sort_keys=False, allow_unicode=True))
+    write_atomically(path, recipe_text(lines))
+
+
+def recipe_text(lines: Mapping[str, Any]) -> str:
+    """Keys and plain values as YAML that `read_recipe` reads as they were."""
+    return yaml.dump(dict(lines), Dumper=_Yaml12Dumper, sort_keys=False, allow_unicode=True)

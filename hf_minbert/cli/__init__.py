@@ -18,7 +18,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError, did_you_mean
-from . import conflicts, evaluate, merge, predict, quickstart, search, train
+from . import conflicts, evaluate, merge, predict, publish, quickstart, search, train
 
 app = typer.Typer(
     name="minbert",
@@ -32,6 +32,7 @@ app.command("average")(merge.average)
 app.command("ensemble")(merge.ensemble)
 app.command("conflicts")(conflicts.conflicts)
 app.command("search")(search.search)
+app.command("publish")(publish.publish)
 app.command("quickstart")(quickstart.quickstart)
 
 

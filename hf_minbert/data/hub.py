@@ -21,30 +21,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HubData:
-    """A dataset that holds a task's rows; the fields are those of `Task`, with `dataset_` left out."""
+    """A dataset that holds a task's rows; the fields are those of `Task`, with `dataset_` left out.
+
+    `licence` is what the dataset's card says, for the cards of the models that are trained on it.
+    """
 
     task: str
     dataset: str
     config: str | None = None
     splits: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
+    licence: str = "not stated"
 
 
+GLUE_LICENCE = "`other`: each part of GLUE is under its own terms"
 #: The first of a task is the one that `data_dir: hub` takes. The columns are those that the datasets' cards name.
 HUB = (
     HubData("sst", "SetFit/sst5", columns={"sentence": "text", "label": "label"}),
     HubData(
         "para", "nyu-mll/glue", "qqp",
         columns={"sentence1": "question1", "sentence2": "question2", "label": "label", "id": "idx"},
+        licence=GLUE_LICENCE,
     ),
-    HubData("sts", "nyu-mll/glue", "stsb", columns={"label": "label", "id": "idx"}),
+    HubData("sts", "nyu-mll/glue", "stsb", columns={"label": "label", "id": "idx"}, licence=GLUE_LICENCE),
     HubData(
         "nli", "nyu-mll/glue", "mnli", columns={"id": "idx"},
-        splits={"dev": "validation_matched", "test": "test_matched"},
+        splits={"dev": "validation_matched", "test": "test_matched"}, licence=GLUE_LICENCE,
     ),
-    HubData("nli", "stanfordnlp/snli"),
-    HubData("reviews", "Yelp/yelp_review_full", splits={"dev": "test"}),  # it has these two: dev and test are one
+    HubData("nli", "stanfordnlp/snli", licence="cc-by-sa-4.0"),
+    HubData(  # it has these two: dev and test are one
+        "reviews", "Yelp/yelp_review_full", splits={"dev": "test"}, licence="`other`: Yelp's terms for its dataset",
+    ),
 )  # fmt: skip
+
+
+def licence_of(dataset: str) -> str:
+    """What the card of a dataset on the Hub says of its licence, as far as the package knows."""
+    return next((known.licence for known in HUB if known.dataset == dataset), "not known here")
 
 
 def is_hub_id(name: str) -> bool:

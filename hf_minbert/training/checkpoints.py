@@ -70,9 +70,9 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
     for name in names:
         if not (checkpoint / name).exists():
             return f"{name} is missing"
-        if not _whole_safetensors(checkpoint / name):
+        if not whole_safetensors(checkpoint / name):
             return f"{name} ends too early"
-    if (checkpoint / TEACHER).exists() and not _whole_safetensors(checkpoint / TEACHER):
+    if (checkpoint / TEACHER).exists() and not whole_safetensors(checkpoint / TEACHER):
         return f"{TEACHER} ends too early"
     if (checkpoint / AGGREGATOR).exists() and not zipfile.is_zipfile(checkpoint / AGGREGATOR):
         return f"{AGGREGATOR} ends too early"
@@ -89,7 +89,7 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
     return None
 
 
-def _whole_safetensors(path: Path) -> bool:
+def whole_safetensors(path: Path) -> bool:
     """Whether the file is as long as its header says: 8 bytes of header length, header, tensors."""
     with path.open("rb") as file:
         length = file.read(8)

@@ -1,0 +1,56 @@
+"""`minbert publish`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def publish(
+    model: Annotated[
+        Path, typer.Argument(help="The folder of a finished run, or of another saved model.", show_default=False)
+    ],
+    repo_id: Annotated[str, typer.Argument(help="Its name on the Hub, owner/name.", show_default=False)],
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository that others do not see.")] = False,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Send the adapter, not the model that it goes with.")
+    ] = False,
+    base_model: Annotated[
+        str | None,
+        typer.Option(
+            help="The Hub id of what it was trained from, where the recipe has a folder.", show_default=False
+        ),
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Of the weights, as the Hub writes it: apache-2.0.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go up, and send nothing.")] = False,
+    card: Annotated[
+        Path | None, typer.Option(help="With --dry-run: write the model card there.", show_default=False)
+    ] = None,
+) -> None:
+    """Put a model on the Hub with a model card made from its run: it then loads anywhere, without this package."""
+    from ..errors import MinBertError
+    from ..io import check_writable, write_atomically
+    from ..publishing.publish import prepare, push
+
+    if card is not None:
+        if not dry_run:
+            raise MinBertError("--card goes with --dry-run; the card is made anew from the run each time.")
+        check_writable(card)
+    publication = prepare(model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license)
+    if not dry_run:
+        url = push(publication, private=private)
+        typer.echo(f"{len(publication.uploads)} files are at {url}")
+        return
+    if card is None:
+        typer.echo(publication.card)
+    else:
+        write_atomically(card, publication.card)
+    total = sum(upload.size for upload in publication.uploads)
+    typer.echo(f"Would go up to {repo_id}: {len(publication.uploads)} files, {total:,} bytes.")
+    for upload in publication.uploads:
+        typer.echo(f"  {upload.size:>13,}  {upload.path}")
+    typer.echo(f"Stays here: {', '.join(publication.left) or 'nothing'}.")

@@ -1,0 +1,358 @@
+"""The model card: what the model's folder says, in the words of the Hub's metadata and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..recipe import recipe_text
+from ..tasks import KIND_METRICS, Task
+from ..weights import MODEL
+from .files import Upload, is_listed, portable
+from .saved import SavedModel, is_on_hub
+
+#: What is known of the package's tasks beyond their numbers.
+LIMITS = {
+    "sst": "Made for sentences of English film reviews: how other texts, irony or whole reviews fare is not measured. "
+    "Neighbouring classes are often confused.",
+    "para": "Made for questions that people asked on Quora: other kinds of sentences are not measured. Questions that "
+    "share most words are the hard ones, in either direction.",
+    "sts": "Made for short English sentences (captions, headlines, forum posts). The number says how alike they are "
+    "in meaning, not whether a sentence is true or follows from the other, and may leave the range a little.",
+    "cfimdb": "Made for whole film reviews with a clear tendency: there is no neutral answer.",
+    "nli": "Made for pairs that were written for the purpose: such data are known to give the answer away in part by "
+    "the second sentence alone.",
+    "reviews": "The stars of a review stand for its sentiment: a text and its stars do not always agree.",
+}  # fmt: skip
+KINDS = {"classes": "one of {count} classes", "binary": "yes or no", "score": "a number from {low:g} to {high:g}"}
+MINILM_NOTE = (
+    "This model began with all-MiniLM-L6-v2, whose authors trained it on more than a billion pairs, Quora's duplicate "
+    "questions and natural language inference (SNLI, MultiNLI) among them. It has seen such pairs before: its scores "
+    "on paraphrases and inference cannot be set beside those of models that began with plain BERT."
+)
+#: Example inputs; none stands in a data set.
+EXAMPLES = ("A warm, funny film.", "Somebody laughs out loud.")
+
+
+def model_card(
+    saved: SavedModel,
+    repo_id: str,
+    uploads: Iterable[Upload],
+    *,
+    base_model: str | None = None,
+    license: str | None = None,
+) -> str:
+    """The text of `README.md`.
+
+    Args:
+        repo_id: where the model will be found.
+        uploads: the files beside the card; plots among them are shown.
+        base_model: the Hub id of what it was trained from, where the folder does not know it.
+        license: an identifier of the Hub, such as `apache-2.0`; who publishes must know it.
+    """
+    paths = [upload.path for upload in uploads]
+    bases = [base_model] if base_model else saved.bases()
+    sections = [
+        _head(saved, repo_id),
+        _tasks(saved),
+        _use(saved, repo_id, paths),
+        _scores(saved),
+        _limits(saved),
+        _data(saved, bases),
+        _training(saved, bases),
+        _plots(paths),
+        _licence(license),
+    ]
+    metadata = _metadata(saved, repo_id, bases, license, adapter=_is_adapter(paths))
+    return f"---\n{metadata}\n---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _is_adapter(paths: Iterable[str]) -> bool:
+    return any(path.startswith("adapter_") for path in paths)
+
+
+# ---- For machines ------------------------------------------------------------------------------------------------
+
+
+def _metadata(saved: SavedModel, repo_id: str, bases: list[str], license: str | None, adapter: bool) -> str:
+    from huggingface_hub import ModelCardData
+
+    on_hub = [base for base in bases if is_on_hub(base)]
+    results = _eval_results(saved)
+    relation = "merge" if saved.merge else "adapter" if adapter else "finetune"
+    known = set(saved.tasks) <= set(LIMITS)
+    data = ModelCardData(
+        language="en" if known else None,
+        license=license,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-classification" if saved.tasks else "fill-mask",
+        tags=["minbert", "multi-task", *saved.tasks],
+        base_model=on_hub[0] if len(on_hub) == 1 else on_hub or None,
+        base_model_relation=relation if on_hub else None,
+        datasets=[*dict.fromkeys(data.name.split(" (")[0] for data in saved.data() if data.on_hub)] or None,
+        metrics=[*dict.fromkeys(result.metric_type for result in results)] or None,
+        model_name=repo_id.split("/")[-1] if results else None,
+        eval_results=results or None,
+    )
+    return data.to_yaml(line_break="\n").strip()
+
+
+def _eval_results(saved: SavedModel) -> list[Any]:
+    from huggingface_hub import EvalResult
+
+    own = {data.task: data for data in saved.data()}
+    results = []
+    for name, task, metric, value in _measured(saved):
+        data = own.get(name)
+        there = data is not None and data.on_hub
+        results.append(
+            EvalResult(
+                task_type="text-classification",
+                task_name=name,
+                dataset_type=data.name.split(" (")[0] if there else name,
+                dataset_name=f"{name}, {data.name}" if data else name,
+                dataset_config=task.dataset_config,
+                dataset_split="validation" if there else "dev",
+                dataset_revision=data.revision if there else None,
+                metric_type=metric,
+                metric_name=metric,
+                metric_value=value,
+            )
+        )
+    return results
+
+
+def _measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
+    """Task, its metric and the value, of those that were measured."""
+    return [
+        (name, task, metric, saved.metrics[f"eval_{name}_{metric}"])
+        for name, task in saved.tasks.items()
+        for metric in KIND_METRICS[task.kind]
+        if saved.metrics.get(f"eval_{name}_{metric}") is not None
+    ]
+
+
+# ---- For people --------------------------------------------------------------------------------------------------
+
+
+def _head(saved: SavedModel, repo_id: str) -> str:
+    names = ", ".join(saved.tasks)
+    count = len(saved.tasks)
+    what = {
+        0: "A BERT encoder, pre-trained further by predicting masked words.",
+        1: f"A BERT encoder fine-tuned on one task: {names}.",
+    }.get(count, f"One BERT encoder, fine-tuned on {count} tasks at once, with a head for each: {names}.")
+    size = f"{saved.config['num_hidden_layers']} layers of {saved.config['hidden_size']}" if saved.config else ""
+    made = {"ensemble": " Each task has the encoder of the model that it was trained in."}.get(
+        saved.merge.get("method"),
+        f" An average ({saved.merge.get('method')}) of several models." if saved.merge else "",
+    )
+    return f"# {repo_id.split('/')[-1]}\n\n{what}{made} {size + ', trained' if size else 'Trained'} with hf_minbert."
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    lines = [[*header]]
+    lines += [["---"] * len(lines[0]), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _tasks(saved: SavedModel) -> str:
+    rows = []
+    for name, task in saved.tasks.items():
+        low, high = task.range or (0, 0)
+        kind = KINDS[task.kind].format(count=len(task.labels), low=low, high=high)
+        labels = ", ".join(f"{number} {label}" for number, label in enumerate(task.labels))
+        together = {"single": "a sentence", "cross": "two sentences, read together", "bi": "two sentences, read apart"}
+        rows.append((f"`{name}`", together[task.pair_encoding], kind, labels or f"{low:g} to {high:g}"))
+    return "## Tasks\n\n" + _table(("task", "input", "answer", "labels"), rows) if rows else ""
+
+
+def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
+    if _is_adapter(paths):
+        return (
+            "## Use\n\nThis is an adapter; it needs its base model and hf_minbert:\n\n```bash\n"
+            f'minbert predict {repo_id} --task {next(iter(saved.tasks), "TASK")} --text "{EXAMPLES[0]}"\n```'
+        )
+    blocks = ["## Use", "Without hf_minbert, with transformers 5.17 or newer (the model brings its own code):"]
+    if not saved.tasks:
+        return "\n\n".join([*blocks, f"```python\n{_loading(repo_id, 'AutoModelForMaskedLM')}\n```"])
+    calls = [_loading(repo_id, "AutoModelForSequenceClassification"), "model.eval()", ""]
+    calls += [line for task in saved.tasks.values() for line in _call(task)]
+    blocks.append(_code("python", *calls))
+    single = next((name for name, task in saved.tasks.items() if not task.is_pair), None)
+    if single:
+        blocks += ["A tool that knows one task sees the one that is active:", _code("python",
+            "from transformers import pipeline", "",
+            f'classify = pipeline("text-classification", model="{repo_id}", trust_remote_code=True,',
+            f'                    model_kwargs={{"active_task": "{single}"}})',
+            f'print(classify("{EXAMPLES[0]}"))')]  # fmt: skip
+    if "custom_pipelines" in saved.config:
+        blocks += ["All tasks at once:", _code("python",
+            "from transformers import pipeline", "",
+            f'ask = pipeline("minbert-multitask", model="{repo_id}", trust_remote_code=True)',
+            f'print(ask("{EXAMPLES[0]}"))')]  # fmt: skip
+    name, task = next(iter(saved.tasks.items()))
+    given = ", ".join(f'["{text}"]' for text in EXAMPLES[: len(task.text_columns)])
+    blocks += ["With hf_minbert:", _code("python",
+        "from hf_minbert import Predictor", "",
+        f'predictor = Predictor.from_pretrained("{repo_id}")', f'print(predictor("{name}", {given}))')]  # fmt: skip
+    if "recipe.yaml" in paths:
+        blocks += ["To train it further, on one GPU or several:", _code("bash",
+            f"hf download {repo_id} recipe.yaml --local-dir .",
+            f"minbert train recipe.yaml model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further",
+            "accelerate launch --multi_gpu --num_processes 2 -m hf_minbert train recipe.yaml \\",
+            f"    model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further")]  # fmt: skip
+    return "\n\n".join(blocks)
+
+
+def _code(language: str, *lines: str) -> str:
+    return "\n".join([f"```{language}", *lines, "```"])
+
+
+def _loading(repo_id: str, auto: str) -> str:
+    return (
+        f'from transformers import {auto}, AutoTokenizer\n\nname = "{repo_id}"\n'
+        f"tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)\n"
+        f"model = {auto}.from_pretrained(name, trust_remote_code=True)"
+    )
+
+
+def _call(task: Task) -> list[str]:
+    """The lines that ask one task."""
+    texts = ", ".join(f'"{text}"' for text in EXAMPLES[: len(task.text_columns)])
+    inputs = f'inputs = tokenizer({texts}, return_tensors="pt")'
+    if task.pair_encoding == "bi":  # the two sentences of an example are the second dimension
+        inputs = (
+            f'inputs = tokenizer([{texts}], padding=True, return_tensors="pt")\n'
+            f"inputs = {{key: value[None] for key, value in inputs.items()}}  # one example of two sentences"
+        )
+    logits = f'model(**inputs, task="{task.name}").logits'
+    asked = {
+        "classes": f"print({logits}.softmax(-1))  # {', '.join(task.labels)}",
+        "binary": f"print({logits}.sigmoid())  # of: {task.labels[-1] if task.labels else ''}",
+        "score": f"print({logits})",
+    }
+    return [inputs, asked[task.kind]]
+
+
+def _scores(saved: SavedModel) -> str:
+    measured = _measured(saved)
+    perplexity = saved.metrics.get("eval_perplexity")
+    if not measured and perplexity is None:
+        return "## Scores\n\nNot measured: the model's folder has no scores."
+    rows = [(f"`{name}`", metric, f"{value:.3f}") for name, _, metric, value in measured]
+    rows += [("masked words", "perplexity", f"{perplexity:.2f}")] if perplexity is not None else []
+    for key, said in (("eval_overall", "mean of the tasks' main metrics"), ("eval_leaderboard", "the course's mean")):
+        if saved.metrics.get(key) is not None:
+            rows.append(("all", said, f"{saved.metrics[key]:.3f}"))
+    said = "Of the saved model, on the dev rows."
+    if saved.metrics.get("best_metric") is not None:
+        said += (
+            f" The checkpoint was chosen by `{saved.metrics['metric_for_best_model']}` on the same rows, so these "
+            f"numbers flatter it a little."
+        )
+    return f"## Scores\n\n{said} One run, no confidence interval.\n\n" + _table(("task", "metric", "value"), rows)
+
+
+def _limits(saved: SavedModel) -> str:
+    positions = saved.config.get("max_position_embeddings")
+    length = saved.recipe.get("max_length")
+    lines = [f"- Inputs of more than {length} tokens were cut in training."] if length not in (None, positions) else []
+    lines += [f"- More than {positions} tokens do not fit: truncate."] if positions else []
+    lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
+    for name, task in saved.tasks.items():
+        if name not in LIMITS:
+            outside = "may leave its range" if task.kind == "score" else "always names one of its labels"
+            lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
+    if any(task.kind != "score" for task in saved.tasks.values()):
+        lines.append("- Probabilities are those of the heads as trained; they were not calibrated.")
+    return "## Limits\n\n" + "\n".join(lines) if lines else ""
+
+
+def _data(saved: SavedModel, bases: list[str]) -> str:
+    found = saved.data()
+    parts = []
+    if found:
+        rows = [
+            (data.task, f"[{data.name}](https://huggingface.co/datasets/{data.name.split(' (')[0]})"
+             if data.on_hub else " ".join([data.name, *(f"`{file}`" for file in data.files)]),
+             data.revision[:12] if data.revision else "", data.licence)
+            for data in found
+        ]  # fmt: skip
+        parts.append(_table(("task", "training rows", "commit", "licence"), rows))
+    else:
+        parts.append("What it was trained on is not recorded: the model's folder has no recipe.")
+    parts.append(_leaks(saved.metrics.get("leaks") or {}))
+    if MODEL in bases:
+        parts.append(MINILM_NOTE)
+    return "## Data\n\n" + "\n\n".join(part for part in parts if part)
+
+
+def _leaks(leaks: dict[str, Any]) -> str:
+    """What of the dev and test rows the run found among the training rows."""
+    lines = [
+        f"- {count:,} rows of {where} stand in the training rows of {task} too; they were trained on."
+        for task, places in (leaks.get("given") or {}).items()
+        for where, count in places.items()
+    ]
+    for task, sources in (leaks.get("borrowed") or {}).items():
+        for counts in sources:
+            lines.append(
+                f"- {counts['dropped']:,} rows that {task} was to borrow from {counts['source']} stand in dev or test "
+                f"rows, and were left out."
+            )
+    if lines:
+        said = "Overlap of training rows with dev and test rows, compared without case, punctuation and spaces:"
+        return "\n".join([said, "", *lines])
+    compared = "given" in leaks
+    return "No dev or test row that the run could see stands in its training rows." if compared else ""
+
+
+def _training(saved: SavedModel, bases: list[str]) -> str:
+    parts = []
+    if bases:
+        named = [
+            f"[{base}](https://huggingface.co/{base})" if is_on_hub(base) else f"`{portable(base)}`" for base in bases
+        ]
+        parts.append(f"It began with {', '.join(named)}.")
+    if saved.merge:
+        parts.append("Made from " + ", ".join(f"`{portable(name)}`" for name in saved.parents) + ".")
+    parts.append(_as_measured(saved))
+    if saved.recipe:
+        shown = {key: value for key, value in portable(saved.recipe).items() if value is not None}
+        parts.append("The recipe (`recipe.yaml`; paths are cut to their last part):")
+        parts.append(f"```yaml\n{recipe_text(shown).strip()}\n```")
+    found = [part for part in parts if part]
+    return "## Training\n\n" + "\n\n".join(found) if found else ""
+
+
+def _as_measured(saved: SavedModel) -> str:
+    environment, metrics = saved.environment, saved.metrics
+    rows: list[tuple[str, Any]] = []
+    if "device" in environment:
+        processes = environment["processes"]
+        rows.append(("hardware", environment["device"] + (f", {processes} processes" if processes > 1 else "")))
+    if "train_runtime" in metrics:
+        rows.append(("time", f"{metrics['train_runtime']:,.0f} s of training, evaluations included"))
+        rows.append(("speed", f"{metrics['train_samples_per_second']:,.1f} rows a second"))
+    for key, name in (("global_step", "steps"), ("best_step", "best step"), ("seed", "seed")):
+        if metrics.get(key) is not None:
+            rows.append((name, f"{metrics[key]:,}"))
+    if "versions" in environment:
+        there = {name: version for name, version in environment["versions"].items() if version}
+        rows.append(("versions", ", ".join(f"{name} {version}" for name, version in there.items())))
+    return _table(("", "as measured"), rows) if rows else ""
+
+
+def _plots(paths: Iterable[str]) -> str:
+    plots = [path for path in paths if is_listed(path, ("report/*.png", "report/*.svg"))]
+    shown = [f"![{path.split('/')[-1].rsplit('.', 1)[0].replace('_', ' ')}]({path})" for path in plots]
+    return "## Plots\n\n" + "\n\n".join(shown) if shown else ""
+
+
+def _licence(license: str | None) -> str:
+    weights = f"`{license}`" if license else "not stated by who published it"
+    return (
+        f"## Licence\n\nThe code files: Apache License 2.0. The weights: {weights}; see the licences of the data and "
+        f"of the model that it began with."
+    )

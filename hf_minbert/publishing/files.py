@@ -1,0 +1,181 @@
+"""What of a model's folder goes to the Hub: the files that are listed here and no others, without local paths."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from ..errors import MinBertError
+from ..io import json_line
+from ..recipe import read_recipe, recipe_text
+from ..training.checkpoints import INDEX, whole_safetensors
+
+CARD = "README.md"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = ("model.safetensors", INDEX, "model-*-of-*.safetensors")
+ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+#: What a run, or a merge, says of itself. They are read, and go up without local paths.
+RECORDS = ("recipe.yaml", "environment.json", "metrics.json", "merge.json", "log.jsonl")
+PLOTS = ("report/*.png", "report/*.svg")
+SECRET = ("hub_token",)
+#: All that may go up beside the code that the config names. What lies there of an older push and is on this list, but
+#: not in the new push, goes away.
+LISTED = ("config.json", *WEIGHTS, *ADAPTER, *TOKENIZER, *RECORDS, *PLOTS, CARD)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file that goes up: its path in the repository, and its text or where it lies."""
+
+    path: str
+    content: bytes | Path
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
+
+
+def collect(folder: Path, adapter_only: bool = False) -> list[Upload]:
+    """The files of a model's folder that go up, without the card.
+
+    Args:
+        adapter_only: the adapter instead of the model's weights.
+
+    Raises:
+        MinBertError: the folder lacks weights, its config or its tokenizer, or a file of weights is cut.
+    """
+    _check(folder, adapter_only)
+    wanted = ("config.json", *(ADAPTER if adapter_only else WEIGHTS), *_code(folder), *TOKENIZER, *RECORDS, *PLOTS)
+    names = [path for path in _files(folder) if is_listed(path, wanted)]
+    return [Upload(name, _without_paths(folder / name)) for name in names]
+
+
+def is_listed(path: str, patterns: Iterable[str] = LISTED) -> bool:
+    return any(fnmatch(path, pattern) and path.count("/") == pattern.count("/") for pattern in patterns)
+
+
+def left_here(folder: Path, uploads: Iterable[Upload]) -> list[str]:
+    """What of the folder does not go up; a folder within it by its name alone."""
+    sent = {upload.path.split("/")[0] for upload in uploads}
+    return sorted(path.name for path in folder.iterdir() if path.name not in sent)
+
+
+def _files(folder: Path) -> list[str]:
+    paths = [path for path in (*folder.iterdir(), *folder.glob("report/*")) if path.is_file()]
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def _code(folder: Path) -> list[str]:
+    """The files by which the model loads without this package: those that its config names, and what they import."""
+    if not (folder / "config.json").is_file():  # an adapter's folder may have none
+        return []
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    named = [
+        *config.get("auto_map", {}).values(),
+        *(one["impl"] for one in config.get("custom_pipelines", {}).values()),
+    ]
+    modules = {f"{name.split('.')[0]}.py" for name in named}
+    try:
+        imported = [Path(path).name for name in modules for path in get_relative_import_files(folder / name)]
+    except FileNotFoundError as error:
+        raise MinBertError(
+            f"The model's code needs {error.filename}, which is not there. Save the model again, with "
+            f"`save_pretrained`."
+        ) from error
+    return sorted({*modules, *imported})
+
+
+def _check(folder: Path, adapter_only: bool) -> None:
+    there = _files(folder)
+    has_weights = any(is_listed(path, WEIGHTS) for path in there)
+    has_adapter = all(name in there for name in ADAPTER)
+    if adapter_only and not has_adapter:
+        raise MinBertError(
+            f"--adapter-only sends an adapter, and {folder} has no {' or '.join(ADAPTER)}. Leave it out to send the "
+            f"whole model."
+        )
+    if not adapter_only and not has_weights:
+        remedy = (
+            "Add --adapter-only to send the adapter alone." if has_adapter else "Give the folder of a saved model."
+        )
+        raise MinBertError(f"The folder {folder} has no weights (model.safetensors). {remedy}")
+    if not adapter_only and "config.json" not in there:
+        raise MinBertError(f"The folder {folder} holds no model: it has no config.json. Give that of a saved model.")
+    if not any(name in there for name in ("tokenizer.json", "vocab.txt")):
+        raise MinBertError(f"The folder {folder} has no tokenizer (tokenizer.json). Save it there: others need it.")
+    for name in there:
+        weights = is_listed(name, ADAPTER if adapter_only else WEIGHTS) and name.endswith(".safetensors")
+        if weights and not whole_safetensors(folder / name):
+            raise MinBertError(f"{folder / name} ends too early: its writing was cut off. Save the model again.")
+
+
+# ---- Without local paths -----------------------------------------------------------------------------------------
+
+#: A path that begins at the root, at home, above the working directory or at a drive, inside other text.
+_PATH = re.compile(r"(?<![\w./:~\\-])(?:~|\.\.|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+[/\\]?")
+
+
+def _without_paths(file: Path) -> bytes | Path:
+    """A record's text with local paths cut to their last part; other files as they are."""
+    if file.name not in (*RECORDS, ADAPTER_CONFIG):
+        return file
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".yaml":
+            return recipe_text(portable(plain_recipe(file))).encode()
+        if file.suffix == ".jsonl":
+            return "".join(json_line(portable(json.loads(line))) for line in text.splitlines()).encode()
+        return (json.dumps(portable(json.loads(text)), indent=2, ensure_ascii=False) + "\n").encode()
+    except (OSError, ValueError) as error:
+        if isinstance(error, MinBertError):
+            raise
+        raise MinBertError(f"{file} cannot be read: {error}. Mend it, or take it out of the folder.") from error
+
+
+def plain_recipe(file: Path) -> dict[str, Any]:
+    """A recipe's lines, with plain values."""
+    return {key: value.value for key, value in read_recipe(file).items()}
+
+
+def portable(value: Any) -> Any:
+    """The value with every local path in it cut to its last part: nobody else has the rest, or is to see it.
+
+    A token that somebody wrote into a recipe is left out, at any depth.
+    """
+    if isinstance(value, dict):
+        short: dict[str, Any] = {}
+        for key, item in value.items():
+            if key in SECRET:
+                continue
+            name = unique = portable(key)
+            number = 2
+            while unique in short:  # two folders of one name
+                unique, number = f"{name} ({number})", number + 1
+            short[unique] = portable(item)
+        return short
+    if isinstance(value, list):
+        return [portable(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if is_local_path(value):
+        return _last(value)
+    return _PATH.sub(lambda found: _last(found[0]), value)
+
+
+def is_local_path(text: str) -> bool:
+    """Whether the text is a path that means something on one machine only. A Hub id and `data/a.csv` are none."""
+    outside = text.startswith(("~", "../", "..\\", "file://"))
+    return outside or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+
+
+def _last(path: str) -> str:
+    return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name

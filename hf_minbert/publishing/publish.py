@@ -1,0 +1,188 @@
+"""A model's folder pushed to the Hub: in one commit, with an answer in one line where the Hub will not have it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import MinBertError
+from .card import model_card
+from .files import ADAPTER_CONFIG, CARD, Upload, collect, is_listed, left_here, portable
+from .saved import SavedModel, hub_name, is_on_hub
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What goes up: the files with the card last; and what stays, the names in the folder."""
+
+    folder: Path
+    repo_id: str
+    uploads: list[Upload]
+    left: list[str]
+
+    @property
+    def card(self) -> str:
+        return self.uploads[-1].content.decode()
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raises `MinBertError` unless the Hub could have a model of this name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        raise MinBertError(f"{repo_id!r} is no name on the Hub: {said}. Give owner/name.") from error
+
+
+def prepare(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    adapter_only: bool = False,
+    base_model: str | None = None,
+    license: str | None = None,
+) -> Publication:
+    """Everything that would go up; nothing is written or sent.
+
+    Args:
+        folder: of a run, or of another model that this package saved.
+        repo_id: `owner/name`, or `name` for the owner of the token.
+        adapter_only: send the adapter that lies there, not the model's weights.
+        base_model, license: see `card.model_card`.
+
+    Raises:
+        MinBertError: the name is none, or the folder holds no whole model.
+    """
+    check_repo_id(repo_id)
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise MinBertError(f"There is no folder {folder}. Give that of a finished run or of another saved model.")
+    saved = SavedModel.of(folder)
+    uploads = collect(folder, adapter_only)
+    if adapter_only:
+        uploads = [_on_base(folder, base_model) if upload.path == ADAPTER_CONFIG else upload for upload in uploads]
+    card = model_card(saved, repo_id, uploads, base_model=base_model, license=license)
+    uploads.append(Upload(CARD, card.encode()))
+    return Publication(folder, repo_id, uploads, [name for name in left_here(folder, uploads) if name != CARD])
+
+
+def push(publication: Publication, *, private: bool = False, token: str | None = None) -> str:
+    """Creates the repository if need be and sends everything in one commit. Returns the model's address.
+
+    What lies there of an earlier push and is not part of this one is deleted by the same commit; files of other
+    names stay.
+
+    Args:
+        private: whether a new repository is private. One that is there keeps what it is.
+        token: unless given, the one of `hf auth login` or `$HF_TOKEN`.
+
+    Raises:
+        MinBertError: there is no token, no right or no network, `private` is asked for and the repository is public,
+            or the upload was cut off.
+    """
+    from huggingface_hub import HfApi, get_token
+
+    api = HfApi(token=token)
+    if not (token or get_token()):
+        raise MinBertError("There is no token for the Hub. Log in with `hf auth login`, or set $HF_TOKEN.")
+    with in_words(publication.repo_id, publication.folder):
+        user = api.whoami()["name"]
+    with in_words(publication.repo_id, publication.folder, user):
+        url = api.create_repo(publication.repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(url.repo_id).private:
+            raise MinBertError(
+                f"{url.repo_id} is there already, and public: --private is for a new repository. Make it private on "
+                f"its page first, or give another name."
+            )
+        commit(api, url.repo_id, publication.uploads, "Publish with hf_minbert")
+    return str(url)
+
+
+def commit(
+    api: Any, repo_id: str, uploads: Iterable[Upload], message: str, *, revision: str | None = None, **given: Any
+) -> CommitInfo:
+    """One commit that makes the repository's listed files these. `given` goes to `HfApi.create_commit`."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    sent = {upload.path: upload.content for upload in uploads}
+    there = api.list_repo_files(repo_id, revision=revision)
+    stale = [path for path in there if is_listed(path) and path not in sent]
+    operations = [CommitOperationAdd(path, content) for path, content in sent.items()]
+    operations += [CommitOperationDelete(path) for path in stale]
+    return api.create_commit(repo_id, operations, commit_message=message, revision=revision, **given)
+
+
+@contextmanager
+def in_words(repo_id: str, folder: Path, user: str | None = None) -> Iterator[None]:
+    """Says in one line why the Hub would not have it, whichever of its libraries' errors says so.
+
+    Args:
+        user: whose the token is, where that is known.
+    """
+    try:
+        yield
+    except MinBertError:
+        raise
+    except KeyboardInterrupt:
+        logger.warning("Interrupted: %s has what it had before, and %s is as it was. %s", repo_id, folder, GO_ON)
+        raise
+    except Exception as error:  # those of HTTP are of another package in each version
+        raise MinBertError(_in_words(error, repo_id, folder, user)) from error
+
+
+GO_ON = "Give the same command to go on: files that arrived whole are not sent again."
+
+
+def _in_words(error: Exception, repo_id: str, folder: Path, user: str | None) -> str:
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(cause)
+    if any(isinstance(link, OfflineModeIsEnabled) for link in chain):
+        return "HF_HUB_OFFLINE is set, so nothing is sent. Unset it."
+    answered = next((link for link in chain if isinstance(link, HfHubHTTPError) and link.response is not None), None)
+    if answered is not None:
+        status, said = answered.response.status_code, answered.server_message or ""
+        if status == 401:
+            return "The Hub refuses the token. Log in again with `hf auth login`, or set $HF_TOKEN to a valid one."
+        if status in (403, 404):
+            return (
+                f"The token{f' of {user}' if user else ''} may not write to {repo_id}: {said.rstrip('.') or status}. "
+                f"Give a name of your own, or a token with the right to write there."
+            )
+        return f"The Hub would not have {repo_id}: {status} {said}".rstrip(". ") + f". Nothing is lost. {GO_ON}"
+    if isinstance(error, ValueError):  # the library's own checks, such as of the card's metadata
+        return f"The Hub would not have {repo_id}: {str(error).rstrip('.')}. Nothing is lost."
+    said = str(chain[-1]).rstrip(".") or type(chain[-1]).__name__
+    return (
+        f"The Hub does not answer, or the connection to it was lost ({said}). {repo_id} has what it had before, and "
+        f"{folder} is as it was. {GO_ON}"
+    )
+
+
+def _on_base(folder: Path, base_model: str | None) -> Upload:
+    """The adapter's config, with a base model that others can load too."""
+    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    named = hub_name(settings.get("base_model_name_or_path") or "")
+    base = base_model or named
+    if not base or not is_on_hub(base):
+        raise MinBertError(
+            f"The adapter's base model is {named!r}, which is no name on the Hub: nobody else could load the adapter. "
+            f"Say by --base-model where the base is on the Hub."
+        )
+    sent = {**portable(settings), "base_model_name_or_path": base}
+    return Upload(ADAPTER_CONFIG, (json.dumps(sent, indent=2) + "\n").encode())

@@ -1,0 +1,178 @@
+"""What a model's folder says of how the model came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..data.files import HUB, SAMPLE
+from ..data.hub import is_hub_id, licence_of, on_hub
+from ..errors import MinBertError, explain
+from ..tasks import TASKS, Source, Task, get_tasks
+from ..weights import MODEL
+from .files import ADAPTER_CONFIG, is_local_path, plain_recipe
+
+COURSE = "the files of Stanford's CS224N default project"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows that a model was trained on.
+
+    Args:
+        task: the task that they trained.
+        name: the dataset's id on the Hub, or in words what the rows are.
+        on_hub: whether `name` is such an id.
+        revision: its commit.
+        licence: as far as the package knows.
+        files: their names, where they are files.
+    """
+
+    task: str
+    name: str
+    on_hub: bool = False
+    revision: str | None = None
+    licence: str = "not stated"
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A saved model with what its folder records; a record that is not there is empty.
+
+    Args:
+        tasks: the model's, by name; none for an encoder that was only pre-trained.
+        recipe: the lines of `recipe.yaml`, with plain values.
+        merge: what `minbert average` or `ensemble` wrote of what the model was made from.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tasks: dict[str, Task]
+    recipe: dict[str, Any]
+    metrics: dict[str, Any]
+    environment: dict[str, Any]
+    merge: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path) -> SavedModel:
+        """Reads a folder. Raises `MinBertError` if it holds no model of this package, or a record is damaged."""
+        if not (folder / "config.json").is_file() and not (folder / ADAPTER_CONFIG).is_file():
+            raise MinBertError(
+                f"The folder {folder} holds no model: it has no config.json. Give that of a finished run, or of "
+                f"another model that this package saved."
+            )
+        config = _read(folder / "config.json")
+        if config and config.get("model_type") != "minbert":
+            raise MinBertError(
+                f"The model in {folder} is not one of this package: its config.json says "
+                f"{config.get('model_type')!r}. Give the folder of a finished run."
+            )
+        with explain(f"Reading the tasks of {folder}", "Give the folder of a finished run."):
+            tasks = {saved["name"]: Task.from_config(saved) for saved in config.get("tasks") or ()}
+        recipe = folder / "recipe.yaml"
+        records = (_read(folder / f"{name}.json") for name in ("metrics", "environment", "merge"))
+        return cls(folder, config, tasks, plain_recipe(recipe) if recipe.is_file() else {}, *records)
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The recipe of each of the run's stages, or of the one run; none without a recipe."""
+        whole = {key: value for key, value in self.recipe.items() if key != "stages"}
+        stages = self.recipe.get("stages") or ([{}] if whole else [])
+        return [{**whole, **stage} for stage in stages]
+
+    @property
+    def parents(self) -> list[str]:
+        """Folders or Hub ids of the models that this one began with, or was merged from."""
+        names = self.merge.get("kept") or self.merge.get("models") or []
+        if not names and "model_name_or_path" in self.recipe:
+            names = [self.recipe["model_name_or_path"]]
+        return names
+
+    def bases(self) -> list[str]:
+        """What it was fine-tuned from in the end: followed back through the folders of other runs."""
+        found = (name for saved in self.line() for name in saved.parents if _folder(name, saved.folder) is None)
+        return [*dict.fromkeys(map(hub_name, found))]
+
+    def line(self) -> Iterator[SavedModel]:
+        """This model and, as far as they are here, those that it comes from."""
+        yield self
+        for name in self.parents:
+            folder = _folder(name, self.folder)
+            if folder is not None:
+                yield from SavedModel.of(folder).line()
+
+    def data(self) -> list[Data]:
+        """What it and the models that it comes from were trained on."""
+        found = [data for saved in self.line() for run in saved.runs for data in _data_of(run)]
+        return [*dict.fromkeys(found)]
+
+
+def hub_name(name: str) -> str:
+    """The name on the Hub, where the package knows it, of a checkpoint that lies in a folder; else the name."""
+    return MODEL if Path(name).name == MODEL.split("/")[1] else name
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether the name of a model is that of one on the Hub, and not of a folder."""
+    return not is_local_path(name) and not Path(name).exists() and (is_hub_id(name) or "/" not in name)
+
+
+def _folder(name: str, child: Path) -> Path | None:
+    """The folder of a model of this package that `name` means, if it is here and is not the child itself."""
+    folder = Path(name)
+    if not (folder / "config.json").is_file() or folder.resolve() == child.resolve():
+        return None
+    return folder if _read(folder / "config.json").get("model_type") == "minbert" else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with explain(f"Reading {path}", "Mend it, or take it out of the folder."):
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _data_of(run: dict[str, Any]) -> Iterator[Data]:
+    """The training rows of one run's recipe; of one that only predicts words, its texts."""
+    data_dir = run.get("data_dir")
+    tasks = {task.name: task for task in get_tasks(run.get("tasks") or ["sst", "para", "sts"])}
+    trained = run.get("train_tasks") or list(tasks)
+    for name in [trained] if isinstance(trained, str) else trained:
+        task = tasks[name]
+        if task.files or task.dataset or data_dir:
+            yield _own(task, data_dir)
+        for source in task.sources:
+            yield _borrowed(task, source, tasks, data_dir)
+    for text in run.get("mlm_texts") or ():
+        if text != "tasks" and run.get("objective") == "mlm":
+            yield Data("(masked words)", "texts of its own", files=(Path(text).name,))
+
+
+def _own(task: Task, data_dir: str | None) -> Data:
+    if task.dataset is None and data_dir == SAMPLE and task.name in TASKS:
+        return Data(task.name, "the sample in hf_minbert", licence="Apache-2.0, as the package")
+    if task.dataset is None and (data_dir == HUB or not task.files):
+        task = on_hub(task)
+    if task.dataset is not None:
+        if is_local_path(task.dataset) or not is_hub_id(task.dataset):
+            return Data(task.name, "a dataset of its own", files=(Path(task.dataset).name,))
+        name = task.dataset + (f" ({task.dataset_config})" if task.dataset_config else "")
+        return Data(task.name, name, True, task.dataset_revision, licence_of(task.dataset))
+    given = task.files.get("train", [])
+    files = tuple(Path(path).name for path in ([given] if isinstance(given, str) else given))
+    known = task.name in TASKS and task.files == TASKS[task.name].files
+    return Data(task.name, COURSE if known else "files of its own", files=files)
+
+
+def _borrowed(task: Task, source: Source, tasks: dict[str, Task], data_dir: str | None) -> Data:
+    if source.task is not None:
+        lender = {**TASKS, **tasks}[source.task]
+        return replace(_own(lender, data_dir), task=f"{task.name}, from {source.task}")
+    if source.dataset is not None and is_hub_id(source.dataset) and not is_local_path(source.dataset):
+        name = source.dataset + (f" ({source.dataset_config})" if source.dataset_config else "")
+        return Data(task.name, name, True, source.dataset_revision, licence_of(source.dataset))
+    return Data(task.name, "files of its own", files=tuple(Path(part).name for part in source.name.split(", ")))

@@ -1,0 +1,251 @@
+"""What goes up and what does not, paths that stay here, and the card's words and metadata."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+
+from hf_minbert import MinBertError, get_tasks
+from hf_minbert.data.hub import HUB
+from hf_minbert.publishing.files import portable
+from hf_minbert.publishing.publish import prepare
+from hf_minbert.publishing.saved import SavedModel
+from hf_minbert.recipe import read_recipe
+
+
+@pytest.fixture
+def run(finished_run, tmp_path) -> Path:
+    """A copy of a finished run, without its checkpoints."""
+    copy = tmp_path / "run"
+    shutil.copytree(finished_run, copy, ignore=shutil.ignore_patterns("checkpoint-*"))
+    return copy
+
+
+def paths_of(folder: Path, **given) -> set[str]:
+    return {upload.path for upload in prepare(folder, "me/model", **given).uploads}
+
+
+def rewrite(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}), encoding="utf-8")
+
+
+def model_with(tiny_model, tiny_tokenizer, folder: Path, recipe: str, **given) -> Path:
+    tiny_model(**given).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    (folder / "recipe.yaml").write_text(f"output_dir: runs/x\n{recipe}", encoding="utf-8")
+    return folder
+
+
+# ---- Which files
+
+
+def test_files_of_other_names_stay(run):
+    for name in ("notes.txt", "secrets.py", "optimizer.pt", "model.bin", ".env"):
+        (run / name).write_text("mine")
+    (run / "report").mkdir()
+    (run / "report" / "loss.png").write_bytes(b"png")
+    (run / "report" / "index.html").write_text("/home/ann")
+    found = prepare(run, "me/model")
+    sent = {upload.path for upload in found.uploads}
+    assert {"report/loss.png", "config.json", "recipe.yaml", "README.md", "heads.py"} <= sent
+    assert not sent & {"notes.txt", "secrets.py", "optimizer.pt", "model.bin", ".env", "report/index.html"}
+    assert {"notes.txt", "secrets.py", "predictions", "training_args.bin"} <= set(found.left)
+    assert "![loss](report/loss.png)" in found.card
+
+
+@pytest.mark.parametrize(
+    ("value", "short"),
+    [
+        ("/home/ann/data", "data"), ("~/data/", "data"), ("../other/data", "data"), (r"C:\Users\ann\data", "data"),
+        ("a run in /home/ann/x, and ~/y", "a run in x, and y"), ("file:///home/ann/data", "data"),
+        ("owner/name", "owner/name"), ("data/a.csv", "data/a.csv"), ("cs224n/baseline", "cs224n/baseline"),
+        ("https://example.org/a/b", "https://example.org/a/b"), ("yes and/or no", "yes and/or no"), (3e-5, 3e-5),
+        (["/home/ann/a.csv", None], ["a.csv", None]), ({"hub_token": "hf_x", "seed": 1}, {"seed": 1}),
+        ({"/a/run": 1, "/b/run": 2}, {"run": 1, "run (2)": 2}),
+    ],
+)  # fmt: skip
+def test_local_paths_are_cut_to_their_last_part(value, short):
+    assert portable(value) == short
+
+
+def test_a_recipe_without_paths_still_reads(run):
+    recipe = next(upload for upload in prepare(run, "me/model").uploads if upload.path == "recipe.yaml")
+    sent = run / "sent.yaml"
+    sent.write_bytes(recipe.content)
+    before, after = read_recipe(run / "recipe.yaml"), read_recipe(sent)
+    assert before.keys() == after.keys()
+    changed = {key for key in before if before[key].value != after[key].value}
+    assert changed == {"model_name_or_path", "data_dir", "output_dir"}
+
+
+def test_all_code_that_the_model_needs_goes_up_and_no_other(run):
+    code = {path for path in paths_of(run) if path.endswith(".py")}
+    assert {"modeling_minbert.py", "configuration_minbert.py", "heads.py", "packing.py"} <= code
+    assert code == {path.name for path in run.glob("*.py")}  # `save_pretrained` writes what is needed
+    (run / "packing.py").unlink()
+    with pytest.raises(MinBertError, match="packing.py, which is not there"):
+        prepare(run, "me/model")
+
+
+def test_what_is_not_whole_is_refused(run, tmp_path):
+    weights = run / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-100])
+    with pytest.raises(MinBertError, match="ends too early"):
+        prepare(run, "me/model")
+    weights.unlink()
+    with pytest.raises(MinBertError, match="no weights"):
+        prepare(run, "me/model")
+    weights.write_bytes(whole)
+    (run / "tokenizer.json").unlink()
+    with pytest.raises(MinBertError, match="no tokenizer"):
+        prepare(run, "me/model")
+    with pytest.raises(MinBertError, match="holds no model"):
+        prepare(tmp_path, "me/model")
+    with pytest.raises(MinBertError, match="no folder"):
+        prepare(tmp_path / "none", "me/model")
+
+
+def test_a_model_of_another_kind_is_refused(tiny_bert):
+    with pytest.raises(MinBertError, match="not one of this package.*'bert'"):
+        prepare(tiny_bert, "me/model")
+
+
+@pytest.mark.parametrize("name", ["a b", "me/../x", "me/x/y", "-x", "me/x.git"])
+def test_a_name_that_the_hub_could_not_have_is_refused(run, name):
+    with pytest.raises(MinBertError, match="no name on the Hub"):
+        prepare(run, name)
+
+
+# ---- An adapter
+
+
+def test_an_adapter_goes_up_without_the_weights_and_on_a_base_that_others_have(run, tmp_path):
+    with pytest.raises(MinBertError, match="--adapter-only.*adapter_config.json"):
+        prepare(run, "me/model", adapter_only=True)
+    base = tmp_path / "all-MiniLM-L6-v2"
+    (run / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base), "r": 8}))
+    save_file(load_file(run / "model.safetensors"), run / "adapter_model.safetensors")
+    assert not {"adapter_config.json", "adapter_model.safetensors"} & paths_of(run)  # they would load in its place
+    found = prepare(run, "me/model", adapter_only=True)
+    sent = {upload.path: upload.content for upload in found.uploads}
+    assert "adapter_model.safetensors" in sent and "model.safetensors" not in sent
+    assert json.loads(sent["adapter_config.json"]) == {
+        "base_model_name_or_path": "sentence-transformers/all-MiniLM-L6-v2", "r": 8,
+    }  # fmt: skip
+    assert ModelCard(found.card).data.library_name == "peft"
+    rewrite(run / "adapter_config.json", base_model_name_or_path=str(tmp_path / "bert"))
+    with pytest.raises(MinBertError, match="--base-model"):
+        prepare(run, "me/model", adapter_only=True)
+    found = prepare(run, "me/model", adapter_only=True, base_model="me/bert")
+    assert ModelCard(found.card).data.base_model == "me/bert"
+    (run / "model.safetensors").unlink()
+    with pytest.raises(MinBertError, match="Add --adapter-only"):
+        prepare(run, "me/model")
+
+
+# ---- The card
+
+
+def test_scores_stand_in_the_metadata_as_they_were_measured(run):
+    metrics = json.loads((run / "metrics.json").read_text())
+    card = ModelCard(prepare(run, "me/model").card)
+    found = {(result.task_name, result.metric_type): result.metric_value for result in card.data.eval_results}
+    assert found == {
+        (task, metric): metrics[f"eval_{task}_{metric}"]
+        for task, metric in (
+            ("sst", "accuracy"), ("sst", "macro_f1"), ("para", "accuracy"), ("para", "f1"), ("sts", "pearson"),
+            ("sts", "spearman"),
+        )
+    }  # fmt: skip
+    assert card.data.model_name == "model" and card.data.license is None
+    assert "not stated by who published" in card.text
+    assert f"{metrics['train_runtime']:,.0f} s of training" in card.text
+
+
+def test_leak_counts_are_those_of_the_metrics(run):
+    leaks = {
+        "given": {"sst": {"sst dev": 1234}},
+        "borrowed": {"sts": [{"source": "para", "dropped": 17, "matches": {}}]},
+    }
+    rewrite(run / "metrics.json", leaks=leaks)
+    card = prepare(run, "me/model").card
+    assert "1,234 rows of sst dev stand in the training rows of sst" in card
+    assert "17 rows that sts was to borrow from para" in card
+    rewrite(run / "metrics.json", leaks={"given": {"sst": {}}, "borrowed": {}})
+    assert "No dev or test row that the run could see" in prepare(run, "me/model").card
+
+
+def test_data_of_the_hub_stand_with_commit_and_licence(tiny_model, tiny_tokenizer, tmp_path):
+    commit = "c0ffee" + "0" * 34
+    entries = f"tasks: {{sst: {{dataset_revision: {commit}}}, nli: {{dataset: stanfordnlp/snli}}}}\ndata_dir: hub\n"
+    folder = model_with(
+        tiny_model, tiny_tokenizer, tmp_path / "m", f"model_name_or_path: me/bert\n{entries}", tasks=("sst", "nli")
+    )
+    card = ModelCard(prepare(folder, "me/model").card)
+    assert card.data.datasets == ["SetFit/sst5", "stanfordnlp/snli"]
+    assert card.data.base_model == "me/bert"
+    assert "cc-by-sa-4.0" in card.text and "| c0ffee000000 |" in card.text
+    assert all(known.licence for known in HUB)
+    assert "Not measured" in card.text
+
+
+def test_the_note_on_minilm_follows_runs_back(tiny_model, tiny_tokenizer, tmp_path):
+    recipe = "model_name_or_path: /home/ann/all-MiniLM-L6-v2\ndata_dir: hub\n"
+    first = model_with(tiny_model, tiny_tokenizer, tmp_path / "first", recipe)
+    recipe = f"model_name_or_path: {first}\ntasks: [sst]\ndata_dir: sample\n"
+    second = model_with(tiny_model, tiny_tokenizer, tmp_path / "second", recipe)
+    card = ModelCard(prepare(second, "me/model").card)
+    assert card.data.base_model == "sentence-transformers/all-MiniLM-L6-v2"
+    assert "has seen such pairs before" in card.text and "the sample in hf_minbert" in card.text
+    assert card.data.datasets == ["SetFit/sst5", "nyu-mll/glue"]  # what the first was trained on
+    assert str(tmp_path) not in prepare(second, "me/model").card
+    (first / "recipe.yaml").unlink()
+    assert "has seen such pairs before" not in prepare(second, "me/model").card
+
+
+def test_a_merged_model_names_its_members_without_their_folders(tiny_model, tiny_tokenizer, tmp_path):
+    members = []
+    for name in ("a", "b"):
+        folder = tmp_path / name / "run"
+        members.append(
+            model_with(tiny_model, tiny_tokenizer, folder, "model_name_or_path: me/bert\ndata_dir: sample\n")
+        )
+    merged = tmp_path / "soup"
+    tiny_model().save_pretrained(merged)
+    tiny_tokenizer.save_pretrained(merged)
+    record = {"method": "uniform", "models": [str(member) for member in members], "weights": None}
+    (merged / "merge.json").write_text(json.dumps(record))
+    scores = {"sst": {"metric": "accuracy", "members": {str(m): 0.5 for m in members}, "result": 0.6}}
+    (merged / "metrics.json").write_text(json.dumps({"eval_sst_accuracy": 0.6, "tasks": scores}))
+    found = prepare(merged, "me/soup")
+    card = ModelCard(found.card)
+    assert card.data.base_model == "me/bert" and card.data.base_model_relation == "merge"
+    assert "An average (uniform)" in card.text
+    metrics = next(json.loads(upload.content) for upload in found.uploads if upload.path == "metrics.json")
+    assert metrics["tasks"]["sst"]["members"] == {"run": 0.5, "run (2)": 0.5}
+
+
+def test_tasks_of_ones_own_are_described_by_what_they_say(tiny_model, tiny_tokenizer, tmp_path):
+    entry = {"kind": "classes", "text_columns": ["text"], "labels": ["spam", "a|b"]}
+    (own,) = get_tasks({"mail": entry})
+    recipe = (
+        f"model_name_or_path: me/bert\ntasks: {{mail: {json.dumps({**entry, 'files': {'train': '/x/mail.csv'}})}}}\n"
+    )
+    folder = model_with(tiny_model, tiny_tokenizer, tmp_path / "m", recipe, tasks=(own,))
+    card = ModelCard(prepare(folder, "me/model").card)
+    assert "| `mail` | a sentence | one of 2 classes | 0 spam, 1 a\\|b |" in card.text
+    assert "files of its own `mail.csv`" in card.text and card.data.language is None
+
+
+def test_a_folder_without_records_says_so(tiny_model, tiny_tokenizer, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    card = prepare(tmp_path, "me/model").card
+    assert "is not recorded" in card and "Not measured" in card
+    assert SavedModel.of(tmp_path).bases() == []
