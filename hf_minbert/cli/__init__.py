@@ -18,7 +18,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError, did_you_mean
-from . import conflicts, evaluate, merge, predict, publish, quickstart, search, train
+from . import conflicts, demo, evaluate, merge, predict, publish, quickstart, search, train
 
 app = typer.Typer(
     name="minbert",
@@ -30,6 +30,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
 app.command("average")(merge.average)
 app.command("ensemble")(merge.ensemble)
+app.command("demo")(demo.demo)
 app.command("conflicts")(conflicts.conflicts)
 app.command("search")(search.search)
 app.command("publish")(publish.publish)

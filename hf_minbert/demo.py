@@ -1,0 +1,252 @@
+"""A page to try a model: a sentence or two, every task's answer, and the words that moved it.
+
+This file and `evaluation/attribution.py` travel to a Space (`hf_minbert.space`), where the model brings its own code:
+they import published libraries only, and take tasks as a model's config has them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from .evaluation.attribution import Attribution, Reading, integrated_gradients, read
+
+if TYPE_CHECKING:
+    import gradio
+
+EXAMPLES = [
+    ["A tender film, and very funny too.", ""],
+    ["A cat is asleep on the sofa.", "A kitten sleeps on a couch."],
+    ["How do I learn to swim?", "How deep is the lake where I learned to swim?"],
+]
+CSS = """
+.mb-cards {display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem}
+.mb-card {border: 1px solid var(--border-color-primary); border-radius: 10px; padding: 1rem; min-width: 0;
+  background: var(--block-background-fill); color: var(--body-text-color)}
+.mb-card h2 {font-size: 1.1rem; font-weight: 600; margin: 0 0 .75rem}
+.mb-card h2 small, .mb-quiet {font-size: .85rem; font-weight: 400; color: var(--body-text-color-subdued)}
+.mb-bar {display: grid; grid-template-columns: minmax(0, 8.5rem) 1fr 3.2rem; gap: .6rem; align-items: center;
+  margin: .3rem 0; overflow-wrap: anywhere}
+.mb-bar b, .mb-bar span {line-height: 1.2}
+.mb-number {text-align: right; font-variant-numeric: tabular-nums}
+.mb-track {height: .8rem; border-radius: 4px; background: var(--border-color-primary); overflow: hidden}
+.mb-fill {display: block; height: 100%; background: #2b7bba}
+.mb-score {font-size: 1.6rem; font-weight: 600; font-variant-numeric: tabular-nums}
+.mb-ends {display: flex; justify-content: space-between; margin-top: .2rem}
+.mb-text {white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.9; margin: .6rem 0}
+.mb-word {border-radius: 4px; padding: .1em .15em; margin: 0 -.05em}
+.mb-note {border-left: 4px solid #d97706; padding: .5rem .8rem; margin: 0 0 1rem; color: var(--body-text-color)}
+.mb-words {margin-top: .9rem; border-top: 1px solid var(--border-color-primary); padding-top: .6rem}
+.mb-about p {margin: .5rem 0; max-width: 46rem}
+"""
+BLUE, ORANGE = "43 123 186", "224 123 0"  # told apart by people who are colour-blind
+ABOUT = f"""
+<div class="mb-about mb-quiet">
+<p><b>What the colours say.</b> The method is integrated gradients (Sundararajan et al. 2017). Every word is first
+hidden, with [MASK] in its place, and then brought back little by little; what changes on the way is shared out among
+the words. <span class="mb-word" style="background: rgb({BLUE} / .35)">Blue</span> words moved the model towards the
+answer that is shown, <span class="mb-word" style="background: rgb({ORANGE} / .35)">orange</span> ones away from it.
+For a score blue raised it and orange lowered it. The numbers are in log-odds of the answer, or in points of the score,
+and their sum is what all words change together.</p>
+<p><b>What they do not say.</b> They describe the arithmetic of this model, not what the words mean, and are not a
+reason as a person would give one. Words that matter only together share their effect by the method's rule. Hiding
+words behind something other than [MASK] would give other numbers, and colours that look right do not make an answer
+right.</p>
+</div>
+"""
+NAMED = 3  # words that are named with their numbers, for and against
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a task says of one example.
+
+    Args:
+        task: as the model's config has it.
+        chosen: the class id; 0 for a score.
+        probabilities: one per label; empty for a score.
+        score: as predicted, which may be outside the task's range; `None` where there are classes.
+        scale: the lowest and highest score.
+    """
+
+    task: Mapping[str, Any]
+    texts: Sequence[str]
+    reading: Reading
+    chosen: int
+    probabilities: Sequence[float]
+    score: float | None
+    scale: Sequence[float] | None
+
+
+@torch.no_grad()
+def answer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
+    """Asks the task `name` of a `MinBertForMultiTask`; the same numbers as `Predictor` gives."""
+    task = model.config.get_task(name)
+    reading = read(tokenizer, task, texts, model.config.max_position_embeddings)
+    inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
+    logits = model(**inputs, task=name).logits[0].double().cpu()
+    if task["kind"] == "score":
+        scale = model.heads.get(name).output_range or task["range"]
+        return Answer(task, texts, reading, 0, (), logits.item(), scale)
+    if task["kind"] == "binary":
+        logits = torch.cat([torch.zeros_like(logits), logits])  # of these, softmax is the sigmoid
+    return Answer(task, texts, reading, int(logits.argmax()), logits.softmax(dim=0).tolist(), None, None)
+
+
+# ---- HTML
+
+
+def replies(model: nn.Module, tokenizer: PreTrainedTokenizerBase, first: str, second: str) -> Iterator[str]:
+    """The results as HTML: the answers at once, then again as often as one more task's words are known."""
+    first, second = first.strip(), second.strip()
+    if not first:
+        yield _note("Write a sentence into the first box." if second else "Write a sentence first.")
+        return
+    answers: dict[str, Answer | None] = {}
+    for task in model.config.tasks:
+        texts = (first, second) if takes_pair(task) else (first,)
+        answers[task["name"]] = answer(model, tokenizer, task["name"], texts) if texts[-1] else None
+    found: dict[str, Attribution] = {}
+    yield _results(answers, found, second)
+    for name, given in answers.items():
+        if given is not None:
+            found[name] = integrated_gradients(model, tokenizer, name, given.reading, given.chosen)
+            yield _results(answers, found, second)
+
+
+def takes_pair(task: Mapping[str, Any]) -> bool:
+    return task["pair_encoding"] != "single"
+
+
+def _results(answers: Mapping[str, Answer | None], found: Mapping[str, Attribution], second: str) -> str:
+    cut = [given.task["name"] for given in answers.values() if given is not None and given.reading.unread]
+    note = ""
+    if cut:
+        where = escape(", ".join(cut))
+        note = _note(f"The text is longer than the model can read. What is grey below was not read ({where}).")
+    about = "the first sentence" if second else "the sentence"
+    cards = []
+    for name, given in answers.items():
+        if given is None:
+            heading, body = "two sentences", '<p class="mb-quiet">Needs a second sentence.</p>'
+        else:
+            heading = "both sentences" if takes_pair(given.task) else about
+            body = _answer(given) + _words(given, found.get(name))
+        heading = f"<h2>{escape(name)} <small>about {heading}</small></h2>"
+        cards.append(f'<section class="mb-card" data-task="{escape(name)}">{heading}{body}</section>')
+    return note + f'<div class="mb-cards">{"".join(cards)}</div>'
+
+
+def _note(text: str) -> str:
+    return f'<p class="mb-note" role="status">{text}</p>'
+
+
+def _answer(given: Answer) -> str:
+    if given.score is not None:
+        low, high = given.scale
+        share = min(max((given.score - low) / (high - low), 0), 1)
+        outside = "" if low <= given.score <= high else ", outside its range"
+        return (
+            f'<div><span class="mb-score">{given.score:.2f}</span> <span class="mb-quiet">on a scale from {low:g} to '
+            f"{high:g}{outside}</span></div>{_track(share)}"
+            f'<div class="mb-ends mb-quiet"><span>{low:g}</span><span>{high:g}</span></div>'
+        )
+    bars = []
+    for number, (label, share) in enumerate(zip(given.task["labels"], given.probabilities, strict=True)):
+        tag = "b" if number == given.chosen else "span"
+        bars.append(
+            f'<div class="mb-bar"><{tag}>{escape(label)}</{tag}>{_track(share)}'
+            f'<{tag} class="mb-number">{100 * share:.1f}%</{tag}></div>'
+        )
+    return "".join(bars)
+
+
+def _track(share: float) -> str:
+    return f'<div class="mb-track"><span class="mb-fill" style="width: {100 * share:.2f}%"></span></div>'
+
+
+def _words(given: Answer, found: Attribution | None) -> str:
+    if found is None:
+        return '<div class="mb-words mb-quiet">Looking at the words …</div>'
+    highest = max((abs(value) for values in found.values for value in values), default=0) or 1
+    texts = "".join(
+        f'<p class="mb-text">{_coloured(text, words, values, highest)}</p>'
+        for text, words, values in zip(given.texts, given.reading.words, found.values, strict=True)
+    )
+    return f'<div class="mb-words">{texts}<p class="mb-quiet">{_named(given, found)}</p></div>'
+
+
+def _coloured(text: str, words: Sequence[Any], values: Sequence[float], highest: float) -> str:
+    parts, end = [], 0
+    for word, value in zip(words, values, strict=True):
+        strength = 0.75 * abs(value) / highest
+        parts.append(
+            f"{escape(text[end : word.start])}"
+            f'<span class="mb-word" style="background: rgb({BLUE if value > 0 else ORANGE} / {strength:.2f})" '
+            f'title="{value:+.3f}">{escape(text[word.start : word.end])}</span>'
+        )
+        end = word.end
+    return "".join(parts) + f'<span class="mb-quiet">{escape(text[end:])}</span>'
+
+
+def _named(given: Answer, found: Attribution) -> str:
+    """The strongest words with their numbers, and what all of them change together."""
+    named = [
+        (float(value), text[word.start : word.end])
+        for text, words, values in zip(given.texts, given.reading.words, found.values, strict=True)
+        for word, value in zip(words, values, strict=True)
+    ]
+    score = given.score is not None
+    label = "" if score else f"“{escape(given.task['labels'][given.chosen])}”"
+    sides = (("Raised by", 1), ("Lowered by", -1)) if score else ((f"For {label}", 1), ("Against it", -1))
+    said = []
+    for side, sign in sides:
+        strongest = sorted((item for item in named if item[0] * sign > 0), key=lambda item: -abs(item[0]))[:NAMED]
+        if strongest:
+            said.append(f"{side}: " + ", ".join(f"{escape(word)} {value:+.2f}" for value, word in strongest) + ".")
+    unit = "points" if score else "log-odds"
+    said.append(f"All words together: {found.end - found.start:+.2f} {unit}.")
+    return "<br>".join(said)
+
+
+# ---- The page
+
+
+def make_page(model: nn.Module, tokenizer: PreTrainedTokenizerBase, title: str) -> gradio.Blocks:
+    """The page, for `launch`. `model` is a `MinBertForMultiTask` in eval mode."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    import gradio as gr
+
+    pairs = any(map(takes_pair, model.config.tasks))
+
+    def reply(first: str, second: str) -> Iterator[str]:
+        yield from replies(model, tokenizer, first, second)
+
+    with gr.Blocks(title=f"{title} - try it", analytics_enabled=False) as page:
+        gr.HTML(f"<h1>{escape(title)}</h1><p>Its tasks: {escape(', '.join(model.config.task_names))}.</p>")
+        first = gr.Textbox(label="Sentence", max_lines=8, autofocus=True)
+        second = gr.Textbox(label="Second sentence, for tasks about two", max_lines=8, visible=pairs)
+        button = gr.Button("Answer", variant="primary")
+        results = gr.HTML(elem_id="results")
+        gr.Examples(EXAMPLES if pairs else EXAMPLES[:1], [first, second])
+        gr.HTML(ABOUT)
+        gr.on([button.click, first.submit, second.submit], reply, [first, second], results, show_progress="hidden")
+    return page
+
+
+def launch(page: gradio.Blocks, **options: Any) -> tuple[Any, str, str]:
+    """Serves the page, with nothing on it that is fetched from elsewhere. `options` are those of `Blocks.launch`.
+
+    Unless they, or a Space's environment, name a host, it is this machine alone.
+    """
+    import gradio as gr
+
+    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"])
+    return page.launch(theme=theme, css=CSS, footer_links=[], share=False, ssr_mode=False, **options)

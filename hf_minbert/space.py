@@ -1,0 +1,90 @@
+"""The page of `demo.py` as a folder for a Hugging Face Space, which needs torch, transformers and gradio only."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib import metadata
+from pathlib import Path
+
+from .errors import MinBertError
+from .io import check_writable, write_atomically
+from .loading import load_config, tasks_of
+from .prediction import Predictor
+
+#: What the page is made of, by its place in the package; it keeps that place under `minbert_page`.
+PAGE = ("demo.py", "evaluation/attribution.py")
+WRITTEN = ("app.py", "requirements.txt", "README.md", "minbert_page", "model")
+APP = '''"""The page of a Hugging Face Space. On a machine of your own: python app.py"""
+
+from pathlib import Path
+
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from minbert_page.demo import launch, make_page
+
+# The model brings its own code, hence trust_remote_code.
+MODEL = {model}
+tokenizer = AutoTokenizer.from_pretrained(MODEL, trust_remote_code=True)
+model = AutoModelForSequenceClassification.from_pretrained(MODEL, trust_remote_code=True, dtype="float32")
+demo = make_page(model.eval(), tokenizer, {title!r})
+
+if __name__ == "__main__":
+    launch(demo)
+'''
+README = """---
+title: {quoted}
+sdk: gradio
+sdk_version: {gradio}
+python_version: "{python}"
+app_file: app.py
+{models}---
+
+# {title}
+
+Type a sentence or two: every task of {what} answers, with the words that moved its answer.
+
+On a machine of your own:
+
+```bash
+pip install -r requirements.txt
+python app.py
+```
+"""
+
+
+def export_space(model: str, folder: Path) -> None:
+    """Writes app.py, requirements.txt, README.md, the page's code and, unless `model` is an id of the Hub, the model.
+
+    Versions are those that are installed here.
+
+    Raises:
+        MinBertError: there is no such model, it has no tasks, or the folder holds such files already.
+    """
+    check_writable(folder / "app.py")
+    there = [name for name in WRITTEN if (folder / name).exists()]
+    if there:
+        raise MinBertError(f"--export-space {folder} holds {there[0]} already. Delete it, or give another folder.")
+    title, is_local = Path(model).resolve().name, Path(model).is_dir()
+    if is_local:
+        predictor = Predictor.from_pretrained(model, device="cpu")
+        predictor.model.save_pretrained(folder / "model")  # with its code
+        predictor.tokenizer.save_pretrained(folder / "model")
+    else:
+        tasks_of(load_config(model), model)
+        title = model.split("/")[-1]
+    place = 'str(Path(__file__).parent / "model")' if is_local else repr(model)
+    write_atomically(folder / "app.py", APP.format(model=place, title=title))
+    versions = {name: metadata.version(name).split("+")[0] for name in ("torch", "transformers", "gradio")}
+    write_atomically(folder / "requirements.txt", "".join(f"{name}=={found}\n" for name, found in versions.items()))
+    readme = README.format(
+        title=title,
+        quoted=json.dumps(title),
+        gradio=versions["gradio"],
+        python=".".join(platform.python_version_tuple()[:2]),
+        models="" if is_local else f"models: [{model}]\n",
+        what="the model in `model`" if is_local else f"[{model}](https://huggingface.co/{model})",
+    )
+    write_atomically(folder / "README.md", readme)
+    for name in PAGE:
+        write_atomically(folder / "minbert_page" / name, (Path(__file__).parent / name).read_text(encoding="utf-8"))
