@@ -70,6 +70,12 @@ LOOPS: dict[str, dict[str, Any]] = {
     "stock-bucketed": {"kind": "stock", "train_sampling_strategy": "group_by_length"},
     "stock-compiled": {"kind": "stock", "torch_compile": True},
     "stock-both": {"kind": "stock", "train_sampling_strategy": "group_by_length", "torch_compile": True},
+    "stock-static": {
+        "kind": "stock",
+        "train_sampling_strategy": "group_by_length",
+        "torch_compile": True,
+        "pad_to_multiple_of": 32,
+    },
     "cross-encoder": {"kind": "cross_encoder"},
     "naive-pcgrad": {"kind": "naive"},
     "padded": {"packing": False},
@@ -127,6 +133,14 @@ def train(
     _write(json_file, device, bf16, model=random_size or model, batch_size=batch_size, loops=measured)
 
 
+def _sizes(arguments: dict[str, Any]) -> dict[str, bool]:
+    """How a compiled stock model takes sizes: a few, each compiled by itself, or any. Else each is compiled anew."""
+    if "torch_compile" not in arguments:
+        return {}
+    few = "pad_to_multiple_of" in arguments
+    return {"automatic_dynamic_shapes": False} if few else {"assume_static_by_default": False}
+
+
 @dataclass
 class Loop:
     """A training run of some steps on the same rows, in several ways."""
@@ -158,8 +172,7 @@ class Loop:
                 "cross_encoder": self._cross_encoder,
                 "naive": self._naive,
             }[kind]
-            # Sizes of batches are not constants: else what is compiled is compiled anew for each.
-            with torch._dynamo.config.patch(assume_static_by_default=not arguments.get("torch_compile")):
+            with torch._dynamo.config.patch(_sizes(arguments)):
                 trainer = make({**settings, **arguments}, attn)
                 trainer.add_callback(clock)
                 trainer.train()
@@ -207,6 +220,7 @@ class Loop:
         )  # fmt: skip
 
     def _stock(self, settings: dict[str, Any], attn: str) -> Trainer:
+        multiple = settings.pop("pad_to_multiple_of", None)
         (task,) = get_tasks([list(self.rows)[-1]])
         made = {
             "num_labels": max(task.num_outputs, 2),
@@ -226,7 +240,7 @@ class Loop:
         columns = ["input_ids", "token_type_ids", "attention_mask", "label"]
         return Trainer(
             model, TrainingArguments(**settings), train_dataset=encoded.select_columns(columns),
-            data_collator=DataCollatorWithPadding(self.tokenizer),
+            data_collator=DataCollatorWithPadding(self.tokenizer, pad_to_multiple_of=multiple),
         )  # fmt: skip
 
 
