@@ -1,7 +1,8 @@
 """One BERT written by hand, several sentence tasks, one training run, one published model.
 
 Importing the package makes `AutoConfig` know MinBERT. The model classes, which cost more to import, become
-known to the Auto classes when the first `MinBertConfig` is built: no model is loaded without one.
+known to the Auto classes, and the pipeline "minbert-multitask" to `pipeline`, when the first `MinBertConfig` is built:
+no model is loaded without one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _HOMES = {
     "MultiTaskTrainer": ".training.trainer",
     "MultiTaskTrainingArguments": ".training.args",
     "PCGrad": ".training.aggregators",
+    "MultiTaskPipeline": ".pipeline_minbert",
     "Predictor": ".prediction",
 }
 
@@ -34,6 +36,7 @@ __all__ = [
     "MinBertForMaskedLM",
     "MinBertForMultiTask",
     "MinBertModel",
+    "MultiTaskPipeline",
     "MultiTaskTrainer",
     "MultiTaskTrainingArguments",
     "PCGrad",
@@ -57,12 +60,17 @@ def __dir__() -> list[str]:
 
 def _register_models() -> None:
     from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+    from transformers.pipelines import PIPELINE_REGISTRY
 
     from .modeling_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel
+    from .pipeline_minbert import PIPELINE, MultiTaskPipeline
 
     AutoModel.register(MinBertConfig, MinBertModel, exist_ok=True)
     AutoModelForMaskedLM.register(MinBertConfig, MinBertForMaskedLM, exist_ok=True)
     AutoModelForSequenceClassification.register(MinBertConfig, MinBertForMultiTask, exist_ok=True)
+    PIPELINE_REGISTRY.register_pipeline(
+        PIPELINE, MultiTaskPipeline, pt_model=AutoModelForSequenceClassification, type="text"
+    )
 
 
 def _hook_first_config() -> None:
@@ -78,4 +86,5 @@ def _hook_first_config() -> None:
 
 
 AutoConfig.register("minbert", MinBertConfig, exist_ok=True)
+MinBertConfig.pipelines_at_hand = frozenset({"minbert-multitask"})
 _hook_first_config()

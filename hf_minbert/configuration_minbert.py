@@ -57,6 +57,8 @@ class MinBertConfig(PreTrainedConfig):
     """
 
     model_type = "minbert"
+    #: Pipelines that this process has whatever a saved folder carries: a package that registers them names them here.
+    pipelines_at_hand = frozenset()
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -186,7 +188,14 @@ class MinBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As the library's, but what the caller says of tasks and sharing is checked against what was saved."""
+        """As the library's, but what the caller says of tasks and sharing is checked against what was saved.
+
+        The folder's code for a pipeline that is at hand is not asked for.
+        """
+        saved = config_dict.get("custom_pipelines", {})
+        theirs = {name: code for name, code in saved.items() if name not in cls.pipelines_at_hand}
+        config_dict = {key: value for key, value in config_dict.items() if key != "custom_pipelines"}
+        config_dict |= {"custom_pipelines": theirs} if theirs else {}
         # The library would set keyword arguments after __post_init__ has derived the labels.
         said = {key: kwargs.pop(key) for key in SET_BEFORE if key in kwargs}
         made = super().from_dict(config_dict, **kwargs)

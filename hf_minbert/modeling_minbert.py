@@ -8,6 +8,7 @@ only. Letters in shapes: B examples, T tokens, H hidden size, N attention heads,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -485,6 +486,15 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         self.private = PerTask({name: start_as(MinBertModel(config), self.bert) for name in private})
         self.heads = TaskHeads(config)
         self.post_init()
+
+    def save_pretrained(self, save_directory, **kwargs):
+        """As for every MinBERT; the folder has the pipeline that asks all tasks, too."""
+        # Imported here, because it is all that asks for pipelines. The library sees it, and copies that file as well.
+        from .pipeline_minbert import CUSTOM_PIPELINES
+
+        others = vars(self.config).get("custom_pipelines", {})
+        self.config.custom_pipelines = {**others, **deepcopy(CUSTOM_PIPELINES)}
+        super().save_pretrained(save_directory, **kwargs)
 
     def set_active_task(self, name: str | None) -> None:
         """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.

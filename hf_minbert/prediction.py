@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
 from torch import nn
-from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from .data.collators import PaddedCollator
 from .data.encoding import check_max_length, encode
-from .data.rows import EncodedRows
 from .errors import MinBertError, unknown_name
 from .evaluation.decoding import Decoded, clip, decode
 from .evaluation.metrics import overall, task_metrics
+from .inference import Progress, answer, shared_passes
 from .loading import load_config, load_tokenizer, load_weights, tasks_of
 from .tasks import Task
 
-Progress = Callable[[int, int], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -145,58 +141,17 @@ class Predictor:
         `progress` counts a row once for each pass.
         """
         rows = list(rows)  # a list has no bar of its own
-        passes = self._passes(tasks)
+        specs = {name: self.task(name) for name in tasks}
+        passes = shared_passes(
+            self.model, {name: (task.text_columns, task.pair_encoding) for name, task in specs.items()}
+        )
         found = {}
         for number, names in enumerate(passes):
             told = progress and (lambda done, total, n=number: progress(n * total + done, len(passes) * total))
-            found |= self._pass(names, rows, told)
+            encoded = encode(rows, specs[names[0]], self.tokenizer, self.max_length)
+            pad, dtype = self.tokenizer.pad_token_id, DTYPES[self.dtype]
+            found |= answer(self.model, names, encoded, pad, self.batch_size, dtype, told)
         return {name: found[name] for name in tasks}
-
-    def _passes(self, tasks: Sequence[str]) -> list[list[str]]:
-        """The tasks by what goes through which layers."""
-        passes: dict[Any, list[str]] = {}
-        for name in dict.fromkeys(tasks):
-            task = self.task(name)
-            path = tuple(map(id, self.model.encoder_path(name)))
-            passes.setdefault((task.text_columns, task.pair_encoding, path), []).append(name)
-        return list(passes.values())
-
-    @torch.inference_mode()
-    def _pass(self, tasks: list[str], rows: list[Any], progress: Progress | None) -> dict[str, np.ndarray]:
-        task, device, done = self.task(tasks[0]), self.model.device, 0
-        encoded = encode(rows, task, self.tokenizer, self.max_length)
-        batches = self._batches(encoded)
-        loader = DataLoader(
-            encoded,
-            batch_sampler=batches,
-            collate_fn=PaddedCollator(task, self.tokenizer.pad_token_id, packing=True),
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # else it draws a number from the one that a training in course uses
-        )
-        logits: dict[str, list[torch.Tensor]] = {name: [] for name in tasks}
-        # Around the loop: autocast keeps the weights that it converts until its end.
-        with torch.autocast(device.type, dtype=DTYPES[self.dtype], enabled=self.dtype != "float32"):
-            for batch in loader:
-                inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids", "packing")}
-                inputs = send_to_device(inputs, device, non_blocking=True)
-                for name, outputs in self.model.logits_of(tasks, **inputs).items():
-                    logits[name].append(outputs.float())
-                done += len(batch["input_ids"])
-                if progress is not None:
-                    progress(done, len(rows))
-        # Fetched at the end: after each batch a GPU would wait until the next one is made ready.
-        back = np.argsort(np.concatenate(batches))
-        return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
-
-    def _batches(self, rows: EncodedRows) -> list[np.ndarray]:
-        """The places of rows of about equal length, the longest first: no batch is padded to a stray long row."""
-        lengths = rows.row_lengths
-        order, start, batches = np.argsort(-lengths, kind="stable"), 0, []
-        while start < len(order):
-            size = self.batch_size * self.max_length // int(lengths[order[start]])
-            batches.append(order[start : start + size])
-            start += size
-        return batches
 
     @staticmethod
     def _answers(task: Task, decoded: Decoded, clip_scores: bool) -> list[dict[str, Any]]:

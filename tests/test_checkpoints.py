@@ -304,51 +304,6 @@ def fresh(script: str, folder: Path, **environment) -> str:
     return done.stdout
 
 
-WITHOUT_PACKAGE = """
-import sys
-sys.modules["hf_minbert"] = None  # importing it is an error from here on
-import json, torch
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
-
-def load(folder, auto=AutoModelForSequenceClassification, **kwargs):
-    return auto.from_pretrained(folder, trust_remote_code=True, **kwargs)
-
-ids, mask = (torch.tensor(value) for value in json.load(open("inputs.json")))
-model = load("saved", active_task="para")
-assert model.config.id2label[1] == "duplicate", model.config
-model.save_pretrained("again")
-again = load("again")
-again.set_active_task("sst")
-again.save_pretrained("third")
-third = load("third")
-assert third.config.num_labels == 5 and third.config.active_task == "sst"
-kinds = [type(load("third", auto)).__name__ for auto in (AutoModel, AutoModelForMaskedLM)]
-assert kinds == ["MinBertModel", "MinBertForMaskedLM"], kinds
-print(json.dumps([each(ids, attention_mask=mask, task="sts").logits.tolist() for each in (model, again, third)]))
-"""
-
-
-def test_a_saved_folder_needs_no_package(tmp_path, tiny_model):
-    model = tiny_model().eval()
-    model.save_pretrained(tmp_path / "saved")
-    (tmp_path / "inputs.json").write_text(json.dumps([IDS.tolist(), MASK.tolist()]))
-    answers = json.loads(fresh(WITHOUT_PACKAGE, tmp_path).splitlines()[-1])
-    with torch.no_grad():
-        expected = model(IDS, attention_mask=MASK, task="sts").logits
-    for answer in answers:
-        torch.testing.assert_close(torch.tensor(answer), expected)
-    for folder in ("again", "third"):
-        for file in (
-            "configuration_minbert.py",
-            "modeling_minbert.py",
-            "heads.py",
-            "losses.py",
-            "packing.py",
-            "pooling.py",
-        ):
-            assert (tmp_path / folder / file).read_text() == (tmp_path / "saved" / file).read_text()
-
-
 IMPORT_ALONE = """
 import sys
 import hf_minbert

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..errors import MinBertError
-from ..packing import Packing
+from ..inference import padded
 from ..tasks import Task
 from .labels import label_value
 from .rows import EncodedRows, PooledRows
@@ -52,24 +51,12 @@ class PaddedCollator:
         """
         if isinstance(rows, PooledRows):
             return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}
-        apart = self.task.pair_encoding == "bi"
         if not isinstance(rows, EncodedRows):
-            rows = EncodedRows.of([self._checked(row) for row in rows], self.task.kind == "score", apart)
-        lengths = rows.lengths
-        width = -(-lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        if self.fill_to is not None:
-            width = self.fill_to
-        is_token = np.arange(width) < lengths[:, None]  # [B, T], or [2 * B, T]
-        tensors = {
-            "input_ids": filled(rows.ids, is_token, self.pad_token_id),
-            "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
-            "token_type_ids": filled(rows.segments, is_token, 0),
-        }
-        batch = {"task": self.task.name}
-        batch |= {name: tensor.unflatten(0, (-1, 2)) if apart else tensor for name, tensor in tensors.items()}
-        if self.packing:
-            batch["packing"] = Packing.describe(is_token, fill=self.fill_to is not None)
-        return batch | _answers(rows)
+            task = self.task
+            rows = EncodedRows.of(list(map(self._checked, rows)), task.kind == "score", task.pair_encoding == "bi")
+        width = self.fill_to or -(-rows.lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
+        inputs = padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
+        return {"task": self.task.name, **inputs, **_answers(rows)}
 
     def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if "labels" not in row:
@@ -90,13 +77,6 @@ class RoundCollator:
         if len(rounds) != 1:
             raise MinBertError(f"A step takes one round: `batch_size` of the loader must be 1. Found {len(rounds)}.")
         return {name: self.collators[name](rows) for name, rows in rounds[0].items()}
-
-
-def filled(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
-    """[S], the values of all tokens in a row, -> int64 [B, T], with `padding` where `is_token` [B, T] is false"""
-    table = np.full(is_token.shape, padding, dtype=np.int64)
-    table[is_token] = values
-    return torch.from_numpy(table)
 
 
 def _answers(rows: EncodedRows | PooledRows) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MinBertError
+from ..inference import tokenize
 from ..tasks import Task
 from .cache import EncodedCache
 from .labels import label_value
@@ -174,13 +175,12 @@ class _Encoder:
 
     def _inputs(self, *texts: list[str]) -> tuple[dict[str, list], set[int]]:
         """One input for each row of one or two columns, and the places of those that were cut."""
-        wanted = {"return_attention_mask": False, "return_token_type_ids": True, "verbose": False}
-        encoded = self.tokenizer(*texts, truncation=True, max_length=self.max_length, **wanted)
+        encoded = tokenize(self.tokenizer, texts, self.max_length)
         # Only an input of full length can have been cut, so only those are tokenized again to see.
         full = [place for place, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
         cut = set()
         if full:
-            whole = self.tokenizer(*([column[place] for place in full] for column in texts), **wanted)
+            whole = tokenize(self.tokenizer, [[column[place] for place in full] for column in texts])
             cut = {place for place, ids in zip(full, whole["input_ids"], strict=True) if len(ids) > self.max_length}
         return {name: encoded[name] for name in ("input_ids", "token_type_ids")}, cut
 

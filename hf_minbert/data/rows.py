@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ..inference import TokenRows
 
 if TYPE_CHECKING:
     import datasets
 
 
 @dataclass(frozen=True)
-class EncodedRows:
+class EncodedRows(TokenRows):
     """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
 
-    Letters: R rows, I inputs (R, or 2 * R where a pair is encoded apart: a row's two follow each other), S tokens of
-    all inputs together.
-
     Args:
-        ids: int32 [S], token ids, input by input.
-        segments: int8 [S].
-        starts: int64 [I + 1], where each input begins, and S.
         labels: [R], class ids in int64 or scores in float32; or `None`.
-        sides: inputs of a row, 1 or 2.
-        teacher: float32 [R, C], what a teacher's head answers; or `None`.
+        teacher: float32 [R, C], what a teacher's head answers; or `None`. The rest as for `TokenRows`.
     """
 
-    ids: np.ndarray
-    segments: np.ndarray
-    starts: np.ndarray
-    labels: np.ndarray | None
-    sides: int
+    labels: np.ndarray | None = None
     teacher: np.ndarray | None = None
 
     @classmethod
@@ -58,10 +49,7 @@ class EncodedRows:
             labels = np.array([row["labels"] for row in rows]) if "labels" in rows[0] else None
         if labels is not None:
             labels = labels.astype(np.float32 if is_score else np.int64)
-        return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), labels, 2 if apart else 1)
-
-    def __len__(self) -> int:
-        return (len(self.starts) - 1) // self.sides
+        return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, labels)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -83,27 +71,13 @@ class EncodedRows:
     def take(self, indices: Sequence[int] | np.ndarray) -> EncodedRows:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
-        inputs = indices if self.sides == 1 else (2 * indices[:, None] + [0, 1]).ravel()
-        lengths = self.lengths[inputs]
-        starts = np.concatenate([[0], lengths.cumsum()])
-        places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
         labels = None if self.labels is None else self.labels[indices]
         teacher = None if self.teacher is None else self.teacher[indices]
-        return EncodedRows(self.ids[places], self.segments[places], starts, labels, self.sides, teacher)
+        return replace(super().take(indices), labels=labels, teacher=teacher)
 
     def ids_of(self, index: int) -> np.ndarray:
         """The ids of one input, without a copy."""
         return self.ids[self.starts[index] : self.starts[index + 1]]
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each input, [I]."""
-        return np.diff(self.starts)
-
-    @property
-    def row_lengths(self) -> np.ndarray:
-        """Tokens of each row's longest input, [R]."""
-        return self.lengths.reshape(-1, self.sides).max(axis=1)
 
 
 @dataclass(frozen=True)

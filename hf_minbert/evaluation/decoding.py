@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ..errors import MinBertError
+from ..inference import Decoded, read_logits
 from ..tasks import Task
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Predictions for N examples.
-
-    Args:
-        values: class ids, int64 [N], or scores, float64 [N].
-        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score.
-    """
-
-    values: np.ndarray
-    probabilities: np.ndarray | None
-
-
 def decode(task: Task, logits: np.ndarray) -> Decoded:
-    """Reads the head's own logits: [N, C] for classes, [N, 1] for binary and score.
-
-    A class is the largest logit's; a binary task says its second label above probability 1/2; a score stays as
-    predicted (see `clip`). Computed in float64. A logit that is not finite gives NaN probabilities.
+    """Reads the head's own logits, [N, C] for classes, [N, 1] for binary and score: see `read_logits`, and `clip`.
 
     Raises:
         MinBertError: the logits have another shape.
     """
-    logits = as_matrix(task, logits)
-    if task.kind == "score":
-        return Decoded(logits[:, 0], None)
-    with np.errstate(invalid="ignore"):  # inf - inf, and nan
-        if task.kind == "binary":
-            z = logits[:, 0]
-            # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
-            return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))
+    return read_logits(task.kind, as_matrix(task, logits))
 
 
 def clip(task: Task, values: np.ndarray) -> np.ndarray:

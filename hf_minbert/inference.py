@@ -1,0 +1,228 @@
+"""Text through a saved model, and what its numbers say: what `Predictor` and the pipeline have in common.
+
+This file travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in
+shapes: R rows, I inputs (R, or 2 * R where a pair is encoded apart: a row's two follow each other), S tokens of all
+inputs together, T tokens of a batch's longest, C outputs of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from .packing import Packing
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Encoded rows in memory: all tokens in one array, so that a batch is a few array operations.
+
+    Args:
+        ids: int32 [S], token ids, input by input.
+        segments: int8 [S].
+        starts: int64 [I + 1], where each input begins, and S.
+        sides: inputs of a row, 1 or 2.
+    """
+
+    ids: np.ndarray
+    segments: np.ndarray
+    starts: np.ndarray
+    sides: int
+
+    def __len__(self) -> int:
+        return (len(self.starts) - 1) // self.sides
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> TokenRows:
+        """The rows at these places, in this order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        inputs = indices if self.sides == 1 else (2 * indices[:, None] + [0, 1]).ravel()
+        lengths = self.lengths[inputs]
+        starts = np.concatenate([[0], lengths.cumsum()])
+        places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
+        return replace(self, ids=self.ids[places], segments=self.segments[places], starts=starts)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each input, [I]."""
+        return np.diff(self.starts)
+
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """Tokens of each row's longest input, [R]."""
+        return self.lengths.reshape(-1, self.sides).max(axis=1)
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase, columns: Sequence[list[str]], max_length: int | None = None
+) -> dict[str, list[list[int]]]:
+    """One input for each row of one or two columns of text: its `input_ids` and `token_type_ids`.
+
+    With `max_length`, [CLS] and [SEP] included, an input that is longer is cut; of a pair, token by token the longer
+    side.
+    """
+    cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    return tokenizer(*columns, **cut, return_attention_mask=False, return_token_type_ids=True, verbose=False)
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, columns: Sequence[list[str]], apart: bool, max_length: int
+) -> TokenRows:
+    """Rows of one or two columns of text, not empty; with `apart` each column is an input of its own."""
+    sides = [tokenize(tokenizer, part, max_length) for part in ([[one] for one in columns] if apart else [columns])]
+    ids, segments = (
+        list(chain.from_iterable(zip(*(side[name] for side in sides), strict=True)))
+        for name in ("input_ids", "token_type_ids")
+    )
+    starts = np.cumsum([0, *map(len, ids)])
+    ids, segments = (
+        np.fromiter(chain.from_iterable(lists), dtype, starts[-1])
+        for lists, dtype in ((ids, np.int32), (segments, np.int8))
+    )
+    return TokenRows(ids, segments, starts, len(sides))
+
+
+def padded(
+    rows: TokenRows, pad_token_id: int, width: int | None = None, packing: bool = False, fill: bool = False
+) -> dict[str, Any]:
+    """A batch of these rows.
+
+    Args:
+        width: T; that of the longest input unless given.
+        packing: say where the real tokens stand, so that the encoder computes on them alone; with `fill` as
+            `Packing.describe` has it.
+
+    Returns:
+        `input_ids`, `attention_mask` and `token_type_ids`, int64 [R, T], or [R, 2, T] of pairs that are encoded apart,
+        and `packing` where it is asked for.
+    """
+    lengths = rows.lengths
+    is_token = np.arange(lengths.max() if width is None else width) < lengths[:, None]  # [I, T]
+    batch: dict[str, Any] = {
+        "input_ids": filled(rows.ids, is_token, pad_token_id),
+        "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
+        "token_type_ids": filled(rows.segments, is_token, 0),
+    }
+    if rows.sides == 2:
+        batch = {name: tensor.unflatten(0, (-1, 2)) for name, tensor in batch.items()}
+    return batch | ({"packing": Packing.describe(is_token, fill)} if packing else {})
+
+
+def filled(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
+    """[S], the values of all tokens in a row, -> int64 [I, T], with `padding` where `is_token` [I, T] is false"""
+    table = np.full(is_token.shape, padding, dtype=np.int64)
+    table[is_token] = values
+    return torch.from_numpy(table)
+
+
+def shared_passes(model: nn.Module, reads: Mapping[str, Hashable]) -> list[list[str]]:
+    """The tasks by what goes through which layers: those of a group can share one pass through the encoder.
+
+    Args:
+        reads: task to what its inputs are made from and how; tasks for which that is equal read the same.
+    """
+    passes: dict[Any, list[str]] = {}
+    for name, what in reads.items():
+        passes.setdefault((what, tuple(map(id, model.encoder_path(name)))), []).append(name)
+    return list(passes.values())
+
+
+@torch.inference_mode()
+def answer(
+    model: nn.Module,
+    tasks: Sequence[str],
+    rows: TokenRows,
+    pad_token_id: int,
+    batch_size: int,
+    dtype: torch.dtype = torch.float32,
+    progress: Progress | None = None,
+) -> dict[str, np.ndarray]:
+    """What several tasks' heads say of the same rows, from one pass through the encoder; only real tokens go through.
+
+    Args:
+        tasks: tasks that share a pass; see `shared_passes`.
+        batch_size: how many rows of the model's full length go through it at once. Of shorter rows more do, as many as
+            fill the same space.
+        dtype: what to compute in; half precision under autocast.
+        progress: called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
+
+    Returns:
+        each task's outputs, float32 [R, C], in the order of the rows.
+    """
+    device, done = model.device, 0
+    batches = batches_of(rows.row_lengths, batch_size * model.config.max_position_embeddings)
+    logits: dict[str, list[torch.Tensor]] = {name: [] for name in tasks}
+    # Around the loop: autocast keeps the weights that it converts until its end.
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
+        for places in batches:
+            inputs = _on_device(padded(rows.take(places), pad_token_id, packing=True), device)
+            for name, outputs in model.logits_of(tasks, **inputs).items():
+                logits[name].append(outputs.float())
+            done += len(places)
+            if progress is not None:
+                progress(done, len(rows))
+    # Fetched at the end: after each batch a GPU would wait until the next one is made ready.
+    back = np.argsort(np.concatenate(batches))
+    return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+
+
+def batches_of(lengths: np.ndarray, room: int) -> list[np.ndarray]:
+    """The places of rows of about equal length, the longest first: no batch is padded to a stray long row.
+
+    Args:
+        lengths: tokens of each row, [R].
+        room: tokens of a batch, padding included.
+    """
+    order, start, batches = np.argsort(-lengths, kind="stable"), 0, []
+    while start < len(order):
+        size = room // int(lengths[order[start]])
+        batches.append(order[start : start + size])
+        start += size
+    return batches
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    """A batch's tensors there. From pinned memory the copy to a GPU does not wait for it."""
+    if isinstance(value, dict):
+        return {name: _on_device(item, device) for name, item in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Predictions for N examples.
+
+    Args:
+        values: class ids, int64 [N], or scores, float64 [N].
+        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score.
+    """
+
+    values: np.ndarray
+    probabilities: np.ndarray | None
+
+
+def read_logits(kind: str, logits: np.ndarray) -> Decoded:
+    """What a head's own outputs say, float64 [N, C]; C = 1 for `binary` and `score`.
+
+    A class is the largest logit's; a binary task says its second label above probability 1/2; a score stays as
+    predicted. Computed in float64. A logit that is not finite gives NaN probabilities.
+    """
+    if kind == "score":
+        return Decoded(logits[:, 0], None)
+    with np.errstate(invalid="ignore"):  # inf - inf, and nan
+        if kind == "binary":
+            z = logits[:, 0]
+            # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
+            return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))

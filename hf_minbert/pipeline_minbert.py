@@ -1,0 +1,193 @@
+"""`pipeline("minbert-multitask")`: every task of a model asked about a sentence or a pair in one call.
+
+This file travels to the Hub with a model: it may import its neighbours and published libraries only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+from transformers import Pipeline
+
+from .inference import answer, encode_texts, read_logits, shared_passes
+
+PIPELINE = "minbert-multitask"
+#: What config.json says of it, so that the library finds it in a saved folder.
+CUSTOM_PIPELINES = {
+    PIPELINE: {
+        "impl": "pipeline_minbert.MultiTaskPipeline",
+        "pt": ["AutoModelForSequenceClassification"],
+        "type": "text",
+    }
+}
+CHUNK = 1000  # inputs that are sorted by length together
+
+
+class MultiTaskPipeline(Pipeline):
+    """Answers all tasks of a model, or those that are asked for, each for the inputs that it can read.
+
+    An input is a sentence; or a pair, as `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. A list of inputs
+    gives a list of answers, and a generator or a dataset an iterator over them, both in the order of the inputs.
+
+    Example:
+        >>> ask = pipeline("minbert-multitask", model="runs/baseline")
+        >>> ask("A warm, funny film.")
+        {'sst': {'label': 'very positive', 'score': 0.81, 'scores': {'very negative': 0.01, ...}}}
+        >>> ask([("A boy eats.", "Someone eats."), ("A boy eats.", "It rains.")], tasks=["sts"])
+        [{'sts': {'score': 3.9, 'range': [0, 5]}}, {'sts': {'score': 0.4, 'range': [0, 5]}}]
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+
+    def __init__(self, *args, **kwargs):
+        """As for every pipeline, and any argument of a call, which then holds for all calls."""
+        super().__init__(*args, **kwargs)
+        if self.model.config.model_type != "minbert" or not self.model.config.tasks:
+            raise ValueError(
+                f"The pipeline {PIPELINE!r} needs a MinBERT with tasks. Found a {type(self.model).__name__}. Give the "
+                "folder or the id of a model that `minbert train` made."
+            )
+
+    def __call__(self, inputs: Any, *, batch_size: int | None = None, **kwargs) -> Any:
+        """Answers.
+
+        Args:
+            inputs: one input, or several; see the class.
+            tasks: names of the tasks to ask, or one name. All that can read an input unless given; a task that is
+                named must be able to read every input.
+            clip_scores: force scores into their task's range.
+            batch_size: how many inputs of the model's full length go through it at once, 32 unless given. Of shorter
+                ones more do. An input that is longer is cut.
+
+        Returns:
+            for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
+            all labels; of a task that predicts a number, `score` and its `range`.
+
+        Raises:
+            ValueError: no such task, an empty sentence, or an input that a named task, or every task, cannot read.
+        """
+        given = self._sanitize_parameters(**kwargs)
+        defaults = (self._preprocess_params, self._forward_params, self._postprocess_params)
+        params = [{**default, **own} for default, own in zip(defaults, given, strict=True)]
+        params[1]["batch_size"] = _at_least_one(batch_size or self._batch_size or 32)
+        if isinstance(inputs, (str, tuple, Mapping)):
+            return next(self._answers(iter([inputs]), *params))
+        answers = self._answers(_each(inputs), *params)
+        return list(answers) if isinstance(inputs, list) else answers
+
+    def _answers(self, inputs: Iterator[Any], preprocess: dict, forward: dict, postprocess: dict) -> Iterator[dict]:
+        for start in count(step=CHUNK):
+            chunk = list(islice(inputs, CHUNK))
+            if not chunk:
+                return
+            yield from self.run_single(chunk, {**preprocess, "start": start}, forward, postprocess)
+
+    def _sanitize_parameters(self, tasks: str | Sequence[str] | None = None, clip_scores: bool | None = None):
+        preprocess, postprocess = {}, {}
+        if tasks is not None:
+            preprocess["tasks"] = [tasks] if isinstance(tasks, str) else list(tasks)
+            for name in preprocess["tasks"]:
+                self.model.config.get_task(name)  # which raises if there is none
+            if not preprocess["tasks"]:
+                raise ValueError("`tasks` is empty. Name a task, or leave it out to ask all of them.")
+        if clip_scores is not None:
+            postprocess["clip_scores"] = clip_scores
+        return preprocess, {}, postprocess
+
+    def preprocess(self, inputs: list[Any], tasks: list[str] | None = None, start: int = 0) -> dict[str, Any]:
+        """The tasks by passes through the encoder, each with the inputs that it reads, encoded, and their places."""
+        config = self.model.config
+        texts = [_texts(value, f"Input {start + place}") for place, value in enumerate(inputs)]
+        encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
+        self._check_readable(texts, encodings, start, named=tasks is not None)
+        passes = []
+        for names in shared_passes(self.model, encodings):
+            encoding = encodings[names[0]]
+            places = [place for place, parts in enumerate(texts) if len(parts) == _arity(encoding)]
+            if places:
+                columns = [list(column) for column in zip(*(texts[place] for place in places), strict=True)]
+                rows = encode_texts(self.tokenizer, columns, encoding == "bi", config.max_position_embeddings)
+                passes.append({"tasks": names, "places": places, "rows": rows})
+        return {"passes": passes, "asked": list(encodings), "size": len(inputs)}
+
+    def _check_readable(self, texts: list[tuple], encodings: Mapping[str, str], start: int, named: bool) -> None:
+        """Raises `ValueError` unless every task, if they are named, or any can read each input."""
+        kinds = {1: "one sentence", 2: "a pair of sentences"}
+        for arity, given in kinds.items():
+            unable = [name for name, encoding in encodings.items() if _arity(encoding) != arity]
+            place = next((place for place, parts in enumerate(texts) if len(parts) == arity), None)
+            if place is not None and unable and (named or len(unable) == len(encodings)):
+                raise ValueError(
+                    f"Input {start + place} is {given}, which {' and '.join(unable)} cannot read: expected "
+                    f"{kinds[3 - arity]}. Write a pair as (text, text_pair) or {{'text': ..., 'text_pair': ...}}."
+                )
+
+    def _forward(self, model_inputs: dict[str, Any], batch_size: int) -> dict[str, Any]:
+        pad, found = self.tokenizer.pad_token_id, {}
+        for group in model_inputs["passes"]:
+            logits = answer(self.model, group["tasks"], group["rows"], pad, batch_size)
+            found |= {name: (group["places"], outputs) for name, outputs in logits.items()}
+        asked = {name: found[name] for name in model_inputs["asked"] if name in found}
+        return {"logits": asked, "size": model_inputs["size"]}
+
+    def postprocess(self, model_outputs: dict[str, Any], clip_scores: bool = False) -> list[dict[str, Any]]:
+        """An answer for each input, task by task."""
+        answers: list[dict[str, Any]] = [{} for _ in range(model_outputs["size"])]
+        for name, (places, logits) in model_outputs["logits"].items():
+            for place, found in zip(places, _said(self.model.config.get_task(name), logits, clip_scores), strict=True):
+                answers[place][name] = found
+        return answers
+
+
+def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Iterator[dict[str, Any]]:
+    """What a task's outputs [N, C] say of each input."""
+    decoded = read_logits(task["kind"], logits.astype(np.float64))
+    if task["kind"] == "score":
+        values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
+        for value in values:
+            yield {"score": float(value), "range": list(task["range"])}
+        return
+    for value, row in zip(decoded.values, decoded.probabilities, strict=True):
+        scores = dict(zip(task["labels"], map(float, row), strict=True))
+        label = task["labels"][int(value)]
+        yield {"label": label, "score": scores[label], "scores": scores}
+
+
+def _arity(pair_encoding: str) -> int:
+    return 1 if pair_encoding == "single" else 2
+
+
+def _each(inputs: Any) -> Iterator[Any]:
+    """The inputs of a list, a generator or a dataset, one after the other."""
+    if isinstance(inputs, Iterable):
+        return iter(inputs)
+    if isinstance(inputs, Sized):  # a map-style dataset of torch
+        return (inputs[index] for index in range(len(inputs)))
+    raise ValueError(f"Expected a sentence, a pair, or several in a list or dataset. Found a {type(inputs).__name__}.")
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """The one or two sentences of an input. Raises `ValueError` if it is none, or a sentence is empty."""
+    if isinstance(value, Mapping):
+        if "text" not in value or not value.keys() <= {"text", "text_pair"}:
+            raise ValueError(f"{where}: a dict must hold `text` and perhaps `text_pair`. Found {', '.join(value)}.")
+        parts = (value["text"],) if value.get("text_pair") is None else (value["text"], value["text_pair"])
+    else:
+        parts = (value,) if isinstance(value, str) else value
+    if not isinstance(parts, (tuple, list)) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
+        raise ValueError(f"{where}: expected a sentence, or a pair as (text, text_pair). Found {value!r:.100}.")
+    if not all(part.strip() for part in parts):
+        raise ValueError(f"{where}: the sentence is empty. Found {value!r:.100}. Give at least one word.")
+    return tuple(parts)
+
+
+def _at_least_one(batch_size: int) -> int:
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1. Found {batch_size}.")
+    return batch_size
