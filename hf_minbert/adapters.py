@@ -7,10 +7,11 @@ merged.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
@@ -21,8 +22,13 @@ from torch import nn
 from transformers.dynamic_module_utils import custom_object_save
 
 from .errors import MinBertError, explain, unknown_name
+from .loading import load_config, load_weights
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
-from .recipe import Value, cast
+from .recipe import RunSettings, Value, cast
+from .tasks import head_difference
+
+if TYPE_CHECKING:
+    from .training.args import MultiTaskTrainingArguments
 
 #: What a recipe's `peft` takes, by its `peft_type`: options of peft under their own names, and what they are.
 _EVERYWHERE = {"target_modules": list[str] | Literal["all-linear"]}
@@ -60,6 +66,11 @@ class AdaptedModel(PeftModel):
 
     The model's code lies there too, so that base and adapter load without this package.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        with warnings.catch_warnings():  # of an attribute's new name in transformers, which is peft's affair
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            super().__init__(*args, **kwargs)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Writes adapter, trained heads, config and code. See `PeftModel.save_pretrained`."""
@@ -108,10 +119,31 @@ def check(options: Mapping[str, Any], config: MinBertConfig) -> None:
         add_adapter(MinBertForMultiTask(config), options, "", heads=config.task_names)
 
 
-def check_goes_on(options: Mapping[str, Any], adapter: PeftConfig, name: str) -> None:
+def check_run(settings: RunSettings, args: MultiTaskTrainingArguments) -> None:
+    """Raises `MinBertError` where a run with `peft` cannot do what else its recipe says."""
+    if settings.objective == "mlm":
+        raise MinBertError("`peft` is for tasks: `objective: mlm` trains the encoder itself. Set `peft: null`.")
+    if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        raise MinBertError(
+            "`peft` does not go with checkpoints that re-enter the backward pass: above frozen embeddings nothing "
+            "would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+        )
+
+
+def check_follows(before: RunSettings, settings: RunSettings) -> None:
+    """Raises `MinBertError` where a stage would put an adapter on that of the stage before it."""
+    follows = Path(settings.model_name_or_path) == Path(before.output_dir)
+    if follows and before.peft and settings.peft and read_options(before.peft) != read_options(settings.peft):
+        raise MinBertError(
+            f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft` an adapter is "
+            f"trained on; without (`peft: null`) it becomes part of the model. Give one of the two."
+        )
+
+
+def check_same(options: Mapping[str, Any], name: str, revision: str | None = None) -> None:
     """Raises `MinBertError` unless a saved adapter is one that these options would have made."""
     method, typed = read_options(options)
-    now, then = _config(method, typed), adapter
+    now, then = _config(method, typed), read_adapter(name, revision)
     for key in ("peft_type", *METHODS[method]) if now.peft_type == then.peft_type else ("peft_type",):
         wanted, found = (_in_order(getattr(of, key)) for of in (now, then))
         if wanted != found:
@@ -235,6 +267,49 @@ def load_adapted(
             f"tasks with layers of their own, or on another model than it names."
         )
     return model, [key for key in missing if not _is_of(key, {*saved})]
+
+
+def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
+    """Several saved adapters on one copy of the model that they lie on; `set_adapter` says which of them is on.
+
+    Args:
+        runs: a name for each, and the folder of its run. The first is on.
+
+    Returns:
+        the model with the tasks of all. A task's answers are those of its run while that run's adapter is on.
+
+    Raises:
+        MinBertError: they lie on different models, or their tasks do not go together.
+    """
+    if not runs:
+        raise MinBertError("There is no adapter to load. Give at least one.")
+    places = {name: str(run) for name, run in runs.items()}
+    configs = {name: load_config(place) for name, place in places.items()}
+    adapters = {name: read_adapter(place) for name, place in places.items()}
+    bases = {name: (adapter.base_model_name_or_path, adapter.revision) for name, adapter in adapters.items()}
+    first, tasks = next(iter(runs)), {}
+    for name, config in configs.items():
+        if bases[name] != bases[first]:
+            raise MinBertError(
+                f"{places[first]} lies on {bases[first][0]!r} and {places[name]} on {bases[name][0]!r}. Give adapters "
+                f"of one model."
+            )
+        if config.private_layers or config.private_encoders:
+            raise MinBertError(f"{places[name]} has layers for each task alone, which adapters cannot share.")
+        for task in config.tasks:
+            key = head_difference(tasks.setdefault(task["name"], task), task)
+            if key is not None:
+                raise MinBertError(
+                    f"Task {task['name']!r} has another `{key}` in {places[name]} than in a run before it. Leave one "
+                    f"of them out."
+                )
+    config = configs[first]
+    config.rearrange(tasks=[*tasks.values()])
+    base, _ = load_weights(bases[first][0], config, bases[first][1])
+    model = AdaptedModel.from_pretrained(base, places[first], adapter_name=first)
+    for name in [*runs][1:]:
+        model.load_adapter(places[name], adapter_name=name)
+    return model.eval()
 
 
 def merged(model: AdaptedModel) -> MinBertForMultiTask:

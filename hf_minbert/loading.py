@@ -140,6 +140,9 @@ def load_adapter(
     trained = {part.removeprefix("heads.") for part in adapter.modules_to_save or ()} - differing
     _tell_of_other_heads(base, other - trained - differing)
     _tell_of_other_heads(name, differing)
+    # A task's private layers began as copies of the base's, which no training changed.
+    copied = {task["name"] for task in saved}
+    missing = [key for key in missing if "private." not in key or key.split("private.")[1].split(".")[0] not in copied]
     return load_adapted(name, adapter, model, missing, revision, differing)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ import transformers
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
 
-from . import pretraining
+from . import adapters, pretraining
 from .configuration_minbert import MinBertConfig
 from .data.encoding import check_max_length
 from .data.files import load_split, pinned
@@ -41,9 +41,6 @@ from .training.conflicts import ConflictDetail
 from .training.distillation import teacher_logits
 from .training.gradients import GradientRows, Gradients
 from .training.trainer import MultiTaskTrainer
-
-if TYPE_CHECKING:
-    from .adapters import AdaptedModel
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +71,8 @@ def _check_stages(stages: Sequence[Stage]) -> None:
             _check(stage.settings, stage.args, tasks)
             # What a stage begins with is not there yet; it has the shape of what the first one begins with.
             model_config(replace(stage.settings, model_name_or_path=stages[0].settings.model_name_or_path), tasks)
+            if number > 1:
+                adapters.check_follows(stages[number - 2].settings, stage.settings)
         except MinBertError as error:
             raise MinBertError(f"Stage {number} ({stage.name}): {error}") from error
 
@@ -127,13 +126,7 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
 def _check(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task]) -> None:
     by_name = {task.name: task for task in tasks}
     if settings.peft is not None:
-        if settings.objective == "mlm":
-            raise MinBertError("`peft` is for tasks: `objective: mlm` trains the encoder itself. Set `peft: null`.")
-        if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise MinBertError(
-                "`peft` does not go with checkpoints that re-enter the backward pass: above frozen embeddings nothing "
-                "would have a gradient. Leave `gradient_checkpointing_kwargs` out."
-            )
+        adapters.check_run(settings, args)
     if settings.objective == "mlm":
         pretraining.check(args, by_name)
     else:
@@ -305,18 +298,13 @@ def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
         check_heads(config)
     check_max_length(settings.max_length, config.max_position_embeddings)
     if settings.peft is not None:
-        from .adapters import check, check_goes_on, read_adapter
-
-        check(settings.peft, config)
-        if is_adapter(settings.model_name_or_path, settings.model_revision):
-            adapter = read_adapter(settings.model_name_or_path, settings.model_revision)
-            check_goes_on(settings.peft, adapter, settings.model_name_or_path)
+        adapters.check(settings.peft, config)
     return config
 
 
 def load_model(
     settings: RunSettings, config: MinBertConfig, trained: Sequence[str]
-) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask | AdaptedModel]:
+) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask | adapters.AdaptedModel]:
     """The checkpoint's encoder with a head for each task of `config`, in float32, and its tokenizer.
 
     With `peft`, an adapter lies on it: the one that the checkpoint is, or a new one.
@@ -330,13 +318,13 @@ def load_model(
     name, revision, attention = settings.model_name_or_path, settings.model_revision, settings.attn_implementation
     tokenizer = load_tokenizer(name, config, revision)
     goes_on = settings.peft is not None and is_adapter(name, revision)
+    if goes_on:
+        adapters.check_same(settings.peft, name, revision)
     model, missing = (load_adapter if goes_on else load_weights)(name, config, revision, attention)
     check_encoder(name, missing)
     _tell_of_new_weights(name, missing, config.private_owner)
     if settings.peft is not None and not goes_on:
-        from .adapters import add_adapter
-
-        model = add_adapter(model, settings.peft, name, revision, trained, missing)
+        model = adapters.add_adapter(model, settings.peft, name, revision, trained, missing)
     return tokenizer, model
 
 

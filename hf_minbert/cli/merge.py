@@ -1,4 +1,4 @@
-"""`minbert average` and `minbert ensemble`"""
+"""`minbert average`, `minbert ensemble` and `minbert merge`"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DataDir = Annotated[
         show_default=False,
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier average or ensemble left.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier merge of this kind left.")]
 
 
 class Method(str, Enum):
@@ -106,6 +106,29 @@ def ensemble(
     members.write(merged, output_dir, record)
 
 
+def merge(
+    adapter: Annotated[
+        str, typer.Argument(help="The folder of a finished run with peft, or its Hub id.", show_default=False)
+    ],
+    output_dir: OutputDir,
+    overwrite: Overwrite = False,
+) -> None:
+    """Make an adapter and the model that it lies on one ordinary model."""
+    from ..io import write_json
+    from ..loading import is_adapter, load_config
+    from ..prediction import Predictor
+
+    check_output(output_dir, [adapter], overwrite)
+    load_config(adapter)
+    if not is_adapter(adapter):
+        raise MinBertError(f"{adapter} is no adapter: it is an ordinary model already.")
+    merged = Predictor.from_pretrained(adapter, device="cpu")
+    write_json(output_dir / RECORD, {"method": "merge", "models": [adapter]})  # as in `Members.write`
+    merged.model.save_pretrained(output_dir)
+    merged.tokenizer.save_pretrained(output_dir)
+    typer.echo(f"The model is in {output_dir}.")
+
+
 def _numbers(text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")]
@@ -132,7 +155,7 @@ def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
         raise MinBertError(f"{folder} is not empty. Choose another --output-dir, or add --overwrite.")
     if not (folder / RECORD).is_file():
         raise MinBertError(
-            f"--overwrite replaces what an earlier average or ensemble left, and {folder} has no {RECORD}. Choose "
+            f"--overwrite replaces what an earlier merge of models left, and {folder} has no {RECORD}. Choose "
             f"another --output-dir."
         )
 

@@ -402,6 +402,9 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
         self._skipped, self._rounds_of_step = None, 0
         if self.proximal is not None:
             self.proximal.resume_from = resume_from_checkpoint
+        on_gpu = self.args.device.type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.args.device)
         model = self.model
         model.zero_grad = self._clear_gradients
         try:
@@ -410,6 +413,8 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
             del model.zero_grad
         self._read_means()  # what came after the last log
         terms = {name: total / count for name, (total, count) in self._totals.items() if not name.startswith("loss_")}
+        if on_gpu:
+            terms["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
         output.metrics.update({f"train_{name}": value for name, value in {**terms, **self.conflicts.means()}.items()})
         return output
 
