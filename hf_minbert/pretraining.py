@@ -31,6 +31,7 @@ from .data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from .errors import MinBertError, explain, unknown_name
 from .loading import check_encoder, load_config, load_masked_lm, load_tokenizer
 from .modeling_minbert import IGNORED
+from .publishing.trainer import PushesToHub
 from .recipe import RunSettings
 from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
@@ -171,7 +172,7 @@ def _dataset(texts: list[str]) -> Any:
 # ---- The trainer ---------------------------------------------------------------------------------------------------
 
 
-class MaskedLMTrainer(Trainer):
+class MaskedLMTrainer(PushesToHub, Trainer):
     """The stock Trainer, for texts in an order of their own and a perplexity over all tokens that are asked for.
 
     Args:

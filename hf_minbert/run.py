@@ -64,7 +64,11 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def _check_stages(stages: Sequence[Stage]) -> None:
-    """Raises what a later stage's tasks and heads would only after hours of training."""
+    """Raises what a later stage's tasks, heads and arguments would only after hours of training."""
+    if any(stage.args.push_to_hub for stage in stages):
+        raise MinBertError(
+            "`push_to_hub` would send each stage by itself. Leave it out, and send the whole by `minbert publish`."
+        )
     for number, stage in enumerate(stages, 1):
         tasks = get_tasks(stage.settings.tasks)
         try:
@@ -110,14 +114,16 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
                 raise
             with explain("Starting to train", "Mend the recipe."):
                 raise
-        trainer.save_model()
+        trainer.save_model(_internal_call=True)  # a push comes last, with the scores
         if args.proximal_evaluate and not predicts_words:
             with trainer.proximal.in_place():
-                trainer.save_model(str(folder.path / AVERAGED))
+                trainer.save_model(str(folder.path / AVERAGED), _internal_call=True)
         metrics = {}
         if args.should_save:
             of_tasks = {} if predicts_words else {**_score(folder.path, trainer, data["dev"]), "leaks": data["leaks"]}
             metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
+        if args.push_to_hub:
+            trainer.push_to_hub()
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
     return metrics

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import shutil
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerCallback
 
 from .errors import MinBertError, explain
@@ -27,6 +24,7 @@ from .recipe import RunSettings, read_recipe, split_recipe, write_recipe
 from .tasks import get_tasks, revisions, with_revisions
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
+from .training.environment import environment
 
 AVERAGED = "averaged"
 RUN_FILES = (
@@ -175,13 +173,8 @@ class RunFolder(TrainerCallback):
         write_json(self.path / "environment.json", self._environment())
 
     def _environment(self) -> dict[str, Any]:
-        device, packages = self.args.device, ("torch", "transformers", "accelerate", "datasets", "tokenizers", "peft")
         return {
-            "seed": self.args.seed,
-            "processes": self.args.world_size,
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu",
-            "python": platform.python_version(),
-            "versions": {name: _version(name) for name in ("hf_minbert", *packages, "numpy")},
+            **environment(self.args),
             "datasets": revisions(get_tasks(self.settings.tasks)),
             "training_rows": self.training_rows,
         }
@@ -190,13 +183,6 @@ class RunFolder(TrainerCallback):
 def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of a recipe with its value, those with their defaults that it does not name."""
     return {**{f.name: f.default for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _digest(rows: Any) -> str:

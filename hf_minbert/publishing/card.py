@@ -8,8 +8,8 @@ from typing import Any
 from ..recipe import recipe_text
 from ..tasks import KIND_METRICS, Task
 from ..weights import MODEL
-from .files import Upload, is_listed, portable
-from .saved import SavedModel, is_on_hub
+from .files import Upload, is_listed, is_on_hub, portable
+from .saved import SavedModel
 
 #: What is known of the package's tasks beyond their numbers.
 LIMITS = {

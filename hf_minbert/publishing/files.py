@@ -10,10 +10,12 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from ..data.hub import is_hub_id
 from ..errors import MinBertError
 from ..io import json_line
 from ..recipe import read_recipe, recipe_text
 from ..training.checkpoints import INDEX, whole_safetensors
+from ..weights import MODEL
 
 CARD = "README.md"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -42,19 +44,30 @@ class Upload:
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
 
-def collect(folder: Path, adapter_only: bool = False) -> list[Upload]:
+def collect(folder: Path, adapter_only: bool = False, base_model: str | None = None) -> list[Upload]:
     """The files of a model's folder that go up, without the card.
 
     Args:
         adapter_only: the adapter instead of the model's weights.
+        base_model: the Hub id of the model under the adapter, where the adapter names a folder.
 
     Raises:
-        MinBertError: the folder lacks weights, its config or its tokenizer, or a file of weights is cut.
+        MinBertError: the folder lacks weights, its config or its tokenizer, a file of weights is cut, or an adapter
+            lies on a model that nobody else has.
     """
     _check(folder, adapter_only)
     wanted = ("config.json", *(ADAPTER if adapter_only else WEIGHTS), *_code(folder), *TOKENIZER, *RECORDS, *PLOTS)
     names = [path for path in _files(folder) if is_listed(path, wanted)]
-    return [Upload(name, _without_paths(folder / name)) for name in names]
+    return [
+        Upload(name, _on_base(folder / name, base_model) if name == ADAPTER_CONFIG else _without_paths(folder / name))
+        for name in names
+    ]
+
+
+def is_adapter_alone(folder: Path) -> bool:
+    """Whether the folder holds an adapter and no weights of a whole model."""
+    there = _files(folder)
+    return all(name in there for name in ADAPTER) and not any(is_listed(path, WEIGHTS) for path in there)
 
 
 def is_listed(path: str, patterns: Iterable[str] = LISTED) -> bool:
@@ -126,7 +139,7 @@ _PATH = re.compile(r"(?<![\w./:~\\-])(?:~|\.\.|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+[/\
 
 def _without_paths(file: Path) -> bytes | Path:
     """A record's text with local paths cut to their last part; other files as they are."""
-    if file.name not in (*RECORDS, ADAPTER_CONFIG):
+    if file.name not in RECORDS:
         return file
     try:
         text = file.read_text(encoding="utf-8")
@@ -179,3 +192,29 @@ def is_local_path(text: str) -> bool:
 
 def _last(path: str) -> str:
     return PureWindowsPath(path).name if "\\" in path else PurePosixPath(path).name
+
+
+# ---- The model under an adapter ----------------------------------------------------------------------------------
+
+
+def hub_name(name: str) -> str:
+    """The name on the Hub, where the package knows it, of a checkpoint that lies in a folder; else the name."""
+    return MODEL if Path(name).name == MODEL.split("/")[1] else name
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether the name of a model is that of one on the Hub, and not of a folder."""
+    return not is_local_path(name) and not Path(name).exists() and (is_hub_id(name) or "/" not in name)
+
+
+def _on_base(file: Path, base_model: str | None) -> bytes:
+    """An adapter's config, with a base model that others can load too."""
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    named = hub_name(settings.get("base_model_name_or_path") or "")
+    base = base_model or named
+    if not base or not is_on_hub(base):
+        raise MinBertError(
+            f"The adapter's base model is {named!r}, which is no name on the Hub: nobody else could load the adapter. "
+            f"Say where the base is on the Hub: --base-model, or `finetuned_from` of `trainer.push_to_hub`."
+        )
+    return (json.dumps({**portable(settings), "base_model_name_or_path": base}, indent=2) + "\n").encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError
 from .card import model_card
-from .files import ADAPTER_CONFIG, CARD, Upload, collect, is_listed, left_here, portable
-from .saved import SavedModel, hub_name, is_on_hub
+from .files import CARD, Upload, collect, is_listed, left_here
+from .saved import SavedModel
 
 if TYPE_CHECKING:
-    from huggingface_hub import CommitInfo
+    from huggingface_hub import CommitInfo, RepoUrl
 
 logger = logging.getLogger(__name__)
+
+GO_ON = "Give the same command to go on: files that arrived whole are not sent again."
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ def prepare(
     if not folder.is_dir():
         raise MinBertError(f"There is no folder {folder}. Give that of a finished run or of another saved model.")
     saved = SavedModel.of(folder)
-    uploads = collect(folder, adapter_only)
-    if adapter_only:
-        uploads = [_on_base(folder, base_model) if upload.path == ADAPTER_CONFIG else upload for upload in uploads]
+    uploads = collect(folder, adapter_only, base_model)
     card = model_card(saved, repo_id, uploads, base_model=base_model, license=license)
     uploads.append(Upload(CARD, card.encode()))
     return Publication(folder, repo_id, uploads, [name for name in left_here(folder, uploads) if name != CARD])
@@ -93,22 +92,30 @@ def push(publication: Publication, *, private: bool = False, token: str | None =
         MinBertError: there is no token, no right or no network, `private` is asked for and the repository is public,
             or the upload was cut off.
     """
+    from huggingface_hub import HfApi
+
+    url = create(publication.repo_id, publication.folder, private=private, token=token)
+    with in_words(url.repo_id, publication.folder):
+        commit(HfApi(token=token), url.repo_id, publication.uploads, "Publish with hf_minbert")
+    return str(url)
+
+
+def create(repo_id: str, folder: Path, *, private: bool = False, token: str | None = None) -> RepoUrl:
+    """The repository, made if need be; it keeps what it has. Arguments and errors are those of `push`."""
     from huggingface_hub import HfApi, get_token
 
-    api = HfApi(token=token)
     if not (token or get_token()):
         raise MinBertError("There is no token for the Hub. Log in with `hf auth login`, or set $HF_TOKEN.")
-    with in_words(publication.repo_id, publication.folder):
-        user = api.whoami()["name"]
-    with in_words(publication.repo_id, publication.folder, user):
-        url = api.create_repo(publication.repo_id, private=private or None, exist_ok=True)
+    check_repo_id(repo_id)
+    api = HfApi(token=token)
+    with in_words(repo_id, folder):
+        url = api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(url.repo_id).private:
             raise MinBertError(
-                f"{url.repo_id} is there already, and public: --private is for a new repository. Make it private on "
-                f"its page first, or give another name."
+                f"{url.repo_id} is there already, and public; only a new repository can be made private. Make it "
+                f"private on its page first, or give another name."
             )
-        commit(api, url.repo_id, publication.uploads, "Publish with hf_minbert")
-    return str(url)
+    return url
 
 
 def commit(
@@ -126,27 +133,24 @@ def commit(
 
 
 @contextmanager
-def in_words(repo_id: str, folder: Path, user: str | None = None) -> Iterator[None]:
+def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Iterator[None]:
     """Says in one line why the Hub would not have it, whichever of its libraries' errors says so.
 
     Args:
-        user: whose the token is, where that is known.
+        go_on: how the person can try again.
     """
     try:
         yield
     except MinBertError:
         raise
     except KeyboardInterrupt:
-        logger.warning("Interrupted: %s has what it had before, and %s is as it was. %s", repo_id, folder, GO_ON)
+        logger.warning("Interrupted: %s has what it had before, and %s is as it was. %s", repo_id, folder, go_on)
         raise
     except Exception as error:  # those of HTTP are of another package in each version
-        raise MinBertError(_in_words(error, repo_id, folder, user)) from error
+        raise MinBertError(_in_words(error, repo_id, folder, go_on)) from error
 
 
-GO_ON = "Give the same command to go on: files that arrived whole are not sent again."
-
-
-def _in_words(error: Exception, repo_id: str, folder: Path, user: str | None) -> str:
+def _in_words(error: Exception, repo_id: str, folder: Path, go_on: str) -> str:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     chain = [error]
@@ -161,28 +165,14 @@ def _in_words(error: Exception, repo_id: str, folder: Path, user: str | None) ->
             return "The Hub refuses the token. Log in again with `hf auth login`, or set $HF_TOKEN to a valid one."
         if status in (403, 404):
             return (
-                f"The token{f' of {user}' if user else ''} may not write to {repo_id}: {said.rstrip('.') or status}. "
-                f"Give a name of your own, or a token with the right to write there."
+                f"The token may not write to {repo_id}: {said.rstrip('.') or status}. Give a name of your own, or a "
+                f"token with the right to write there."
             )
-        return f"The Hub would not have {repo_id}: {status} {said}".rstrip(". ") + f". Nothing is lost. {GO_ON}"
+        return f"The Hub would not have {repo_id}: {status} {said}".rstrip(". ") + f". Nothing is lost. {go_on}"
     if isinstance(error, ValueError):  # the library's own checks, such as of the card's metadata
         return f"The Hub would not have {repo_id}: {str(error).rstrip('.')}. Nothing is lost."
     said = str(chain[-1]).rstrip(".") or type(chain[-1]).__name__
     return (
         f"The Hub does not answer, or the connection to it was lost ({said}). {repo_id} has what it had before, and "
-        f"{folder} is as it was. {GO_ON}"
+        f"{folder} is as it was. {go_on}"
     )
-
-
-def _on_base(folder: Path, base_model: str | None) -> Upload:
-    """The adapter's config, with a base model that others can load too."""
-    settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    named = hub_name(settings.get("base_model_name_or_path") or "")
-    base = base_model or named
-    if not base or not is_on_hub(base):
-        raise MinBertError(
-            f"The adapter's base model is {named!r}, which is no name on the Hub: nobody else could load the adapter. "
-            f"Say by --base-model where the base is on the Hub."
-        )
-    sent = {**portable(settings), "base_model_name_or_path": base}
-    return Upload(ADAPTER_CONFIG, (json.dumps(sent, indent=2) + "\n").encode())

@@ -12,8 +12,7 @@ from ..data.files import HUB, SAMPLE
 from ..data.hub import is_hub_id, licence_of, on_hub
 from ..errors import MinBertError, explain
 from ..tasks import TASKS, Source, Task, get_tasks
-from ..weights import MODEL
-from .files import ADAPTER_CONFIG, is_local_path, plain_recipe
+from .files import ADAPTER_CONFIG, hub_name, is_local_path, plain_recipe
 
 COURSE = "the files of Stanford's CS224N default project"
 
@@ -109,16 +108,6 @@ class SavedModel:
         """What it and the models that it comes from were trained on."""
         found = [data for saved in self.line() for run in saved.runs for data in _data_of(run)]
         return [*dict.fromkeys(found)]
-
-
-def hub_name(name: str) -> str:
-    """The name on the Hub, where the package knows it, of a checkpoint that lies in a folder; else the name."""
-    return MODEL if Path(name).name == MODEL.split("/")[1] else name
-
-
-def is_on_hub(name: str) -> bool:
-    """Whether the name of a model is that of one on the Hub, and not of a folder."""
-    return not is_local_path(name) and not Path(name).exists() and (is_hub_id(name) or "/" not in name)
 
 
 def _folder(name: str, child: Path) -> Path | None:

@@ -29,6 +29,7 @@ from ..data.rounds import (
 )
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
+from ..publishing.trainer import PushesToHub
 from ..tasks import Task
 from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
@@ -52,7 +53,7 @@ from .smoothing import Smoothing
 logger = logging.getLogger(__name__)
 
 
-class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, Trainer):
+class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Trainer):
     """A `Trainer` for one model with several tasks.
 
     Args:

@@ -104,7 +104,7 @@ def test_a_private_model_is_for_those_who_may_see_it(hub, publisher, stranger, f
     assert_same(stranger.run(ask("me/secret", "hf_dummy")), finished_run)
     # Only now: the library answers from its cache whoever asks.
     status, _, err = publisher.minbert("publish", finished_run, "me/first", "--private")
-    assert status == 2 and "public" in err and "--private" in err
+    assert status == 2 and "public" in err and "made private" in err
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_private_model_is_for_those_who_may_see_it(hub, publisher, stranger, f
     [
         ("me/none", "", "no token.*hf auth login"),
         ("me/none", "hf_refused", "refuses the token"),
-        ("me/none", "hf_reader", "token of me may not write to me/none.*rights"),
+        ("me/none", "hf_reader", "token may not write to me/none.*rights"),
         ("you/none", "hf_dummy", "may not write to you/none"),
         ("me/first", "hf_you", "may not write to me/first"),
         ("me/no ne", "hf_dummy", "'me/no ne' is no name on the Hub"),

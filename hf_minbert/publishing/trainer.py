@@ -1,0 +1,177 @@
+"""The half of a trainer that pushes: the same files and card as `minbert publish`, during training and at its end."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers.utils import PushInProgress
+
+from ..errors import MinBertError
+from ..io import write_atomically
+from ..training.environment import environment
+from .card import model_card
+from .files import CARD, Upload, collect, is_adapter_alone, plain_recipe
+from .publish import commit, create, in_words
+from .saved import SavedModel
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from huggingface_hub import CommitInfo
+
+logger = logging.getLogger(__name__)
+
+
+class PushesToHub:
+    """Overrides what the stock `Trainer` pushes: no optimizer's state, no training arguments, no token."""
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Creates the repository `args.hub_model_id`, if it is not there; on the first process.
+
+        Raises:
+            MinBertError: as `publish.create`; or `hub_strategy` asks for whole checkpoints.
+        """
+        args = self.args
+        if args.hub_strategy in ("checkpoint", "all_checkpoints"):
+            raise MinBertError(
+                f"`hub_strategy: {args.hub_strategy.value}` would publish the optimizer's state and the training "
+                f"arguments. Take every_save or end, and keep checkpoints where they are."
+            )
+        if not self.is_world_process_zero():
+            return
+        name = args.hub_model_id or Path(args.output_dir).absolute().name
+        private = args.hub_private_repo if private is None else private
+        self._hub_token = token or args.hub_token
+        self.hub_model_id = create(name, Path(args.output_dir), private=bool(private), token=self._hub_token).repo_id
+        self.push_in_progress = None
+
+    def create_model_card(
+        self, license: str | None = None, finetuned_from: str | None = None, **others: Any
+    ) -> None:  # fmt: skip
+        """Writes `README.md` into `output_dir`, for the model that was saved there. See `card.model_card`.
+
+        Args:
+            license, finetuned_from: as the Hub writes them; `finetuned_from` is the id of the base model.
+            others: what the stock card has; ours takes it from the model and the run, and says so.
+        """
+        if not self.is_world_process_zero():
+            return
+        if idle := [name for name, value in others.items() if value is not None]:
+            logger.warning("No effect on the model card, which is made from the run: %s.", ", ".join(idle))
+        folder = Path(self.args.output_dir)
+        uploads = collect(folder, is_adapter_alone(folder), finetuned_from)
+        given = {"base_model": finetuned_from, "license": license}
+        write_atomically(folder / CARD, model_card(self._saved(folder), self._repo_name(), uploads, **given))
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo | Future | None:
+        """Saves the model and sends what `minbert publish` would. `kwargs` go to `create_model_card`.
+
+        Returns:
+            the commit, or its future unless `blocking`; on other processes than the first, `None`.
+
+        Raises:
+            MinBertError: the Hub would not have it; the model is saved all the same.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token, private)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        self.create_model_card(**kwargs)
+        self._finish_current_push()
+        folder = Path(self.args.output_dir)
+        uploads = collect(folder, is_adapter_alone(folder), kwargs.get("finetuned_from"))
+        uploads.append(Upload(CARD, folder / CARD))
+        return self._commit(uploads, commit_message, token, revision, run_as_future=not blocking)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Sends the model of a checkpoint while training goes on. What goes wrong is said, and stops nothing."""
+        if not self.is_world_process_zero() or self.args.hub_strategy == "end":
+            return
+        running = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        if running and not self.args.hub_always_push:
+            return
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        copy = tempfile.TemporaryDirectory()  # the checkpoint may be deleted meanwhile
+        try:
+            uploads = self._copied(Path(checkpoint_folder), Path(copy.name))
+            message = f"Training in progress, step {self.state.global_step}"
+            job = self._commit(uploads, message, None, None, run_as_future=True)
+        except MinBertError as error:
+            logger.warning("The checkpoint of step %d was not sent: %s", self.state.global_step, error)
+            return
+
+        def ended(job: Future) -> None:
+            copy.cleanup()
+            if job.exception() is not None:
+                logger.warning("%s: not sent, the Hub would not have it: %s", message, job.exception())
+
+        job.add_done_callback(ended)
+        jobs = self.push_in_progress.jobs if running else []
+        self.push_in_progress = PushInProgress([*jobs, job])
+
+    def _copied(self, checkpoint: Path, copy: Path) -> list[Upload]:
+        uploads = collect(checkpoint, is_adapter_alone(checkpoint))
+        card = model_card(self._saved(checkpoint), self._repo_name(), uploads)
+        for place, upload in enumerate(uploads):
+            if isinstance(upload.content, Path):
+                uploads[place] = Upload(upload.path, Path(shutil.copy2(upload.content, copy / upload.path)))
+        return [*uploads, Upload(CARD, card.encode())]
+
+    def _commit(
+        self, uploads: list[Upload], message: str | None, token: str | None, revision: str | None, **given: Any
+    ) -> CommitInfo | Future:
+        from huggingface_hub import HfApi
+
+        repo, folder = self.hub_model_id, Path(self.args.output_dir)
+        with in_words(repo, folder, go_on=f"Send it by: minbert publish {folder} {repo}"):
+            api = HfApi(token=token or self._hub_token)
+            return commit(api, repo, uploads, message or "", revision=revision or self.args.hub_revision, **given)
+
+    def _repo_name(self) -> str:
+        return self.hub_model_id or Path(self.args.output_dir).absolute().name
+
+    def _saved(self, folder: Path) -> SavedModel:
+        """What the folder says, and where it is silent what the trainer knows."""
+        saved, recipe = SavedModel.of(folder), Path(self.args.output_dir) / "recipe.yaml"
+        return replace(
+            saved,
+            recipe=saved.recipe or (plain_recipe(recipe) if recipe.is_file() else {}),
+            metrics=saved.metrics or self._known_metrics(),
+            environment=saved.environment or environment(self.args),
+        )
+
+    def _known_metrics(self) -> dict[str, Any]:
+        """The scores of the model as it is now, and what training took, by the log."""
+        state, best = self.state, None
+        if self.args.load_best_model_at_end and not self.is_in_train:
+            best = state.best_global_step
+        scores = [entry for entry in state.log_history if any(name.startswith("eval_") for name in entry)]
+        scores = [entry for entry in scores if best is None or entry["step"] == best][-1:]
+        took = [entry for entry in state.log_history if "train_runtime" in entry][-1:]
+        chosen = {"best_metric": state.best_metric, "best_step": best} if best is not None else {}
+        given = {"metric_for_best_model": self.args.metric_for_best_model, "seed": self.args.seed}
+        measured = {name: value for entry in (*took, *scores) for name, value in entry.items()}
+        return {**measured, **chosen, **given, "global_step": state.global_step}
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        """As the stock one; but the arguments that are saved with the model hold no token."""
+        token, self.args.hub_token = self.args.hub_token, None
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args.hub_token = token
