@@ -75,6 +75,7 @@ LOOPS: dict[str, dict[str, Any]] = {
         "train_sampling_strategy": "group_by_length",
         "torch_compile": True,
         "pad_to_multiple_of": 32,
+        "dataloader_drop_last": True,  # a last batch of its own size would be compiled too
     },
     "cross-encoder": {"kind": "cross_encoder"},
     "naive-pcgrad": {"kind": "naive"},
