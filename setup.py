@@ -59,7 +59,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["hf_minbert", "hf_minbert.*"]),
-    package_data={"hf_minbert": ["py.typed", "data/samples/*"]},
+    package_data={"hf_minbert": ["py.typed", "data/samples/*", "reporting/*.j2"]},
     cmdclass={"build_py": BuildWithRecipes},
     python_requires=">=3.10",
     install_requires=REQUIREMENTS,

@@ -14,8 +14,9 @@ import numpy as np
 from .errors import MinBertError
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Writes `text` as UTF-8. A reader sees the old file or the new one, never a part; folders are made as needed.
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Writes `content`, text as UTF-8. A reader sees the old file or the new one, never a part; folders
+    are made as needed.
 
     Raises:
         MinBertError: the path is a folder or a device, or cannot be written.
@@ -27,8 +28,8 @@ def write_atomically(path: str | Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with part.open("x", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with part.open("xb") as file:
+                file.write(content.encode("utf-8") if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)

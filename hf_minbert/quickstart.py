@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .evaluation.metrics import task_metrics
+from .evaluation.analysis import constant_answer
 from .tasks import Task
 
 #: What the trained model is asked at the end, by task.
@@ -22,11 +22,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 def constant_score(task: Task, labels: Sequence[float]) -> float:
     """The best metric of a model that gives every row the same answer: the most frequent class. 0 for a correlation,
     which a constant has not."""
-    if task.kind == "score":
-        return 0.0
-    most = int(np.bincount(np.asarray(labels, dtype=int)).argmax())
-    row = [most - 0.5] if task.kind == "binary" else np.eye(len(task.labels))[most]
-    return task_metrics(task, np.tile(row, (len(labels), 1)), np.asarray(labels))[task.metric]
+    return constant_answer(task, np.asarray(labels))[1][task.metric]
 
 
 def score_table(tasks: Iterable[Task], metrics: Mapping[str, float], labels: Mapping[str, Sequence[float]]) -> str:

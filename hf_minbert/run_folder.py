@@ -3,6 +3,7 @@
 It ends with the model or, with `peft`, the adapter, its tokenizer and `recipe.yaml`, `environment.json` (versions,
 seed, what was trained on), `log.jsonl` (every logged value), `predictions/<task>-dev.csv`, with `proximal_evaluate`
 the model of averaged weights in `averaged`, and, last of all, `metrics.json`: where it stands, the run finished.
+`minbert report` adds `report`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .training.environment import environment
 AVERAGED = "averaged"
 RUN_FILES = (
     "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors",
-    "adapter_model.safetensors", "adapter_config.json", "predictions", AVERAGED,
+    "adapter_model.safetensors", "adapter_config.json", "predictions", AVERAGED, "report",
 )  # fmt: skip
 #: Keys that decide what a step computes: a run that resumes with another value would be neither run.
 FIXED_ON_RESUME = (

@@ -18,7 +18,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError, did_you_mean
-from . import conflicts, demo, evaluate, merge, predict, publish, quickstart, search, train
+from . import conflicts, demo, evaluate, merge, predict, publish, quickstart, report, search, train
 
 app = typer.Typer(
     name="minbert",
@@ -34,6 +34,7 @@ app.command("merge")(merge.merge)
 app.command("demo")(demo.demo)
 app.command("conflicts")(conflicts.conflicts)
 app.command("search")(search.search)
+app.command("report")(report.report)
 app.command("publish")(publish.publish)
 app.command("quickstart")(quickstart.quickstart)
 

@@ -45,7 +45,11 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
             "lower the learning rate.", task.name, broken, len(logits),
         )  # fmt: skip
         return dict.fromkeys(KIND_METRICS[task.kind], 0.0) | {"nonfinite_predictions": 1.0}
-    values = decode(task, logits).values
+    return value_metrics(task, decode(task, logits).values, labels)
+
+
+def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """As `task_metrics`, of predictions that are decoded and finite: class ids or scores, [N]."""
     if task.kind == "score":
         return _correlations(task, values, labels.astype(np.float64))
     return _class_metrics(task, values, labels)
@@ -94,7 +98,7 @@ def correlation(name: str, values: np.ndarray, labels: np.ndarray) -> float:
     """`pearson` or `spearman` of two `[N]`; 0.0 where it is not defined, because one of them is constant."""
     from scipy.stats import pearsonr, spearmanr
 
-    if _is_constant(values) or _is_constant(labels):
+    if is_constant(values) or is_constant(labels):
         return 0.0
     return float({"pearson": pearsonr, "spearman": spearmanr}[name](values, labels).statistic)
 
@@ -107,7 +111,7 @@ def _class_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[s
 
 def _correlations(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     scores = {name: correlation(name, values, labels) for name in KIND_METRICS["score"]}
-    constant = [name for name, x in (("predictions", values), ("labels", labels)) if _is_constant(x)]
+    constant = [name for name, x in (("predictions", values), ("labels", labels)) if is_constant(x)]
     if constant:
         logger.warning(
             "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",
@@ -116,7 +120,8 @@ def _correlations(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
     return scores | {f"constant_{name}": 1.0 for name in constant}
 
 
-def _is_constant(numbers: np.ndarray) -> bool:
+def is_constant(numbers: np.ndarray) -> bool:
+    """Whether no correlation with these numbers is defined."""
     # Below this spread scipy warns that Pearson's r is rounding noise.
     mean = numbers.mean()
     return bool(np.ptp(numbers) == 0 or np.linalg.norm(numbers - mean) < 1e-13 * abs(mean))

@@ -1,0 +1,47 @@
+"""`minbert report`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import MinBertError
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's folder, finished or not.", show_default=False)],
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Further runs after --compare RUN.")
+    ] = None,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="A run to compare with; may be repeated. Runs of one recipe are summed up as its seeds."),
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Where the report goes.  [default: RUN/report]", show_default=False)
+    ] = None,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(help="Where the data lies now, if not where the recipe says.", show_default=False),
+    ] = None,
+    ordered: Annotated[
+        list[str] | None, typer.Option(help="A task whose labels are steps of a scale; may be repeated.")
+    ] = None,
+    examples: Annotated[int, typer.Option(min=1, help="Errors in full text, per class.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Of what the bootstrap draws.")] = 0,
+) -> None:
+    """Show what a run came to and where its model is weak: a page (HTML), Markdown and pictures."""
+    if more and not compare:
+        raise MinBertError(f"A report is of one run. Give those to compare it with by --compare {more[0]}.")
+    from ..reporting.report import report as write_report
+
+    page, failures = write_report(
+        run, [*(compare or ()), *(more or ())], output_dir=output_dir, data_dir=data_dir, ordered=ordered or (),
+        examples=examples, seed=seed,
+    )  # fmt: skip
+    typer.echo(f"The report is in {page}.")
+    if failures:
+        typer.echo(f"{len(failures)} of its parts could not be made: " + "; ".join(failures) + ".", err=True)
+        raise typer.Exit(1)

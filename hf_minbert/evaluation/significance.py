@@ -1,0 +1,115 @@
+"""How far a score can be trusted: bootstrap intervals, and tests of the difference between two models on one set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..tasks import Task
+from .metrics import is_constant
+
+RESAMPLES = 1000
+CONFIDENCE = 0.95
+#: Rows that a resample draws at a time, times resamples: bounds the memory.
+_BATCH = 2_000_000
+
+#: From class ids or scores and labels, both [N], to a number.
+Statistic = Callable[[np.ndarray, np.ndarray], float]
+
+
+def statistics_of(task: Task) -> dict[str, Statistic]:
+    """The metrics of the task's kind, fast enough for thousands of resamples; the values are those of `metrics`."""
+    from scipy.stats import rankdata
+
+    classes = len(task.labels)
+    if task.kind == "score":
+        return {"pearson": _pearson, "spearman": lambda x, y: _pearson(rankdata(x), rankdata(y))}
+    accuracy = {"accuracy": lambda x, y: float((x == y).mean())}
+    if task.kind == "binary":
+        return accuracy | {"f1": lambda x, y: float(_f1(x, y, classes)[1])}
+    return accuracy | {"macro_f1": lambda x, y: float(_f1(x, y, classes).mean())}
+
+
+def _pearson(values: np.ndarray, labels: np.ndarray) -> float:
+    """Without the p-value, which takes scipy ten times as long."""
+    return 0.0 if is_constant(values) or is_constant(labels) else float(np.corrcoef(values, labels)[0, 1])
+
+
+def _f1(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """F1 of each class, 0 for one that is neither there nor predicted."""
+    hits = np.bincount(labels[values == labels], minlength=classes)
+    rows = np.bincount(values, minlength=classes) + np.bincount(labels, minlength=classes)
+    return np.divide(2 * hits, rows, out=np.zeros(classes), where=rows > 0)
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float], rows: int, seed: int = 0) -> np.ndarray:
+    """What a statistic comes to on sets of `rows` rows drawn with replacement (Efron 1979).
+
+    Args:
+        statistic: of the places of the drawn rows, [rows]. Of several models it is a paired bootstrap.
+        rows: two or more.
+
+    Returns:
+        `[RESAMPLES]`, the same for the same seed.
+    """
+    from scipy import stats
+
+    drawn = stats.bootstrap(
+        (np.arange(rows),), statistic, n_resamples=RESAMPLES, batch=max(1, _BATCH // rows), vectorized=False,
+        method="percentile", confidence_level=CONFIDENCE, rng=seed,
+    )  # fmt: skip
+    return drawn.bootstrap_distribution
+
+
+def interval(drawn: np.ndarray) -> tuple[float, float]:
+    """The percentile interval of a bootstrap."""
+    rest = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(drawn, [rest, 1 - rest])
+    return float(low), float(high)
+
+
+def bootstrap_p(differences: np.ndarray) -> float:
+    """Two-sided, of the drawn differences between two models: how often they lie on either side of 0.
+
+    Never 0: it is at least two in the number of resamples and one.
+    """
+    below, above = (differences <= 0).sum() + 1, (differences >= 0).sum() + 1
+    return float(min(1.0, 2 * min(below, above) / (len(differences) + 1)))
+
+
+def mcnemar(right: np.ndarray, other_right: np.ndarray) -> tuple[int, int, float]:
+    """McNemar's exact test (McNemar 1947): the rows that one of two models alone gets right.
+
+    Args:
+        right, other_right: of either model, which rows it gets right, bool [N].
+
+    Returns:
+        rows that the first alone gets right, rows that the second does, and the two-sided p-value.
+    """
+    from scipy.stats import binomtest
+
+    first, second = int((right & ~other_right).sum()), int((other_right & ~right).sum())
+    p = binomtest(first, first + second).pvalue if first + second else 1.0
+    return first, second, float(p)
+
+
+def share_interval(count: int, rows: int) -> tuple[float, float]:
+    """Wilson's interval for a share of `rows` rows (Wilson 1927)."""
+    from scipy.stats import binomtest
+
+    found = binomtest(count, rows).proportion_ci(CONFIDENCE, method="wilson")
+    return float(found.low), float(found.high)
+
+
+def mean_interval(numbers: np.ndarray) -> tuple[float, float] | None:
+    """Student's interval for a mean; `None` of a single number."""
+    from scipy import stats
+
+    if len(numbers) < 2:
+        return None
+    mean, error = float(np.mean(numbers)), float(stats.sem(numbers))
+    if error == 0:
+        return mean, mean
+    low, high = stats.t.interval(CONFIDENCE, len(numbers) - 1, mean, error)
+    return float(low), float(high)

@@ -1,0 +1,1 @@
+"""A run on a page: what its folder holds, said and drawn."""

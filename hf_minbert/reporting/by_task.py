@@ -1,0 +1,247 @@
+"""What a report says of one task: its classes or scores, its texts, its errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ..evaluation import analysis
+from . import plots
+from .builder import Builder
+from .document import Example, Examples, Table, Text
+from .runs import Answers, Run
+from .words import listed, number, percent, signed
+
+LENGTH = "words of a row"  # of both texts of a pair
+
+
+def task_sections(build: Builder, run: Run, answers: Answers) -> None:
+    """All sections of a task whose labels are known and whose predictions are finite."""
+    name = answers.task.name
+    build.section(name, title_of(answers), lambda: opening(answers))
+    if answers.is_score:
+        build.section(f"{name}-scatter", "Each row", lambda: scatter(build, answers), 3)
+        build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
+        build.section(f"{name}-calibration", "Calibration and residuals", lambda: residuals(build, answers), 3)
+    else:
+        build.section(f"{name}-classes", "Confusion of classes", lambda: classes(build, answers), 3)
+        if build.is_ordered(answers.task):
+            build.section(f"{name}-neighbours", "Neighbours on the scale", lambda: neighbours(answers), 3)
+        build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
+        build.section(f"{name}-calibration", "Calibration", lambda: calibration(build, answers), 3)
+    build.section(f"{name}-length", "By length", lambda: by_length(build, answers), 3)
+    build.section(f"{name}-words", "By how common the words are", lambda: by_words(build, run, answers), 3)
+    build.section(f"{name}-errors", "Worst errors", lambda: errors(build, answers), 3)
+
+
+def title_of(answers: Answers) -> str:
+    return f"Task {answers.task.name}"
+
+
+def opening(answers: Answers) -> list:
+    task, rows = answers.task, len(answers.ids)
+    if answers.is_score:
+        return [Text(f"A score from {task.range[0]:g} to {task.range[1]:g}, on {rows:,} dev rows.")]
+    right = int((answers.values == answers.labels).sum())
+    return [Text(f"One of {listed(task.labels)}, on {rows:,} dev rows: {right:,} right, {rows - right:,} wrong.")]
+
+
+# ---- Classes -----------------------------------------------------------------------------------------------------
+
+
+def classes(build: Builder, answers: Answers) -> list:
+    task = answers.task
+    matrix = analysis.confusion(task, answers.values, answers.labels)
+    scores = analysis.by_class(task, answers.values, answers.labels)
+    words = ("never predicted", "never occurs", "neither occurs nor is predicted")
+    rows = [
+        [of.name, *(word if x is None else number(x) for x, word in zip((of.precision, of.recall, of.f1), words,
+                                                                       strict=True)),
+         f"{of.support:,}", f"{of.predicted:,}"]
+        for of in scores
+    ]  # fmt: skip
+    alt = f"{task.name}: how many dev rows of each label were taken for each class."
+    return [
+        build.picture(f"{task.name}-confusion", alt, plots.confusion, matrix, task.labels),
+        Table(["class", "precision", "recall", "F1", "support", "predicted"], rows),
+    ]
+
+
+def neighbours(answers: Answers) -> list:
+    task = answers.task
+    matrix = analysis.confusion(task, answers.values, answers.labels)
+    pairs = analysis.neighbours(task, matrix)
+    wrong = int(matrix.sum() - np.trace(matrix))
+    near = sum(pair.rows for pair in pairs)
+    said = f"{near:,} of {wrong:,} errors are between neighbours." if wrong else "There is no error."
+    blocks = [
+        Text(f"{said} {percent(analysis.within(matrix, 1))} of all rows are at most one step off."),
+        Table(
+            ["taken for each other", "rows", "of all rows", "accuracy if they were one class"],
+            [[listed(p.names), f"{p.rows:,}", percent(p.share), number(p.accuracy)] for p in pairs],
+        ),
+        Text(
+            "Made two classes, the scale is easier. The last line leaves out the rows of the middle class, and takes "
+            "the side with more probability for the answer."
+            if len(task.labels) % 2
+            else "Made two classes, the scale is easier."
+        ),
+    ]
+    merged = analysis.merged(task, answers.values, answers.labels, answers.probabilities)
+    rows = [
+        [f"{', '.join(m.low)} | {', '.join(m.high)}", f"{m.rows:,}",
+         *("no row" if x is None else number(x) for x in (m.accuracy, m.constant))]
+        for m in merged
+    ]  # fmt: skip
+    return [*blocks, Table(["two classes", "rows", "accuracy", "same answer for every row"], rows)]
+
+
+def calibration(build: Builder, answers: Answers) -> list:
+    bins, error = analysis.calibration(answers.probabilities, answers.values, answers.labels)
+    sure = sum(b.x * b.rows for b in bins) / len(answers.ids)
+    right = float((answers.values == answers.labels).mean())
+    alt = f"{answers.task.name}: accuracy by the probability of the answer."
+    return [
+        Text(
+            f"The model gives its answers a probability of {number(sure)} in the mean, and {number(right)} of them "
+            f"are right. Expected calibration error: {number(error)}."
+        ),
+        build.picture(
+            f"{answers.task.name}-calibration", alt, plots.bins, bins, "probability of the answer", "share right",
+            diagonal=(0, 1),
+        ),
+    ]  # fmt: skip
+
+
+# ---- Scores ------------------------------------------------------------------------------------------------------
+
+
+def scatter(build: Builder, answers: Answers) -> list:
+    task, values, labels = answers.task, answers.values, answers.labels
+    outside = int(((values < task.range[0]) | (values > task.range[1])).sum())
+    bias = float((values - labels).mean())
+    far = analysis.distances(values, labels)
+    alt = f"{task.name}: the predicted score over the labelled one, a point per dev row."
+    return [
+        Text(
+            f"Predictions are {number(far['mae'])} off in the mean, and {signed(bias)} with their sign. "
+            f"{outside:,} of {len(values):,} lie outside the scale."
+        ),
+        build.picture(f"{task.name}-scatter", alt, plots.scatter, labels, values, task.range),
+    ]
+
+
+def residuals(build: Builder, answers: Answers) -> list:
+    task, values, labels = answers.task, answers.values, answers.labels
+    by_value = analysis.binned(values, labels, np.linspace(*task.range, 11))
+    by_label = analysis.binned(labels, values - labels, np.linspace(*task.range, 11))
+    rows = [
+        [f"{b.low:.1f} to {b.high:.1f}", f"{b.rows:,}", signed(b.y),
+         "one row" if b.interval is None else f"{signed(b.interval[0])} to {signed(b.interval[1])}"]
+        for b in by_label
+    ]  # fmt: skip
+    alts = (f"{task.name}: mean label by predicted score.", f"{task.name}: mean residual by label.")
+    exact = ("no residual", 0.0)
+    return [
+        build.picture(
+            f"{task.name}-calibration",
+            alts[0],
+            plots.bins,
+            by_value,
+            "predicted score",
+            "mean label",
+            diagonal=task.range,
+        ),
+        build.picture(
+            f"{task.name}-residuals", alts[1], plots.bins, by_label, "label", "mean of prediction − label", level=exact
+        ),
+        Table(["label", "rows", "prediction − label", "95 % interval"], rows),
+    ]
+
+
+# ---- Both --------------------------------------------------------------------------------------------------------
+
+
+def distribution(build: Builder, answers: Answers) -> list:
+    task, values, labels = answers.task, answers.values, answers.labels
+    alt = f"{task.name}: how often each label stands in the dev rows, and how often it is predicted."
+    if answers.is_score:
+        spread = f"Labels have a mean of {number(labels.mean())} and a standard deviation of {number(labels.std())}; "
+        spread += f"predictions of {number(values.mean())} and {number(values.std())}."
+        arguments = (plots.score_counts, labels, values, task.range)
+    else:
+        counts = [np.bincount(x, minlength=len(task.labels)) for x in (labels, values)]
+        never = [name for name, count in zip(task.labels, counts[1], strict=True) if not count]
+        moved = int(np.abs(counts[0] - counts[1]).sum()) // 2
+        spread = f"For the predictions to have the frequencies of the labels, {moved:,} would have to change."
+        spread += f" Never predicted: {listed(never)}." if never else ""
+        arguments = (plots.class_counts, task.labels, *counts)
+    return [Text(spread), build.picture(f"{task.name}-distribution", alt, *arguments)]
+
+
+def by_length(build: Builder, answers: Answers) -> list:
+    name = answers.task.name
+    x = analysis.lengths(answers.texts)
+    words = "words in the two texts" if answers.task.is_pair else "words in the text"
+    return [build.picture(f"{name}-length", f"{name}: {_measure(answers)} by length.", *_in_bins(answers, x, words))]
+
+
+def by_words(build: Builder, run: Run, answers: Answers) -> list:
+    name = answers.task.name
+    training = run.training_texts(answers.task)
+    if training is None:
+        return [Text(f"There are no training rows of {name} of its own to count words in.")]
+    counts = analysis.word_counts(training)
+    x = analysis.commonness(answers.texts, counts)
+    new = sum(word not in counts for row in answers.texts for text in row for word in analysis.words(text))
+    every = max(1, int(analysis.lengths(answers.texts).sum()))
+    label = "mean log10(1 + times a word is in the training texts)"
+    return [
+        Text(
+            f"{percent(new / every)} of the words in dev rows stand in none of the task's {len(training):,} training "
+            f"rows."
+        ),
+        build.picture(f"{name}-words", f"{name}: {_measure(answers)} by the words.", *_in_bins(answers, x, label)),
+    ]
+
+
+def _measure(answers: Answers) -> str:
+    return "mean distance to the label" if answers.is_score else "accuracy"
+
+
+def _in_bins(answers: Answers, x: np.ndarray, label: str) -> tuple:
+    y = np.abs(answers.values - answers.labels) if answers.is_score else answers.values == answers.labels
+    found = analysis.binned(x, y, analysis.quantile_edges(x))
+    return plots.bins, found, label, _measure(answers)
+
+
+def errors(build: Builder, answers: Answers) -> list:
+    if answers.is_score:
+        high, low = analysis.worst_scores(answers.values, answers.labels, 2 * build.examples)
+        titles = ("Scored too high", "Scored too low")
+        found = [_examples(answers, title, rows) for title, rows in zip(titles, (high, low), strict=True) if rows]
+        return found or [Text("Every prediction is exact.")]
+    task, values, labels = answers.task, answers.values, answers.labels
+    worst = analysis.worst_of_classes(values, labels, answers.probabilities, len(task.labels), build.examples)
+    blocks = []
+    for label, rows in worst.items():
+        wrong = values[(labels == label) & (values != label)]
+        ((most, times),) = Counter(wrong.tolist()).most_common(1)
+        title = f"{task.labels[label]}: {len(wrong):,} of {int((labels == label).sum()):,} wrong, "
+        blocks.append(_examples(answers, f"{title}most often {task.labels[most]} ({times:,})", rows))
+    return blocks or [Text("There is no error.")]
+
+
+def _examples(answers: Answers, title: str, rows: list[int]) -> Examples:
+    return Examples(title, [Example(answers.texts[row], remark(answers, row)) for row in rows])
+
+
+def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
+    """What is right and what was said of a row; by two models if `other` is given."""
+    names = (lambda value: f"{value:.2f}") if answers.is_score else (lambda value: answers.task.labels[int(value)])
+    said = [f"label: {names(answers.labels[row])}"]
+    for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
+        sure = "" if of.probabilities is None else f" ({of.probabilities[row].max():.2f})"
+        said.append(f"{who}: {names(of.values[row])}{sure}")
+    return "; ".join([*said, f"id {answers.ids[row]}"])

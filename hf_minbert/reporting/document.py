@@ -1,0 +1,176 @@
+"""A report as sections of blocks, and the two ways to write them: one HTML page, and Markdown beside its pictures.
+
+The page needs nothing but itself: pictures are in it as base64, there is no script, and all text is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from ..io import write_atomically
+
+PAGE, MARKDOWN, PICTURES = "report.html", "report.md", "pictures"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What could not be made, and why."""
+
+    text: str
+    kind: str = "trouble"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of cells that are text already; the first column names the rows."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    kind: str = "table"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture.
+
+    Args:
+        name: of its file, without `.png`.
+        alt: what it shows, for who does not see it.
+    """
+
+    name: str
+    alt: str
+    png: bytes
+    kind: str = "picture"
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.png).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A row in full text, with what is to be said of it."""
+
+    texts: tuple[str, ...]
+    remark: str
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows under a title of their own."""
+
+    title: str
+    rows: Sequence[Example]
+    kind: str = "examples"
+
+
+Block = Text | Trouble | Table | Picture | Examples
+
+
+@dataclass
+class Section:
+    """A part of the report.
+
+    Args:
+        key: its anchor in the page.
+        level: 2, or 3 for a part of the one before.
+    """
+
+    key: str
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+    level: int = 2
+
+    @property
+    def is_half(self) -> bool:
+        """Whether half the page's width will do: a picture with a paragraph."""
+        kinds = [block.kind for block in self.blocks]
+        return self.level > 2 and set(kinds) <= {"text", "picture", "trouble"} and kinds.count("picture") < 2
+
+    def groups(self) -> list[tuple[str, list[Block]]]:
+        """The blocks with those of one kind that follow each other together: pictures stand side by side."""
+        return [(kind, list(blocks)) for kind, blocks in groupby(self.blocks, key=lambda block: block.kind)]
+
+
+@dataclass
+class Document:
+    """The whole report.
+
+    Args:
+        notes: what is missing, at its beginning.
+    """
+
+    title: str
+    subtitle: str
+    notes: Sequence[str]
+    sections: list[Section]
+
+    def pictures(self) -> list[Picture]:
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
+
+    def write(self, folder: Path) -> Path:
+        """Writes page, Markdown and pictures, each whole. Gives the page's path.
+
+        Raises:
+            MinBertError: something cannot be written.
+        """
+        for picture in self.pictures():
+            write_atomically(folder / PICTURES / f"{picture.name}.png", picture.png)
+        write_atomically(folder / MARKDOWN, self.markdown())
+        write_atomically(folder / PAGE, self.html())
+        return folder / PAGE
+
+    def html(self) -> str:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        loader = FileSystemLoader(Path(__file__).parent)
+        pages = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        return pages.get_template("page.html.j2").render(report=self) + "\n"
+
+    def markdown(self) -> str:
+        lines = [f"# {escaped(self.title)}", "", escaped(self.subtitle), ""]
+        lines += [line for note in self.notes for line in (f"> {escaped(note)}", "")]
+        for section in self.sections:
+            lines += [f"{'#' * section.level} {escaped(section.title)}", ""]
+            for block in section.blocks:
+                lines += [*_markdown(block), ""]
+        return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no line break."""
+    text = re.sub(r"([\\`*_{}\[\]<>()#|~$])", r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
+    # what begins a list, a title or a rule only counts at the beginning of a line
+    return re.sub(r"^(\d*)([-+.)=])", r"\1\\\2", text)
+
+
+def _markdown(block: Block) -> list[str]:
+    if isinstance(block, Table):
+        rows = [block.header, ["---", *["---:"] * (len(block.header) - 1)], *block.rows]
+        cells = [row if number == 1 else [*map(escaped, row)] for number, row in enumerate(rows)]
+        return [f"| {' | '.join(row)} |" for row in cells]
+    if isinstance(block, Picture):
+        return [f"![{escaped(block.alt)}]({PICTURES}/{block.name}.png)"]
+    if isinstance(block, Examples):
+        lines = [f"**{escaped(block.title)}**", ""]
+        for row in block.rows:
+            lines.append(f"- {escaped(row.remark)}")
+            lines += [f"    - {escaped(text)}" for text in row.texts]
+        return lines
+    return [f"> {escaped(block.text)}" if isinstance(block, Trouble) else escaped(block.text)]

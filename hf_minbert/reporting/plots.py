@@ -1,0 +1,193 @@
+"""The pictures of a report: each shows one thing, with labelled axes, and comes as the bytes of a PNG.
+
+Drawn with matplotlib's Figure and the Agg canvas: no pyplot, no screen, and nothing of a person's own settings.
+Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/) and viridis, which people with any colour vision
+tell apart; lines differ in their marks too. Sizes are chosen for a phone: 10 points on a width of 4.6 inches.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import MinBertError
+from ..evaluation.analysis import Bin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+GREY = "#6e7781"
+MARKS = "os^Dv<>"
+WIDTH, HEIGHT, DPI = 4.6, 3.2, 160
+MOST_NAMED = 12  # classes that have their numbers written into a matrix
+Points = tuple[Sequence[float], Sequence[float]]
+
+
+def check_matplotlib() -> None:
+    """Raises `MinBertError` where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MinBertError(
+            "A report is drawn by matplotlib, which is not installed. Install it: pip install 'hf_minbert[report]'"
+        ) from error
+
+
+def drawn(draw: Callable[..., None]) -> Callable[..., bytes]:
+    """Makes of a function that draws on axes one that gives the PNG."""
+
+    @wraps(draw)
+    def png(*args: Any, **options: Any) -> bytes:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        style = {
+            **matplotlib.rcParamsDefault, "backend": matplotlib.rcParams["backend"], "font.size": 10,
+            "axes.titlesize": 10, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
+            "axes.grid": True, "grid.color": "#e3e6ea", "axes.axisbelow": True, "legend.frameon": False,
+            "legend.fontsize": 9, "text.parse_math": False,  # a $ in a label is a $
+        }  # fmt: skip
+        with matplotlib.rc_context(style), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # of a script that the font does not have
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            FigureCanvasAgg(figure)
+            draw(figure.subplots(), *args, **options)
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue()
+
+    return png
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    """Above the axes, where it hides nothing."""
+    if entries > 1:
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(entries, 3), handlelength=1.4, columnspacing=1)
+
+
+@drawn
+def curves(
+    axes: Axes,
+    lines: Mapping[str, Points],
+    xlabel: str,
+    ylabel: str,
+    *,
+    dashed: Mapping[str, Points] | None = None,
+    level: tuple[str, float] | None = None,
+    boundaries: Sequence[float] = (),
+) -> None:
+    """Values over steps, a line per name.
+
+    Args:
+        dashed: further lines, in the colours of `lines` in their order.
+        level: name and height of a line across.
+        boundaries: steps at which something new began.
+    """
+    for place, (name, (x, y)) in enumerate(lines.items()):
+        mark = MARKS[place % len(MARKS)] if len(x) <= 40 else None
+        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], marker=mark, markersize=4, linewidth=1.6, label=name)
+    for place, (name, (x, y)) in enumerate((dashed or {}).items()):
+        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], linestyle=(0, (4, 2)), linewidth=1.3, label=name)
+    if level is not None:
+        axes.axhline(level[1], color=GREY, linestyle=":", linewidth=1.4, label=level[0])
+    for step in boundaries:
+        axes.axvline(step, color=GREY, linewidth=0.8)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _legend(axes, len(lines) + len(dashed or {}) + (level is not None))
+
+
+@drawn
+def confusion(axes: Axes, matrix: np.ndarray, names: Sequence[str]) -> None:
+    """Rows by label and prediction; the colour is the share of the label's rows."""
+    support = matrix.sum(axis=1, keepdims=True)
+    shares = np.divide(matrix, support, out=np.zeros(matrix.shape), where=support > 0)
+    image = axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    axes.grid(False)
+    places = range(len(names))
+    if len(names) <= MOST_NAMED:
+        shown = [shortened(name) for name in names]
+        axes.set_xticks(places, shown, rotation=25, ha="right", rotation_mode="anchor")
+        axes.set_yticks(places, shown)
+        for i in places:
+            for j in places:
+                colour = "black" if shares[i, j] > 0.6 else "white"
+                axes.text(j, i, f"{matrix[i, j]:,}", ha="center", va="center", color=colour, fontsize=9)
+    axes.set(xlabel="predicted", ylabel="label")
+    axes.figure.colorbar(image, ax=axes, label="share of the label's rows")
+
+
+@drawn
+def scatter(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[float, float]) -> None:
+    """Predicted scores over labels; where many rows would hide each other, how many lie where."""
+    low, high = min(bounds[0], values.min()), max(bounds[1], values.max())
+    axes.plot(bounds, bounds, color=COLOURS[1], linewidth=1.2, label="as labelled", zorder=3)
+    if len(labels) > 3000:
+        extent = (*bounds, low, high)
+        cells = axes.hexbin(labels, values, gridsize=36, cmap="viridis", bins="log", mincnt=1, extent=extent)
+        axes.figure.colorbar(cells, ax=axes, label="rows")
+    else:
+        axes.plot(labels, values, "o", markersize=3, alpha=0.35, color=COLOURS[0], markeredgewidth=0, label="a row")
+    axes.set(xlabel="label", ylabel="predicted score")
+    _legend(axes, 2)
+
+
+@drawn
+def class_counts(axes: Axes, names: Sequence[str], labels: Sequence[int], values: Sequence[int]) -> None:
+    """How many rows have each class, and how many were given it."""
+    places = np.arange(len(names))
+    axes.bar(places - 0.2, labels, 0.4, color=COLOURS[0], label="labels")
+    axes.bar(places + 0.2, values, 0.4, color=COLOURS[4], label="predictions", hatch="//", edgecolor="white")
+    if len(names) <= MOST_NAMED:
+        axes.set_xticks(places, [shortened(name) for name in names], rotation=25, ha="right", rotation_mode="anchor")
+    axes.grid(axis="x", visible=False)
+    axes.set(xlabel="class" if len(names) > MOST_NAMED else "", ylabel="dev rows")
+    _legend(axes, 2)
+
+
+@drawn
+def score_counts(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[float, float]) -> None:
+    """How many rows lie where on the scale, labelled and predicted; predictions beyond its ends count at the ends."""
+    edges = np.linspace(*bounds, 26)
+    axes.hist(labels, edges, color=COLOURS[0], alpha=0.55, label="labels")
+    axes.hist(np.clip(values, *bounds), edges, color=COLOURS[1], histtype="step", linewidth=1.8, label="predictions")
+    axes.set(xlabel="score", ylabel="dev rows")
+    _legend(axes, 2)
+
+
+@drawn
+def bins(
+    axes: Axes,
+    found: Sequence[Bin],
+    xlabel: str,
+    ylabel: str,
+    *,
+    level: tuple[str, float] | None = None,
+    diagonal: tuple[float, float] | None = None,
+) -> None:
+    """The mean by bins, with its 95 % interval.
+
+    Args:
+        level: name and height of a line across.
+        diagonal: from where to where to draw the line on which mean and x are equal.
+    """
+    x, y = np.array([b.x for b in found]), np.array([b.y for b in found])
+    bounds = np.array([b.interval or (b.y, b.y) for b in found])
+    errors = np.abs(bounds.T - y)  # a mean may be a rounding outside
+    if diagonal is not None:
+        axes.plot(diagonal, diagonal, color=GREY, linestyle=":", label="if it were exact")
+    if level is not None:
+        axes.axhline(level[1], color=GREY, linestyle=":", linewidth=1.4, label=level[0])
+    axes.errorbar(x, y, errors, color=COLOURS[0], marker="o", markersize=5, capsize=3, label="mean, 95 % interval")
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _legend(axes, 1 + (level is not None) + (diagonal is not None))
+
+
+def shortened(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

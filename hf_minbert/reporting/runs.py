@@ -1,0 +1,313 @@
+"""What a run's folder holds, finished or not, as a report needs it. What is not there is noted, in a sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.files import load_split, read_texts
+from ..errors import MinBertError, explain
+from ..recipe import Value, read_recipe
+from ..tasks import TASKS, Task, get_tasks
+from ..training.checkpoints import checkpoints
+
+#: What tells a run's folder, or that of a merged model, from any other.
+SIGNS = ("metrics.json", "log.jsonl", "recipe.yaml", "config.json", "stages")
+#: Keys in which runs of one recipe may differ: those of a place, and the seed.
+NOT_THE_RECIPE = (
+    "seed", "data_seed", "output_dir", "data_dir", "cache_dir", "logging_dir", "run_name", "report_to", "disable_tqdm",
+)  # fmt: skip
+PREDICTIONS = "predictions"
+Entry = dict[str, Any]
+
+
+@dataclass
+class Answers:
+    """What a model said to the dev rows of a task, and what is right.
+
+    Args:
+        task: the task, with where its data lies.
+        ids: of the rows, [N].
+        values: class ids, int64 [N], or scores, float64 [N].
+        probabilities: float64 [N, C]; `None` of a score.
+        labels: class ids or scores, [N]; `None` where the data is not there.
+        texts: one or two of each row; `None` where the data is not there.
+        missing: why `labels` and `texts` are not there.
+    """
+
+    task: Task
+    ids: list[str]
+    values: np.ndarray
+    probabilities: np.ndarray | None
+    labels: np.ndarray | None = None
+    texts: list[tuple[str, ...]] | None = None
+    missing: str = ""
+
+    @property
+    def is_score(self) -> bool:
+        return self.task.kind == "score"
+
+    @property
+    def broken(self) -> int:
+        """How many predictions are not finite."""
+        numbers = self.values[:, None] if self.probabilities is None else self.probabilities
+        return int((~np.isfinite(numbers)).any(axis=1).sum())
+
+
+@dataclass
+class Stage:
+    """What one of a run's stages logged; a run without stages is one of no name.
+
+    Args:
+        start: the steps of the stages before it.
+        log: its entries, in order.
+        metrics: what it came to; `None` unless it has finished.
+    """
+
+    name: str
+    start: int
+    log: list[Entry]
+    metrics: Entry | None
+
+
+@dataclass
+class Run:
+    """A run's folder, read.
+
+    Args:
+        name: what the report calls it.
+        recipe: the values of its recipe.yaml; empty where there is none.
+        metrics, environment: of metrics.json and environment.json; empty where they are not there.
+        data_dir: where its data lies.
+        answers: by task, in the order of the tasks.
+        notes: what is missing or odd, a sentence each.
+    """
+
+    path: Path
+    name: str
+    tasks: dict[str, Task]
+    recipe: dict[str, Value]
+    metrics: Entry
+    environment: Entry
+    stages: list[Stage]
+    data_dir: str | None
+    answers: dict[str, Answers] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def seed(self) -> Any:
+        return self.metrics.get("seed", self.environment.get("seed"))
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of what was logged under a name, over all stages; values that are not finite left out."""
+        steps, values = [], []
+        for stage in self.stages:
+            for entry in stage.log:
+                if isinstance(entry.get(key), int | float) and np.isfinite(entry[key]) and "step" in entry:
+                    steps.append(stage.start + entry["step"])
+                    values.append(entry[key])
+        return steps, values
+
+    def logged(self) -> list[str]:
+        """All names in the log, in the order in which they come up."""
+        return list(dict.fromkeys(key for stage in self.stages for entry in stage.log for key in entry))
+
+    def same_recipe(self, other: Run) -> bool:
+        """Whether the two differ in their seed at most, and in places."""
+        ours, theirs = (
+            {key: value.value for key, value in run.recipe.items() if key not in NOT_THE_RECIPE}
+            for run in (self, other)
+        )
+        return bool(ours) and ours == theirs
+
+    def training_texts(self, task: Task) -> list[tuple[str, ...]] | None:
+        """The texts of the task's own training rows; `None` if there are none.
+
+        Raises:
+            MinBertError: they cannot be read.
+        """
+        with explain(f"Reading the training rows of {task.name!r}", "Give the folder with the data by --data-dir."):
+            return read_texts(task, self.data_dir, "train")
+
+
+def read_run(path: str | Path, data_dir: str | None = None) -> Run:
+    """Reads a run's folder.
+
+    Args:
+        path: the folder; one of a run that has not finished, or of a merged model, will do.
+        data_dir: where the data lies now; where the recipe says unless given.
+
+    Raises:
+        MinBertError: there is no such folder, it holds no run, or a file in it is broken.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise MinBertError(f"{path} {what}. Give the folder of a run, the `output_dir` of its recipe.")
+    if not checkpoints(path) and not any((path / name).exists() for name in SIGNS):
+        raise MinBertError(
+            f"{path} holds no run: there is none of {', '.join(SIGNS)}. Give the folder of a run, the `output_dir` of "
+            f"its recipe."
+        )
+    home = next((folder for _, folder in reversed(stage_folders(path)) if (folder / "recipe.yaml").is_file()), path)
+    own, notes = _recipe(home), []
+    stages = list(_stages(path, notes))
+    if data_dir is None and "data_dir" in own:
+        data_dir = own["data_dir"].value
+    run = Run(
+        path, path.resolve().name, _tasks(home, own, notes), _recipe(path) or own, _json(path / "metrics.json"),
+        _json(path / "environment.json") or _json(home / "environment.json"), stages, data_dir, notes=notes,
+    )  # fmt: skip
+    predictions = path if (path / PREDICTIONS).is_dir() else home
+    _note_what_is_missing(run, predictions)
+    for task in run.tasks.values():
+        file = predictions / PREDICTIONS / f"{task.name}-dev.csv"
+        if file.is_file():
+            run.answers[task.name] = answers = read_predictions(file, task)
+            _add_rows(answers, run.data_dir)
+            if answers.missing:
+                notes.append(answers.missing)
+    return run
+
+
+def _json(path: Path) -> Entry:
+    if not path.is_file():
+        return {}
+    with explain(f"Reading {path}", "Put the right file back, or delete it."):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _recipe(path: Path) -> dict[str, Value]:
+    return read_recipe(path / "recipe.yaml") if (path / "recipe.yaml").is_file() else {}
+
+
+def _note_what_is_missing(run: Run, predictions: Path) -> None:
+    if not run.metrics and not run.stages:
+        run.notes.append("There is neither a log nor metrics.json: scores and learning curves are left out.")
+    elif not run.metrics:
+        run.notes.append("The run has not finished: there is no metrics.json yet. What follows is of its log so far.")
+    if run.metrics and not run.stages:
+        run.notes.append(
+            "There is no log (log.jsonl), as of a merged model: learning curves and gradients are left out."
+        )
+    without = [name for name in run.tasks if not (predictions / PREDICTIONS / f"{name}-dev.csv").is_file()]
+    if without:
+        run.notes.append(
+            f"There are no predictions on dev rows of {', '.join(without)}: classes, texts and single errors are left "
+            f"out. A finished run has them; for another model: minbert predict MODEL --task {without[0]} --input "
+            f"DEV.csv --output MODEL/{PREDICTIONS}/{without[0]}-dev.csv."
+        )
+
+
+# ---- The log -----------------------------------------------------------------------------------------------------
+
+
+def stage_folders(path: Path) -> list[tuple[str, Path]]:
+    """Name and folder of the stages that have begun, in their order."""
+    numbered = [(re.fullmatch(r"(\d+)-(.+)", folder.name), folder) for folder in (path / "stages").glob("*")]
+    folders = sorted((int(found[1]), found[2], folder) for found, folder in numbered if found and folder.is_dir())
+    return [(name, folder) for _, name, folder in folders]
+
+
+def _stages(path: Path, notes: list[str]) -> Iterator[Stage]:
+    """The log of each stage that has begun, or the run's own."""
+    start = 0
+    for name, folder in stage_folders(path) or [("", path)]:
+        log = _log(folder, notes)
+        metrics = _json(folder / "metrics.json") or None
+        if log:
+            yield Stage(name, start, log, metrics)
+            start += max((entry.get("step", 0) for entry in log), default=0)
+
+
+def _log(path: Path, notes: list[str]) -> list[Entry]:
+    """log.jsonl or, where there is none, the history in the newest checkpoint that has one."""
+    file = path / "log.jsonl"
+    if file.is_file():
+        entries = []
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            try:
+                entries.append(dict(json.loads(line)))
+            except ValueError:  # a run that was killed while it wrote leaves a part of a line
+                notes.append(f"Line {number} of {file} is not readable and was left out.")
+        return entries
+    for checkpoint in checkpoints(path):
+        state = checkpoint / "trainer_state.json"
+        if state.is_file():
+            notes.append(f"There is no log.jsonl in {path}; the log is that of {checkpoint.name}.")
+            return list(_json(state).get("log_history", ()))
+    return []
+
+
+# ---- Tasks, predictions and rows ---------------------------------------------------------------------------------
+
+
+def _tasks(path: Path, recipe: dict[str, Value], notes: list[str]) -> dict[str, Task]:
+    """Those of the recipe; of a model without one those of its config, with the data of the package's of that name."""
+    if "tasks" in recipe and recipe["tasks"].value:
+        return {task.name: task for task in get_tasks(recipe["tasks"].value)}
+    saved = _json(path / "config.json").get("tasks", ())
+    if not saved:
+        notes.append("Neither recipe.yaml nor config.json names tasks: scores by task are left out.")
+    found = {}
+    for task in map(Task.from_config, saved):
+        files = TASKS[task.name].files if task.name in TASKS else {}
+        found[task.name] = Task(**{**vars(task), "files": files})
+    return found
+
+
+def read_predictions(path: str | Path, task: Task) -> Answers:
+    """What `write_predictions` wrote.
+
+    Raises:
+        MinBertError: the file is not of that form, or not of this task.
+    """
+    with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+        classes = 0 if task.kind == "score" else len(task.labels)
+        expected = ["id", "prediction", *(f"probability_{number}" for number in range(classes))]
+        if header != expected or not rows:
+            raise MinBertError(
+                f"{path} must have the columns {', '.join(expected)} and a row or more. Found {', '.join(header)} and "
+                f"{len(rows)} rows. Delete it, or write it anew by minbert predict."
+            )
+        ids = [row[0] for row in rows]
+        numbers = np.array([row[1:] for row in rows], dtype=np.float64)
+        values = numbers[:, 0]
+        if task.kind != "score":
+            values = values.astype(np.int64)
+            if (values != numbers[:, 0]).any() or values.min() < 0 or values.max() >= classes:
+                raise MinBertError(
+                    f"{path}: a prediction of {task.name!r} must be a class id from 0 to {classes - 1}. Delete the "
+                    f"file, or write it anew by minbert predict."
+                )
+    return Answers(task, ids, values, numbers[:, 1:] if classes else None)
+
+
+def _add_rows(answers: Answers, data_dir: str | None) -> None:
+    """Adds labels and texts; or why there are none."""
+    task = answers.task
+    try:
+        with explain(f"Reading the dev rows of {task.name!r}", ""):
+            rows = load_split(task, data_dir, "dev")
+    except MinBertError as error:
+        answers.missing = f"Without labels and texts of {task.name}: {error} Where the data is now, says --data-dir."
+        return
+    if rows["id"] != answers.ids and list(rows["id"]) != answers.ids:
+        answers.missing = (
+            f"Without labels and texts of {task.name}: the {len(rows):,} dev rows found are not the "
+            f"{len(answers.ids):,} that were predicted; their ids differ. Give the folder with the run's data by "
+            f"--data-dir."
+        )
+        return
+    kind = np.float64 if answers.is_score else np.int64
+    answers.labels = np.asarray(rows["label"], dtype=kind)
+    answers.texts = list(zip(*(rows[name] for name in task.text_columns), strict=True))
