@@ -292,13 +292,12 @@ def costs(runs: Sequence[Run]) -> list[Block]:
         "device": lambda run: run.environment.get("device"),
         "processes": lambda run: run.environment.get("processes"),
         "seed": lambda run: run.seed,
-        "optimizer steps": lambda run: _steps(run),
+        "optimizer steps": _steps,
         "training": lambda run: _sum(run, "train_runtime", duration),
         "steps a second": lambda run: _last(run, "train_steps_per_second"),
         "rows a second": lambda run: _last(run, "train_samples_per_second"),
         "evaluation on dev rows": lambda run: _sum(run, "eval_runtime", duration),
-        "most GPU memory": lambda run: _memory(run, "peak_gpu_memory"),
-        "most memory of the process": lambda run: _memory(run, "peak_memory"),
+        "most GPU memory": _memory,
         "floating point operations": lambda run: _sum(run, "total_flos", lambda x: f"{x:.3g}"),
         **{name: lambda run, n=name: run.environment.get("versions", {}).get(n) for name in ("torch", "transformers")},
     }
@@ -328,6 +327,7 @@ def _last(run: Run, key: str) -> str | None:
     return f"{found[-1]:,.1f}" if found else None
 
 
-def _memory(run: Run, key: str) -> str | None:
-    of_stages = [stage.metrics[key] for stage in run.stages if stage.metrics and stage.metrics.get(key)]
-    return f"{max(of_stages) / 2**30:.2f} GiB" if of_stages else None
+def _memory(run: Run) -> str | None:
+    key = "train_peak_memory_gb"
+    of_stages = [stage.metrics[key] for stage in run.stages if stage.metrics and key in stage.metrics]
+    return f"{max(of_stages):.2f} GB" if of_stages else None
