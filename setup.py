@@ -37,9 +37,11 @@ SEARCH = ["optuna>=4.5", "matplotlib>=3.9"]
 REPORT = ["matplotlib>=3.9", "jinja2>=3.1"]
 # The page of `minbert demo`.
 DEMO = ["gradio>=6.31,<7"]
+# `minbert export --to onnx`: torch's exporter writes through onnxscript, and onnxruntime runs what it wrote.
+EXPORT = ["onnx>=1.19", "onnxscript>=0.5.4", "onnxruntime>=1.22"]
 # playwright drives the browser that Debian has, and downloads none.
 TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14", "playwright>=1.50"]
-TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO]
+TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
 
 
 class BuildWithRecipes(build_py):
@@ -68,6 +70,7 @@ setup(
         "search": SEARCH,
         "report": REPORT,
         "demo": DEMO,
+        "export": EXPORT,
         "test": TEST,
         "all": TEST,
     },

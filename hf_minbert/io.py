@@ -6,6 +6,9 @@ import json
 import math
 import os
 import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,34 @@ def check_writable(path: str | Path) -> None:
 def _check_is_file(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise MinBertError(f"Cannot write {path}: it is not a file. Give the path of a file.")
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the name `path` when the block ends; if the block fails, nothing is left.
+
+    A folder that has the name already is replaced, with all that is in it.
+
+    Raises:
+        MinBertError: the folder cannot be made, or a file in it cannot be written.
+    """
+    path = Path(path).resolve()
+    part, old = (path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.{end}") for end in ("part", "old"))
+    try:
+        part.mkdir(parents=True)
+        yield part
+        if path.exists():
+            os.replace(path, old)
+        os.replace(part, path)
+    except OSError as error:
+        raise MinBertError(
+            f"Cannot write {path}: {error.strerror or error}. Give a path that can be written."
+        ) from error
+    finally:
+        if old.exists() and not path.exists():  # stopped between the two moves
+            os.replace(old, path)
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def write_json(path: str | Path, obj: Any) -> None:

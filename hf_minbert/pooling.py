@@ -122,7 +122,8 @@ class BiGRU(Pooling):
         # (A packed sequence would do the same, but needs the lengths on the CPU: the GPU would wait.)
         place = torch.arange(mask.shape[1], device=mask.device)
         last = mask.sum(dim=1, keepdim=True) - 1  # [N, 1]
-        ahead = torch.argsort(~mask, dim=1, stable=True)
+        # No two keys are equal, so that no stable sort is needed: ONNX has none.
+        ahead = torch.argsort(place + (place[-1] + 1) * ~mask, dim=1)
         back = ahead.gather(1, (last - place).clamp(min=0))
         states = states.masked_fill(~mask[..., None], 0.0)  # in the gradient, 0 times anything but a number is none
         ends = [

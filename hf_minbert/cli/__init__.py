@@ -18,7 +18,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError, did_you_mean
-from . import conflicts, demo, evaluate, merge, predict, publish, quickstart, report, search, train
+from . import conflicts, demo, evaluate, export, merge, predict, publish, quickstart, report, search, train
 
 app = typer.Typer(
     name="minbert",
@@ -32,6 +32,7 @@ app.command("average")(merge.average)
 app.command("ensemble")(merge.ensemble)
 app.command("merge")(merge.merge)
 app.command("demo")(demo.demo)
+app.command("export")(export.export)
 app.command("conflicts")(conflicts.conflicts)
 app.command("search")(search.search)
 app.command("report")(report.report)

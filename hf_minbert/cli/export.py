@@ -1,0 +1,55 @@
+"""`minbert export`"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+class Form(str, Enum):
+    """What a model can be exported to."""
+
+    bert = "bert"
+    sentence_transformers = "sentence-transformers"
+    onnx = "onnx"
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
+    to: Annotated[Form, typer.Option(help="What it becomes.", show_default=False)],
+    output_dir: Annotated[Path, typer.Option(help="Where it goes: a new folder.", show_default=False)],
+    task: Annotated[
+        str | None,
+        typer.Option(help="Whose encoder and pooling, where the tasks' differ; not for onnx.", show_default=False),
+    ] = None,
+    quantize: Annotated[bool, typer.Option("--quantize", help="With onnx: an int8 variant too.")] = False,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="With --quantize: the tasks' files, or sample, or hub; scores both variants on dev.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write a model as a plain BertModel, for sentence-transformers, or as ONNX.
+
+    What was written is loaded again and compared with the model before the folder gets its name.
+    """
+    from ..publishing.export import export as write
+
+    given: dict[str, Any] = {"task": task, "quantize": quantize or None, "data_dir": data_dir}
+    options = {name: value for name, value in given.items() if value is not None}
+    found = write(model, to.value, output_dir, overwrite=overwrite, **options)
+    for note in found["notes"]:
+        typer.echo(note)
+    if found.get("scores"):
+        from ..publishing.export_onnx import score_table
+
+        typer.echo(score_table(found["scores"]), nl=False)
+    typer.echo(
+        f"The export is in {output_dir}; it differs from the model by {found['largest_difference']:.1g} at most."
+    )

@@ -1,0 +1,272 @@
+"""The encoder as a plain BertModel, alone or as a model of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from ..errors import MinBertError, unknown_name
+from ..heads import CosineHead
+from ..io import write_atomically, write_json
+from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..prediction import Predictor
+from ..recipe import cast, read_recipe, settings_types
+from ..tasks import Task
+
+TOLERANCE = 1e-5
+#: What of our config is BERT's, under the same names.
+BERT_KEYS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size",
+    "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id", "classifier_dropout",
+)  # fmt: skip
+#: Poolings by what sentence-transformers calls them. BERT's pooler is a layer on the first token there.
+POOLING_MODES = {"cls": "cls_token", "pooler": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+#: In the words of the library's first versions, which all of them read, and text-embeddings-inference too.
+ALL_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+FIRST_NAMES = "sentence_transformers.models"
+
+
+class ToBert:
+    """A `BertModel` folder: config, weights of the encoder with its pooler, tokenizer. Heads stay behind.
+
+    Args:
+        task: whose encoder; to be named where tasks have layers, or whole encoders, of their own.
+    """
+
+    def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
+        apart = {one: one for one in tasks} if _encoders_differ(config) else dict.fromkeys(tasks, "")
+        self.task = _choose(tasks, task, apart, "have an encoder of their own")
+        self.notes = [f"The heads stay behind ({', '.join(tasks)}): a BertModel has none."]
+        for one in tasks.values():
+            if one.layers == "mix" or one.pooling in ("attention", "bigru"):
+                reads = "a learned mix of all layers" if one.layers == "mix" else f"{one.pooling} pooling"
+                self.notes.append(f"{one.name} reads the token states by {reads}, which belongs to its head.")
+
+    def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
+        """Fills the folder. Raises `MinBertError` if what was written does not encode as the model does."""
+        difference = write_bert(predictor, self.task, folder)
+        predictor.tokenizer.save_pretrained(folder)
+        return {"task": self.task, "largest_difference": difference, "notes": self.notes}
+
+
+class ToSentenceTransformers:
+    """A folder for sentence-transformers: the encoder, the pooling that the task was trained with, what is behind it.
+
+    Written by hand, and not by the library: its newest version writes names that older ones, and other servers, do
+    not know.
+
+    Args:
+        task: whose vectors; to be named where tasks' encoders or poolings differ.
+    """
+
+    def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
+        differ = _encoders_differ(config)
+        readings = {
+            one.name: (one.layers, one.pooling, one.name if differ or _has_own_vectors(one) else "")
+            for one in tasks.values()
+        }
+        self.task = tasks[_choose(tasks, task, readings, "do not make a sentence's vector in one way")]
+        if self.task.layers == "mix" or self.task.pooling not in POOLING_MODES:
+            reads = "a learned mix of layers" if self.task.layers == "mix" else f"`pooling: {self.task.pooling}`"
+            raise MinBertError(
+                f"Task {self.task.name!r} pools by {reads}, which sentence-transformers does not have. Choose a task "
+                f"with one of {', '.join(POOLING_MODES)} on the last layer, or export to onnx."
+            )
+        self.readers = [one for one in tasks.values() if readings[one.name] == readings[self.task.name]]
+        self.max_length = max_length_of(name, config)
+
+    def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
+        """Fills the folder. Raises `MinBertError` if its encoder does not encode as the model does."""
+        model = predictor.model
+        difference = write_bert(predictor, self.task.name, folder)
+        predictor.tokenizer.model_max_length = self.max_length
+        predictor.tokenizer.save_pretrained(folder)
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": self.max_length, "do_lower_case": False})
+        write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
+        pooling = {f"pooling_mode_{mode}": mode == POOLING_MODES[self.task.pooling] for mode in ALL_MODES}
+        layers = self._layers(model)
+        places = ["", "1_Pooling", *(f"{number}_Dense" for number in range(2, 2 + len(layers)))]
+        kinds = ["Transformer", "Pooling", *("Dense" for _ in layers)]
+        write_json(
+            folder / "1_Pooling" / "config.json", {"word_embedding_dimension": model.config.hidden_size, **pooling}
+        )
+        for place, (linear, activation) in zip(places[2:], layers, strict=True):
+            _write_dense(folder / place, linear, activation)
+        modules = [
+            {"idx": number, "name": str(number), "path": place, "type": f"{FIRST_NAMES}.{kind}"}
+            for number, (place, kind) in enumerate(zip(places, kinds, strict=True))
+        ]
+        write_json(folder / "modules.json", modules)
+        notes = self._notes(model)
+        write_atomically(folder / "README.md", self._readme(notes))
+        return {"task": self.task.name, "largest_difference": difference, "notes": notes}
+
+    def _layers(self, model: MinBertForMultiTask) -> list[tuple[nn.Linear, type[nn.Module]]]:
+        """What comes after the pooling."""
+        layers = []
+        if self.task.pooling == "pooler":
+            layers.append((model.encoder_of(self.task.name).pooler.dense, nn.Tanh))
+        head = model.heads.get(self.task.name)
+        if isinstance(head, CosineHead) and head.projection is not None:
+            layers.append((head.projection, nn.Identity))
+        return layers
+
+    def _notes(self, model: MinBertForMultiTask) -> list[str]:
+        """What a cosine says of each task that is read so."""
+        heads = {task.name: model.heads.get(task.name) for task in self.readers}
+        notes = [
+            f"{name}: {_meaning(name, head, model)}" for name, head in heads.items() if isinstance(head, CosineHead)
+        ]
+        rest = [name for name, head in heads.items() if not isinstance(head, CosineHead)]
+        if rest:
+            notes.append(
+                f"{', '.join(rest)}: trained with another head than a cosine, which stays behind; how well the cosine "
+                "of two of these vectors tells likeness was not trained, and is to be measured."
+            )
+        return notes
+
+    def _readme(self, notes: list[str]) -> str:
+        return README.format(
+            task=self.task.name,
+            pooling=self.task.pooling,
+            max_length=self.max_length,
+            notes="\n".join(f"- {note}" for note in notes),
+        )
+
+
+README = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags:
+- sentence-transformers
+- feature-extraction
+- sentence-similarity
+---
+
+# Sentence vectors of the task `{task}`
+
+The encoder of a MinBERT model, with the pooling that the task was trained with (`{pooling}`). Inputs are cut to
+{max_length} tokens.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+vectors = model.encode(["A cat sleeps.", "A cat is asleep.", "Rain fell all night."])
+print(model.similarity(vectors, vectors))  # cosines
+```
+
+What a cosine says:
+
+{notes}
+"""
+
+
+def write_bert(predictor: Predictor, task: str, folder: Path) -> float:
+    """Saves the encoder of a task as the library's BertModel, loads it again, and compares.
+
+    Returns:
+        the largest difference in hidden states at real tokens, and in the pooler's output.
+
+    Raises:
+        MinBertError: it is above `TOLERANCE`.
+    """
+    model = predictor.model
+    encoder = model.encoder_of(task)
+    bert = BertModel(BertConfig(**{key: getattr(model.config, key) for key in BERT_KEYS}))
+    bert.embeddings.load_state_dict(encoder.embeddings.state_dict())
+    for theirs, ours in zip(bert.encoder.layer, encoder.encoder.layers_of(task), strict=True):
+        theirs.load_state_dict(ours.state_dict())
+    bert.pooler.load_state_dict(encoder.pooler.state_dict())
+    bert.save_pretrained(folder)
+    written = BertModel.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = sample(model.config, 3, min(17, model.config.max_position_embeddings))
+    with torch.inference_mode():
+        ours, theirs = encoder(**inputs, task=task), written(**inputs)
+    seen = inputs["attention_mask"].bool()
+    difference = max(
+        largest(ours.last_hidden_state[seen], theirs.last_hidden_state[seen]),
+        largest(ours.pooler_output, theirs.pooler_output),
+    )
+    check_difference("BertModel", difference, TOLERANCE)
+    return difference
+
+
+def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) -> dict[str, torch.Tensor]:
+    """Random inputs to compare two models on, [rows, length] or [rows, 2, length], each padded to another length."""
+    draw = torch.Generator().manual_seed(rows * length)
+    shape = (rows, length) if sentences == 1 else (rows, sentences, length)
+    ids = torch.randint(config.vocab_size, shape, generator=draw)
+    segments = torch.randint(config.type_vocab_size, shape, generator=draw)
+    lengths = torch.randint(1, length + 1, (*shape[:-1], 1), generator=draw)
+    mask = (torch.arange(length) < lengths).long()
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+
+
+def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference; of numbers above 1 the relative one."""
+    return ((ours - theirs).abs() / ours.abs().clamp(min=1)).max().item()
+
+
+def check_difference(what: str, difference: float, limit: float) -> None:
+    """Raises `MinBertError` if two models differ by more than `limit`, or by NaN."""
+    if not difference <= limit:
+        raise MinBertError(
+            f"The {what} that was written differs from the model by {difference:.2g}, and more than {limit:g} is too "
+            "much; nothing is left of it. Check that the model's weights are numbers, or try another version of torch."
+        )
+
+
+def max_length_of(name: str, config: MinBertConfig) -> int:
+    """What the run cut its inputs to; all that the model takes, if it did not say, or is not here."""
+    recipe = Path(name) / "recipe.yaml"
+    given = read_recipe(recipe).get("max_length") if recipe.is_file() else None
+    found = None if given is None else cast("max_length", given, settings_types()["max_length"])
+    return found or config.max_position_embeddings
+
+
+def _encoders_differ(config: MinBertConfig) -> bool:
+    return bool(config.copying_tasks) and (config.private_layers > 0 or config.private_encoders)
+
+
+def _has_own_vectors(task: Task) -> bool:
+    return task.head == "cosine" and task.head_options.get("projection_size") is not None
+
+
+def _choose(tasks: Mapping[str, Task], wanted: str | None, readings: Mapping[str, Any], why: str) -> str:
+    """The task that was named, or any if all are read alike."""
+    if wanted is not None and wanted not in tasks:
+        raise unknown_name("task", wanted, tasks)
+    if wanted is None and len(set(readings.values())) > 1:
+        raise MinBertError(f"The tasks of this model {why}. Name one with --task: {', '.join(tasks)}.")
+    return wanted or next(iter(tasks))
+
+
+def _meaning(name: str, head: CosineHead, model: MinBertForMultiTask) -> str:
+    """How a cosine becomes the answer of this head, in words."""
+    if head.logit is not None:
+        weight, bias, label = (
+            head.logit.weight.item(),
+            head.logit.bias.item(),
+            model.config.get_task(name)["labels"][1],
+        )
+        return f"the probability of {label!r} is 1 / (1 + exp(-({weight:.6g} * cosine + {bias:.6g})))."
+    low, high = head.range
+    share = {"raw": None, "shifted": "(cosine + 1) / 2", "relu": "max(cosine, 0)"}[head.mapping]
+    return "the score is the cosine itself." if share is None else f"the score is {low:g} + {high - low:g} * {share}."
+
+
+def _write_dense(folder: Path, linear: nn.Linear, activation: type[nn.Module]) -> None:
+    folder.mkdir()
+    config = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": True}
+    path = {nn.Tanh: "torch.nn.modules.activation.Tanh", nn.Identity: "torch.nn.modules.linear.Identity"}[activation]
+    write_json(folder / "config.json", {**config, "activation_function": path})
+    weights = {f"linear.{key}": value.detach().contiguous() for key, value in linear.named_parameters()}
+    save_file(weights, folder / "model.safetensors")

@@ -1,0 +1,350 @@
+"""The whole model as ONNX graphs, checked against onnxruntime, and an int8 variant.
+
+There is a graph for each way to read: `model.onnx` for tasks that read one input per example, a text or a joined
+pair, and `model_bi.onnx` for those that read a pair's sentences apart. One for both would want both inputs from
+whoever has one.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MinBertError
+from ..io import write_atomically, write_json
+from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..prediction import Predictor, score
+from ..tasks import TASKS, Task
+from .export_bert import check_difference, largest, sample
+
+TOLERANCE = 1e-4
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+QUANTIZED = "_quantized"  # behind the name of a graph, as the Hub's tools have it
+
+
+class ToOnnx:
+    """ONNX graphs of all heads, with an output per task under its name, for batches of any size and length.
+
+    Beside them: the tokenizer, `tasks.json` with labels and ranges, and a README with the lines that use them.
+
+    Args:
+        quantize: a second variant whose matrices are int8 (onnxruntime's dynamic quantization).
+        data_dir: with `quantize`, a folder with the tasks' files, or sample, or hub: both are scored on the dev rows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: MinBertConfig,
+        tasks: Mapping[str, Task],
+        *,
+        quantize: bool = False,
+        data_dir: str | None = None,
+    ):
+        for library in ("onnx", "onnxscript", "onnxruntime"):
+            if find_spec(library) is None:
+                raise MinBertError(f"`onnx` needs the library {library}. Run: pip install 'hf_minbert[export]'")
+        if data_dir is not None and not quantize:
+            raise MinBertError("--data-dir scores the quantized variant beside the full one: add --quantize.")
+        for one in tasks:
+            if one in INPUTS:
+                raise MinBertError(f"A task called {one!r} cannot have an output of its name: an input has it.")
+        self.tasks, self.quantize = tasks, quantize
+        self.rows = {} if data_dir is None else _dev_rows(tasks, data_dir)
+
+    def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
+        """Fills the folder. Raises `MinBertError` if a graph does not answer as the model does."""
+        model, differences = predictor.model, {}
+        for name, tasks in self._graphs().items():
+            write_graph(model, tasks, folder / f"{name}.onnx")
+            differences[f"{name}.onnx"] = compare(model, tasks, folder / f"{name}.onnx")
+            if self.quantize:
+                quantize_graph(folder / f"{name}.onnx", folder / f"{name}{QUANTIZED}.onnx")
+        predictor.tokenizer.model_max_length = predictor.max_length
+        predictor.tokenizer.save_pretrained(folder)
+        described = self._describe(predictor.max_length)
+        write_json(folder / "tasks.json", described)
+        scores = self._scores(predictor, folder) if self.rows else None
+        write_atomically(folder / "README.md", _readme(described, scores, self.quantize))
+        bytes_ = {path.name: path.stat().st_size for path in sorted(folder.glob("*.onnx*"))}
+        said = {"largest_difference": max(differences.values()), "differences": differences, "bytes": bytes_}
+        notes = [f"{name}.onnx answers {', '.join(tasks)}." for name, tasks in self._graphs().items()]
+        if self.quantize and scores is None:
+            notes.append("What int8 costs was not measured. Give --data-dir for the scores of both variants.")
+        return {**said, "scores": scores, "notes": notes}
+
+    def _graphs(self) -> dict[str, list[str]]:
+        """The name of each graph, and its tasks."""
+        graphs: dict[str, list[str]] = {}
+        for task in self.tasks.values():
+            graphs.setdefault(graph_of(task), []).append(task.name)
+        return graphs
+
+    def _describe(self, max_length: int) -> dict[str, Any]:
+        """What `tasks.json` says."""
+        tasks = {}
+        for name, task in self.tasks.items():
+            files = {"file": f"{graph_of(task)}.onnx"}
+            if self.quantize:
+                files["quantized_file"] = f"{graph_of(task)}{QUANTIZED}.onnx"
+            what = {"kind": task.kind, "labels": task.labels, "range": task.range, "pair_encoding": task.pair_encoding}
+            tasks[name] = {**files, "output": name, **what}
+        return {"max_length": max_length, "tasks": tasks}
+
+    def _scores(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
+        """Each task's dev score by both variants."""
+        found = {}
+        for variant in ("", QUANTIZED):
+            graphs = OnnxModel(predictor.model.config, folder, variant)
+            found[variant], _ = score(Predictor(graphs, predictor.tokenizer), self.rows, progress=True)
+        scores = {}
+        for name in self.rows:
+            metric = self.tasks[name].metric
+            full, quantized = (found[variant][f"{name}_{metric}"] for variant in ("", QUANTIZED))
+            scores[name] = {"metric": metric, "full": full, "quantized": quantized, "difference": quantized - full}
+        return scores
+
+
+def graph_of(task: Task) -> str:
+    """The name of the graph that answers a task."""
+    return "model_bi" if task.pair_encoding == "bi" else "model"
+
+
+class Answers(nn.Module):
+    """The answers of tasks that read alike, as a graph has them: one after the other, without names.
+
+    Tasks with the same layers share a pass.
+    """
+
+    def __init__(self, model: MinBertForMultiTask, tasks: Sequence[str]):
+        super().__init__()
+        self.model, self.tasks = model, tasks
+        self.passes: dict[tuple[int, ...], list[str]] = {}
+        for name in tasks:
+            self.passes.setdefault(tuple(map(id, model.encoder_path(name))), []).append(name)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> tuple[Tensor, ...]:
+        found: dict[str, Tensor] = {}
+        for names in self.passes.values():
+            found |= self.model.logits_of(names, input_ids, attention_mask, token_type_ids)
+        return tuple(found[name] for name in self.tasks)
+
+
+def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> None:
+    """Writes the graph that answers these tasks: `INPUTS` [B, T], or [B, 2, T], to an output [B, C] of each."""
+    inputs = sample(model.config, 2, min(9, model.config.max_position_embeddings), _sentences(model, tasks))
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=model.config.max_position_embeddings)
+    last = inputs["input_ids"].dim() - 1
+    with torch.no_grad(), _quiet():
+        program = torch.onnx.export(
+            Answers(model, tasks).eval(),
+            kwargs=inputs,
+            input_names=INPUTS,
+            dynamic_shapes={name: {0: batch, last: length} for name in INPUTS},
+            dynamo=True,
+            verbose=False,
+        )
+    _name_outputs(program.model.graph, tasks)
+    for graph in (program.model.graph, *program.model.functions.values()):
+        for node in graph.all_nodes():
+            node.metadata_props.clear()  # where in which file of this machine each came from
+    program.save(path)
+
+
+def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:
+    """Names a graph's outputs after the tasks, and nothing else in it: the exporter itself calls values `cat`."""
+    inner = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
+    for value in inner:
+        if value.name in tasks:
+            value.name = f"{value.name}.inner"
+    for value, name in zip(graph.outputs, tasks, strict=True):
+        value.name = name
+
+
+def compare(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> float:
+    """The largest difference of a graph's answers from the model's, on padded batches of several shapes.
+
+    Raises:
+        MinBertError: it is above `TOLERANCE`.
+    """
+    session, answers = open_graph(path), Answers(model, tasks)
+    longest, worst = model.config.max_position_embeddings, 0.0
+    for rows, length in ((1, 1), (1, longest), (3, min(7, longest)), (5, min(33, longest))):
+        inputs = sample(model.config, rows, length, _sentences(model, tasks))
+        with torch.inference_mode():
+            ours = answers(**inputs)
+        theirs = session.run(list(tasks), {name: value.numpy() for name, value in inputs.items()})
+        for name, mine, found in zip(tasks, ours, theirs, strict=True):
+            difference = largest(mine, torch.from_numpy(found))
+            check_difference(f"output {name} of {path.name}", difference, TOLERANCE)
+            worst = max(worst, difference)
+    return worst
+
+
+def quantize_graph(source: Path, target: Path) -> None:
+    """Writes a graph whose weight matrices are int8, and whose activations become so as they come."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    external = source.with_name(f"{source.name}.data").exists()  # above 2 GB
+    with _quiet():
+        quantize_dynamic(source, target, weight_type=QuantType.QInt8, use_external_data_format=external)
+
+
+def open_graph(path: Path) -> Any:
+    """An `onnxruntime.InferenceSession` of a graph, on the CPU."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+class OnnxModel(nn.Module):
+    """An export in the place of the model that it was made from, for `Predictor`.
+
+    Args:
+        variant: what stands behind the names of its graphs.
+    """
+
+    def __init__(self, config: MinBertConfig, folder: Path, variant: str = ""):
+        super().__init__()
+        self.config, self.device = config, torch.device("cpu")
+        graphs = {name: graph_of(Task.from_config(config.get_task(name))) for name in config.task_names}
+        sessions = {graph: open_graph(folder / f"{graph}{variant}.onnx") for graph in set(graphs.values())}
+        self.sessions = {name: sessions[graph] for name, graph in graphs.items()}
+
+    def encoder_path(self, task: str) -> list[Any]:
+        return [self.sessions[task]]
+
+    def logits_of(
+        self,
+        tasks: Sequence[str],
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor,
+        packing: dict[str, Any] | None = None,
+    ) -> dict[str, Tensor]:
+        """As `MinBertForMultiTask.logits_of`. `packing` says what the mask says, and is not looked at."""
+        given = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
+        found = self.sessions[tasks[0]].run(list(tasks), {name: value.numpy() for name, value in given.items()})
+        return dict(zip(tasks, map(torch.from_numpy, found), strict=True))
+
+
+def _sentences(model: MinBertForMultiTask, tasks: Sequence[str]) -> int:
+    return 2 if model.config.get_task(tasks[0])["pair_encoding"] == "bi" else 1
+
+
+def _dev_rows(tasks: Mapping[str, Task], data_dir: str) -> dict[str, Any]:
+    """The dev rows of those tasks that are the package's: of others a model does not know where their data lies."""
+    from ..data.files import load_split
+
+    found = {
+        name: load_split(replace(task, files=TASKS[name].files), data_dir, "dev", labelled=True)
+        for name, task in tasks.items()
+        if name in TASKS
+    }
+    if not found:
+        raise MinBertError(
+            f"None of the model's tasks ({', '.join(tasks)}) is the package's, and a model does not know where their "
+            "data lies. Leave --data-dir out."
+        )
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides what the libraries say to their developers. That the graph is right is checked afterwards."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # at the root: torch traces its own work in detail where a handler listens
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+# ---- The folder's README ----------------------------------------------------------------------------------------
+
+README = """# ONNX export of a MinBERT model
+
+{graphs}
+
+Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64, cut to {max_length} tokens. Each task has an
+output of its name, float32 `[batch, outputs]`; its labels or range are in `tasks.json`. Of `classes` the largest
+output is the answer, and the softmax gives probabilities; a `binary` task has one output z, and 1 / (1 + exp(-z)) is
+the probability of its second label; a `score` is the answer itself.
+
+In this folder, with `pip install onnxruntime transformers` (no torch is needed):
+{code}{scores}"""
+
+ONE = "`model.onnx` reads one input per example, `[batch, length]`: a text, or a pair joined into one. It answers {}."
+TWO = "`model_bi.onnx` reads the two sentences of a pair apart, `[batch, 2, length]`. It answers {}."
+
+CODE = """
+```python
+import json
+import onnxruntime
+from transformers import AutoTokenizer
+
+task = json.load(open("tasks.json"))["tasks"]["{task}"]
+tokenizer = AutoTokenizer.from_pretrained(".")
+texts = {texts}
+inputs = tokenizer(*texts, padding=True, truncation=True, return_tensors="np")
+{apart}session = onnxruntime.InferenceSession(task["file"])
+(output,) = session.run([task["output"]], dict(inputs))
+print({answer})
+```
+"""
+#: Two examples, by how they are read. Apart, all first sentences stand before all second ones.
+TEXTS = {
+    "single": '[["A tender film, and very funny too.", "Two hours I will not get back."]]',
+    "cross": '[["A cat sleeps.", "It rained."], ["A cat is asleep.", "He can swim."]]',
+    "bi": '[["A cat sleeps.", "It rained.", "A cat is asleep.", "He can swim."]]',
+}
+APART = "inputs = {name: ids.reshape(2, -1, ids.shape[1]).swapaxes(0, 1) for name, ids in inputs.items()}\n"
+ANSWERS = {
+    "classes": '[task["labels"][place] for place in output.argmax(axis=1)]',
+    "binary": '[task["labels"][int(z > 0)] for z in output[:, 0]]',
+    "score": "output[:, 0]",
+}
+
+
+def _readme(described: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]] | None, quantized: bool) -> str:
+    tasks, graphs, code = described["tasks"], [], []
+    for file, text in (("model.onnx", ONE), ("model_bi.onnx", TWO)):
+        names = [name for name, task in tasks.items() if task["file"] == file]
+        if not names:
+            continue
+        graphs.append(text.format(", ".join(names)))
+        task = tasks[names[0]]
+        code.append(
+            CODE.format(
+                task=names[0],
+                texts=TEXTS[task["pair_encoding"]],
+                apart=APART if task["pair_encoding"] == "bi" else "",
+                answer=ANSWERS[task["kind"]],
+            )
+        )
+    if quantized:
+        graphs.append(f"Files with `{QUANTIZED}` have int8 weights: smaller and, on many processors, faster.")
+    table = "" if scores is None else "\nOn the dev rows:\n\n" + score_table(scores)
+    return README.format(
+        graphs="\n\n".join(graphs), max_length=described["max_length"], code="".join(code), scores=table
+    )
+
+
+def score_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """The scores of both variants, in Markdown."""
+    lines = ["| task | metric | full | quantized | difference |", "|---|---|---|---|---|"]
+    for name, of in scores.items():
+        numbers = f"{of['full']:.4f} | {of['quantized']:.4f} | {of['difference']:+.4f}"
+        lines.append(f"| {name} | {of['metric']} | {numbers} |")
+    return "\n".join(lines) + "\n"
