@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -129,12 +130,23 @@ def found(folders, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1]), root
 
 
+@pytest.fixture(scope="module")
+def loaded(folders):
+    """`loaded(name)`: the folder's model and tokenizer, as this package loads them."""
+
+    @cache
+    def load(name: str):
+        return MinBertForMultiTask.from_pretrained(folders[name]), AutoTokenizer.from_pretrained(folders[name])
+
+    return load
+
+
 MODELS = ["poolings", "joins", "private layers", "private encoders", "run", "checkpoint"]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_task_answers_the_same_also_when_saved_again(folders, found, name):
-    model, tokenizer = MinBertForMultiTask.from_pretrained(folders[name]), AutoTokenizer.from_pretrained(folders[name])
+def test_every_task_answers_the_same_also_when_saved_again(loaded, found, name):
+    model, tokenizer = loaded(name)
     inputs = tokenizer(*map(list, zip(*PAIRS, strict=True)), padding=True, return_tensors="pt")
     first, *again = found[0][name]["logits"]
     assert list(first) == model.config.task_names
@@ -146,9 +158,8 @@ def test_every_task_answers_the_same_also_when_saved_again(folders, found, name)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_active_task_is_what_stock_tools_see(folders, found, name):
-    model = MinBertForMultiTask.from_pretrained(folders[name])
-    tokenizer = AutoTokenizer.from_pretrained(folders[name])
+def test_the_active_task_is_what_stock_tools_see(loaded, found, name):
+    model, tokenizer = loaded(name)
     for task in model.config.task_names[-3:]:
         model.set_active_task(task)
         config = model.config
