@@ -25,7 +25,8 @@ from hf_minbert.recipe import read_recipe
 ROOT = Path(__file__).parents[1]
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
 MODEL_CODE = {
-    "configuration_minbert.py", "heads.py", "inputs.py", "losses.py", "modeling_minbert.py", "packing.py", "pooling.py",
+    "configuration_minbert.py", "heads.py", "inference.py", "inputs.py", "losses.py",
+    "modeling_minbert.py", "packing.py", "pipeline_minbert.py", "pooling.py",
 }  # fmt: skip
 FILES = {
     "config.json", "environment.json", "log.jsonl", "metrics.json", "model.safetensors", "predictions", "recipe.yaml",
