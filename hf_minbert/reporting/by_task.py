@@ -184,7 +184,10 @@ def by_length(build: Builder, answers: Answers) -> list:
     name = answers.task.name
     x = analysis.lengths(answers.texts)
     words = "words in the two texts" if answers.task.is_pair else "words in the text"
-    return [build.picture(f"{name}-length", f"{name}: {_measure(answers)} by length.", *_in_bins(answers, x, words))]
+    return [
+        Text("Each point stands for about equally many dev rows, with the 95 % interval of its mean."),
+        build.picture(f"{name}-length", f"{name}: {_measure(answers)} by length.", *_in_bins(answers, x, words)),
+    ]
 
 
 def by_words(build: Builder, run: Run, answers: Answers) -> list:

@@ -44,7 +44,7 @@ def comparison(build: Builder, run: Run, other: Run) -> list[Block]:
             blocks.append(Text(f"{name} is not compared: {said}."))
             continue
         rows += _differences(build, answers, theirs)
-        blocks += _changes(build, answers, theirs)
+        blocks += _changes(build, answers, theirs, other.name)
     for name in other.answers.keys() - run.answers.keys():
         blocks.append(Text(f"{name} is not compared: {run.name} has no predictions of it."))
     if not rows:
@@ -89,7 +89,7 @@ def _differences(build: Builder, answers: Answers, theirs: Answers) -> list[list
     return rows
 
 
-def _changes(build: Builder, answers: Answers, theirs: Answers) -> list[Block]:
+def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list[Block]:
     """How many rows changed, and those of them that changed most."""
     task, labels = answers.task, answers.labels
     if answers.is_score:
@@ -105,5 +105,5 @@ def _changes(build: Builder, answers: Answers, theirs: Answers) -> list[Block]:
     for title, rows in (("better", better), ("worse", worse)):
         if rows:
             shown = [Example(answers.texts[row], remark(answers, row, theirs)) for row in rows]
-            blocks.append(Examples(f"{task.name}: {title}", shown))
+            blocks.append(Examples(f"{task.name}: {title} in {name}", shown))
     return blocks

@@ -253,7 +253,12 @@ def conflicts(build: Builder, run: Run) -> list[Block]:
             )
         )  # fmt: skip
     turn = run.series("surgery_turn")[1]
-    said = f"Surgery turned the gradient by {percent(float(np.mean(turn)))} of its length in the mean." if turn else ""
+    said = ""
+    if turn:
+        said = (
+            "The sine of the angle between the gradient that was used and the sum of the tasks' is "
+            f"{number(float(np.mean(turn)))} in the mean: 0 where there was nothing to change."
+        )
     return [*blocks, *([Text(said)] if said else []), *_layers(run, pairs)]
 
 

@@ -69,7 +69,8 @@ def drawn(draw: Callable[..., None]) -> Callable[..., bytes]:
 def _legend(axes: Axes, entries: int) -> None:
     """Above the axes, where it hides nothing."""
     if entries > 1:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=min(entries, 3), handlelength=1.4, columnspacing=1)
+        columns = entries if entries <= 3 else 2
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.4, columnspacing=1)
 
 
 @drawn
@@ -91,10 +92,11 @@ def curves(
         boundaries: steps at which something new began.
     """
     for place, (name, (x, y)) in enumerate(lines.items()):
-        mark = MARKS[place % len(MARKS)] if len(x) <= 40 else None
-        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], marker=mark, markersize=4, linewidth=1.6, label=name)
+        look = {"marker": MARKS[place % len(MARKS)] if len(x) <= 40 else None, "markersize": 4, "linewidth": 1.6}
+        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
     for place, (name, (x, y)) in enumerate((dashed or {}).items()):
-        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], linestyle=(0, (4, 2)), linewidth=1.3, label=name)
+        look = {"linestyle": (0, (4, 2)), "linewidth": 1.3}
+        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
     if level is not None:
         axes.axhline(level[1], color=GREY, linestyle=":", linewidth=1.4, label=level[0])
     for step in boundaries:
