@@ -36,10 +36,10 @@ from .stages import Stage, carry_out, plan
 from .tasks import Task, get_tasks, revisions
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import newest_complete_checkpoint
 from .training.conflicts import ConflictDetail
 from .training.distillation import teacher_logits
 from .training.gradients import GradientRows, Gradients
+from .training.processes import check_alike, is_lost, told_how_it_ends
 from .training.trainer import MultiTaskTrainer
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,36 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
         set_seed(args.seed)  # the trainer's own call comes after the new heads are drawn
     if args.process_index > 0:
         _hide_bars()
+    launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
+    folder = RunFolder(settings, {**given, **launched}, args)
+    with told_how_it_ends(args, lambda: folder.begun):
+        config, data = _prepare_together(folder)
+        make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
+        trainer = make(settings, args, config, data, [folder, *callbacks])
+        metrics = _train_and_score(folder, trainer, data)
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()
+    return metrics
+
+
+def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
+    """`_prepare`, on all processes or on none."""
+    prepared, digests, error = None, {}, None
+    try:
+        prepared = _prepare(folder)
+        if folder.args.world_size > 1:
+            digests = folder.digests(prepared[1])
+    except MinBertError as found:
+        error = found
+    check_alike(folder.shared_recipe(), digests, error)
+    return prepared
+
+
+def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
+    """The config of the model to train, and its data, after all that can be checked before weights load."""
+    settings, args = folder.settings, folder.args
     tasks = get_tasks(settings.tasks)
     _check(settings, args, tasks)
-    folder = RunFolder(settings, given, args)
     folder.pin(folder.commits())
     if args.should_save:
         folder.check()
@@ -103,29 +130,31 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
     data = (pretraining.load_texts if predicts_words else load_data)(folder.settings, args, tasks)
     if args.should_save:
         folder.check_rows(data["train"])
-    make = pretraining.make_trainer if predicts_words else _make_trainer
-    trainer = make(settings, args, config, data, [folder, *callbacks])
-    with _told_on_interrupt(args):
-        try:
-            with _bar_closed(trainer):
-                outcome = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or None)
-        except Exception as error:
-            if folder.begun or isinstance(error, MinBertError):
-                raise
-            with explain("Starting to train", "Mend the recipe."):
-                raise
-        trainer.save_model(_internal_call=True)  # a push comes last, with the scores
-        if args.proximal_evaluate and not predicts_words:
-            with trainer.proximal.in_place():
-                trainer.save_model(str(folder.path / AVERAGED), _internal_call=True)
-        metrics = {}
-        if args.should_save:
-            of_tasks = {} if predicts_words else {**_score(folder.path, trainer, data["dev"]), "leaks": data["leaks"]}
-            metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
-        if args.push_to_hub:
-            trainer.push_to_hub()
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()
+    return config, data
+
+
+def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What `metrics.json` holds, on the first process."""
+    args = folder.args
+    try:
+        with _bar_closed(trainer):
+            outcome = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or None)
+    except Exception as error:
+        if folder.begun or isinstance(error, MinBertError) or is_lost(error):
+            raise
+        with explain("Starting to train", "Mend the recipe."):
+            raise
+    trainer.save_model(_internal_call=True)  # a push comes last, with the scores
+    predicts_words = folder.settings.objective == "mlm"
+    if args.proximal_evaluate and not predicts_words:
+        with trainer.proximal.in_place():
+            trainer.save_model(str(folder.path / AVERAGED), _internal_call=True)
+    metrics = {}
+    if args.should_save:
+        of_tasks = {} if predicts_words else {**_score(folder.path, trainer, data["dev"]), "leaks": data["leaks"]}
+        metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
+    if args.push_to_hub:
+        trainer.push_to_hub()
     return metrics
 
 
@@ -393,20 +422,3 @@ def _bar_closed(trainer: Trainer) -> Iterator[None]:
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
                 callback.training_bar.close()
-
-
-@contextmanager
-def _told_on_interrupt(args: MultiTaskTrainingArguments) -> Iterator[None]:
-    """On Ctrl-C, says what was saved and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size)
-        if checkpoint is None:
-            logger.warning("No checkpoint was saved.")
-        else:
-            logger.warning(
-                "The newest complete checkpoint is %s. Go on with the same command and resume_from_checkpoint=true.",
-                checkpoint,
-            )
-        raise

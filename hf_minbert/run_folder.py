@@ -45,6 +45,10 @@ FIXED_ON_RESUME = (
     "proximal_weight", "proximal_steps", "proximal_momentum", "pretrained_decay",
     "unfreeze", "learning_rates", "weight_decays", "layer_decay",
 )  # fmt: skip
+#: Keys about the share of a step's rows that each process takes.
+PER_PROCESS = ("per_device_train_batch_size", "task_batch_sizes")
+#: Keys that may differ between the machines of one run.
+OF_A_MACHINE = ("data_dir", "cache_dir", "hub_token", "disable_tqdm")
 
 
 class RunFolder(TrainerCallback):
@@ -102,17 +106,33 @@ class RunFolder(TrainerCallback):
         if begun is None:
             return
         (old_settings, old_given), environment = begun
-        old = {**all_values(old_settings, old_given), "number of processes": environment["processes"]}
-        new = {**all_values(self.settings, self.given), "number of processes": self.args.world_size}
+        old, new = all_values(old_settings, old_given), all_values(self.settings, self.given)
+        if environment["processes"] != self.args.world_size:
+            self._check_rows_of_steps(old, new, environment["processes"])
+            for key in PER_PROCESS:
+                del old[key], new[key]
         in_sequence = new["objective"] == "mlm" and new["mlm_order"] == "sequence"  # then it decides the order
         length = ("num_train_epochs", "max_steps") if in_sequence else ()
-        for key in (*FIXED_ON_RESUME, *length, "number of processes"):
-            same = old[key] == new[key]
+        for key in (*FIXED_ON_RESUME, *length):
+            same = old.get(key) == new.get(key)
             if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
                 raise MinBertError(
                     f"The run in {self.path} was started with {key} = {old[key]} and cannot be resumed with "
                     f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
                 )
+
+    def _check_rows_of_steps(self, old: Mapping[str, Any], new: Mapping[str, Any], processes: int) -> None:
+        """Refuses another number of processes, unless their batches together are as large as they were."""
+        now = self.args.world_size
+        wanted = {key: _rescaled(old[key], processes, now) for key in PER_PROCESS}
+        needed = [wanted[key] for key in PER_PROCESS if old[key] is not None]
+        where = f"The run in {self.path} was started with {_counted(processes)}, and {_counted(now)} cannot resume it"
+        if None in needed or any(wanted[key] != new[key] for key in PER_PROCESS):
+            words = " ".join(f"{key}={value}" for key, value in wanted.items() if value is not None)
+            raise MinBertError(
+                f"{where} with these batches: steps would see other rows. Resume it with "
+                f"{_counted(processes) if None in needed else words}, or start anew."
+            )
 
     def begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
         """What the run here began with, recipe and environment; `None` if a checkpoint from elsewhere does."""
@@ -135,7 +155,7 @@ class RunFolder(TrainerCallback):
 
     def check_rows(self, train: Mapping[str, Any]) -> None:
         """Refuses to resume on other training rows. Compares the rows, not their place: a data folder may move."""
-        self.training_rows = {name: _digest(rows) for name, rows in train.items()}
+        self.training_rows = _digests(train)
         begun = self.begun_with() if self.args.resume_from_checkpoint else None
         for name, digest in self.training_rows.items():
             if begun is not None and begun[1]["training_rows"].get(name) != digest:
@@ -143,6 +163,18 @@ class RunFolder(TrainerCallback):
                     f"The training rows of {name!r} are not those that the run in {self.path} was started with, so it "
                     f"cannot be resumed. Give the same data, or start anew."
                 )
+
+    # ---- On several processes --------------------------------------------------------------------------------
+
+    def shared_recipe(self) -> dict[str, Any]:
+        """What must be the same on all of them."""
+        keys = {**vars(self.settings), **self.given}
+        return {key: value for key, value in keys.items() if key not in OF_A_MACHINE}
+
+    def digests(self, data: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Of the rows that were read, by the words for them."""
+        words = {"train": "a digest of the training rows", "dev": "a digest of the dev rows"}
+        return {f"{words[s]} of {name!r}": digest for s in words for name, digest in _digests(data[s]).items()}
 
     # ---- During the run --------------------------------------------------------------------------------------
 
@@ -184,6 +216,23 @@ class RunFolder(TrainerCallback):
 def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of a recipe with its value, those with their defaults that it does not name."""
     return {**{f.name: f.default for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
+
+
+def _counted(processes: int) -> str:
+    return f"{processes} process{'es'[: 2 * (processes > 1)]}"
+
+
+def _rescaled(size: Any, processes: int, now: int) -> Any:
+    """The batch size, or those by task, that give `now` processes together what `processes` had; `None` if none do."""
+    if isinstance(size, Mapping):
+        sizes = {task: _rescaled(own, processes, now) for task, own in size.items()}
+        return None if None in sizes.values() else sizes
+    whole = isinstance(size, int) and size * processes % now == 0
+    return size * processes // now if whole else None
+
+
+def _digests(rows_by_task: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _digest(rows) for name, rows in rows_by_task.items()}
 
 
 def _digest(rows: Any) -> str:

@@ -24,6 +24,7 @@ from .freezing import Freeze, Unfreeze, schedule_of
 from .optimizers import OPTIMIZERS, OwnOptimizer
 from .parameter_groups import check_groups
 from .passes import check_number
+from .processes import check_launch, launched_precision, tell_of_idle_gpus
 from .proximal import proximal_of
 from .regularizers import REGULARIZERS, regularizer_of
 from .smart import Form, Level, Norm, ScoreDivergence, Variant
@@ -251,6 +252,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             self.metric_for_best_model = "eval_overall"
         self._refuse_unsupported()  # before the stock class acts on them, as it does for DeepSpeed
         self._check_ranges()  # nor are the stock words for what is out of range always to the point
+        check_launch(self.use_cpu)
+        if (launched := launched_precision()) and not (self.bf16 or self.fp16):
+            setattr(self, launched, True)  # else some of the code would follow the launcher, and some the recipe
         own = self._own_optimizer()
         super().__post_init__()
         self.optim = own or self.optim
@@ -261,8 +265,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.compile_layers and self.torch_compile:
             raise MinBertError("`compile_layers` and `torch_compile` compile the same layers. Leave one out.")
         if self.n_gpu > 1:
-            # One process would wrap the model in DataParallel, which the step would not use.
-            self._n_gpu = 1
+            tell_of_idle_gpus(self.n_gpu)
+            self._n_gpu = 1  # with more, the stock Trainer wraps the model in DataParallel, which no step would use
 
     @property
     def uses_graphs(self) -> bool:

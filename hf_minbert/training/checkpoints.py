@@ -39,15 +39,24 @@ def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path 
 def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
     """The checkpoint that a trainer's `resume_from_checkpoint` means: of `True` the newest that is whole.
 
+    Says what is lost where another number of processes wrote it.
+
     Raises:
         MinBertError: there is none.
     """
-    if given is not True:
-        return given or None
-    checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size)
+    if not given:
+        return None
+    checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if given is True else Path(given)
     if checkpoint is None:
         raise MinBertError(f"There is no complete checkpoint in {args.output_dir} to resume from.")
     logger.info("Resuming from %s.", checkpoint)
+    if _random_states(checkpoint) != _own_random_states(args.world_size):
+        logger.warning(
+            "%s was written by another number of processes than the %d that go on: weights, optimizer, schedule and "
+            "the place in the data are kept, and dropout is drawn anew.",
+            checkpoint,
+            args.world_size,
+        )
     return str(checkpoint)
 
 
@@ -58,7 +67,10 @@ def checkpoints(folder: str | Path) -> list[Path]:
 
 
 def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
-    """What a checkpoint lacks to resume from it, or `None` if it lacks nothing."""
+    """What a checkpoint lacks to resume from it, or `None` if it lacks nothing.
+
+    The random states are each process's own: those of another number of processes will do as well.
+    """
     names = [name for name in WEIGHTS if (checkpoint / name).exists()]
     if (checkpoint / INDEX).exists():
         try:
@@ -76,7 +88,9 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
         return f"{TEACHER} ends too early"
     if (checkpoint / AGGREGATOR).exists() and not zipfile.is_zipfile(checkpoint / AGGREGATOR):
         return f"{AGGREGATOR} ends too early"
-    randoms = ["rng_state.pth"] if world_size == 1 else [f"rng_state_{rank}.pth" for rank in range(world_size)]
+    written, own = _random_states(checkpoint), _own_random_states(world_size)
+    by_others = len(written) not in (0, len(own)) and written != ["rng_state_0.pth"]  # that is half of what two write
+    randoms = written if by_others else own
     for name in ("optimizer.pt", "scheduler.pt", *randoms):
         if not (checkpoint / name).exists():
             return f"{name} is missing"
@@ -87,6 +101,15 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
     except (OSError, ValueError):
         return "trainer_state.json is missing or cut"
     return None
+
+
+def _random_states(checkpoint: Path) -> list[str]:
+    """The names of the files with the state of each process's random generators."""
+    return sorted(path.name for path in checkpoint.glob("rng_state*.pth"))
+
+
+def _own_random_states(world_size: int) -> list[str]:
+    return ["rng_state.pth"] if world_size == 1 else sorted(f"rng_state_{rank}.pth" for rank in range(world_size))
 
 
 def whole_safetensors(path: Path) -> bool:

@@ -134,9 +134,6 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Traine
                 "`learning_rates`, `weight_decays` and `layer_decay` are for an optimizer that `args.optim` names. "
                 "Leave them out, or `optimizers`."
             )
-        if args.n_gpu > 1:
-            logger.warning("%d GPUs are visible and one is used. To use all: accelerate launch.", args.n_gpu)
-            args._n_gpu = 1  # DataParallel would wrap the model, and the step would not use it
         if args.early_stopping_patience is not None:
             stopping = EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)
             callbacks = [*(callbacks or []), stopping]
@@ -149,8 +146,6 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Traine
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            raise MinBertError("DeepSpeed and FSDP are not supported: the step averages whole gradients itself.")
         # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
         if args.compile_layers:

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.recipe import Value, cast
 from hf_minbert.training.args import REFUSED
+from hf_minbert.training.processes import tell_of_idle_gpus
 
 STOCK = {field.name for field in fields(TrainingArguments)}
 
@@ -321,3 +322,15 @@ def test_nothing_is_reported_unless_asked_for():
 def test_fp16_is_refused_without_a_gpu():
     with pytest.raises(MinBertError, match="needs a GPU"):
         arguments(fp16=True, use_cpu=False)
+
+
+def test_one_process_that_sees_several_gpus_uses_one_and_says_how_to_use_all(monkeypatch, caplog, tmp_path):
+    """With more the stock Trainer would wrap the model in DataParallel."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    tell_of_idle_gpus.cache_clear()
+    for _ in range(2):  # a run in stages makes arguments for each
+        args = MultiTaskTrainingArguments(str(tmp_path))
+        assert args.n_gpu == 1 and args.train_batch_size == args.per_device_train_batch_size
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_minbert")]
+    assert said.startswith("3 GPUs are visible and one process uses one.")
+    assert "accelerate launch --multi_gpu --num_processes 3 scripts/train.py" in said

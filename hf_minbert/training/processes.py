@@ -1,0 +1,196 @@
+"""Several processes as one run: how they were launched, whether they were given the same, and what ends them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from accelerate.utils import gather_object
+
+from ..errors import MinBertError
+from .checkpoints import newest_complete_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+#: What `accelerate launch` tells its processes of a library that would share out the model's weights.
+SHARDING = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpeed"}
+
+
+def check_launch(use_cpu: bool) -> None:
+    """Refuses what a launcher asks for and a run cannot do, before a process touches its GPU.
+
+    Raises:
+        MinBertError: weights would be sharded, or there are more processes than GPUs that they see.
+    """
+    for variable, library in SHARDING.items():
+        if os.environ.get(variable, "false").lower() == "true":
+            raise MinBertError(
+                f"The launcher asks for {library}, which shards weights and gradients, and a step of several tasks "
+                "averages whole gradients itself. A BERT fits each GPU: launch with "
+                "--config_file recipes/accelerate/multi_gpu.yaml."
+            )
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 0 if use_cpu else torch.cuda.device_count()
+    if 0 < gpus < processes:
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if shown is None else f" (CUDA_VISIBLE_DEVICES={shown})"
+        raise MinBertError(
+            f"The launcher started {processes} processes on this machine, and each sees {gpus} GPU{'s'[: gpus > 1]}"
+            f"{hidden}. Launch with --num_processes {gpus}, or show them more."
+        )
+
+
+@cache  # stages and searches make many arguments
+def tell_of_idle_gpus(gpus: int) -> None:
+    """Says that one process uses one of the GPUs that it sees, and how to use all."""
+    logger.warning(
+        "%d GPUs are visible and one process uses one. To use all: accelerate launch --multi_gpu --num_processes %d "
+        "scripts/train.py RECIPE",
+        gpus, gpus,
+    )  # fmt: skip
+
+
+def launched_precision() -> str | None:
+    """The half precision that a launcher's `mixed_precision` asks for."""
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    return launched if launched in ("bf16", "fp16") else None
+
+
+def check_alike(recipe: Mapping[str, object], data: Mapping[str, str], error: MinBertError | None) -> None:
+    """Ends all processes with one sentence if one of them has an error, or something else than the first one.
+
+    Every process must call it, and what the first one raises all do: else the others would wait for it in vain.
+
+    Args:
+        recipe: its keys and values, without those that are a machine's own.
+        data: what was read, by the words for it, as digests.
+        error: what this process found wrong.
+
+    Raises:
+        MinBertError: on all processes alike.
+    """
+    mine = {f"`{key}`": repr(value) for key, value in recipe.items()}, dict(data), error and str(error)
+    everyone = gather_object([mine])
+    _compare([recipe for recipe, _, _ in everyone])
+    for process, (_, _, said) in enumerate(everyone):
+        if said is not None:
+            raise MinBertError(said if process == 0 else f"On process {process}: {said}") from error
+    _compare([data for _, data, _ in everyone])
+
+
+def _compare(everyone: list[dict[str, str]]) -> None:
+    first = everyone[0]
+    for process, other in enumerate(everyone):
+        for what in {**first, **other}:
+            if first.get(what) != other.get(what):
+                raise MinBertError(
+                    f"The processes of a run need the same recipe and the same data. Process 0 has {what} = "
+                    f"{first.get(what, '(nothing)')}, and process {process} has {other.get(what, '(nothing)')}. Give "
+                    "all machines the same."
+                )
+
+
+@contextmanager
+def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool]) -> Iterator[None]:
+    """On Ctrl-C, and where another process of the run is gone, says what was saved and how to go on.
+
+    A process learns that another is gone by an error of the communication (gloo) or, as that may come late (NCCL, see
+    `ddp_timeout`), by the SIGTERM of the launcher that started both.
+
+    Args:
+        args: of the run.
+        begun: whether the checkpoints in its folder are its own.
+    """
+    once = threading.Lock()
+
+    def tell(what: str) -> None:
+        if once.acquire(blocking=False):
+            own = begun() or args.resume_from_checkpoint
+            checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if own else None
+            # At this level every process is heard: the first one may be the one that is gone.
+            level = logging.WARNING if args.world_size == 1 else logging.CRITICAL
+            logger.log(level, "%s%s", what, how_to_go_on(checkpoint))
+
+    me = f"Process {args.process_index} of {args.world_size}"
+    watched = args.world_size > 1 and threading.current_thread() is threading.main_thread()
+    with _watched(lambda: tell(f"{me} was stopped, as when another one has ended. ")) if watched else nullcontext():
+        try:
+            yield
+        except KeyboardInterrupt:
+            if args.process_index == 0:
+                tell("")
+            raise
+        except RuntimeError as error:
+            if not is_lost(error):
+                raise
+            tell(f"{me} ends: another one is gone, or the network is. ")
+            raise SystemExit(1) from error
+
+
+def how_to_go_on(checkpoint: Path | None) -> str:
+    if checkpoint is None:
+        return "No checkpoint was saved."
+    return (
+        f"The newest complete checkpoint is {checkpoint}. Go on with the same command and resume_from_checkpoint=true."
+    )
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether it says that another process cannot be reached. Gloo's errors have no class of their own."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+@contextmanager
+def _watched(tell: Callable[[], None]) -> Iterator[None]:
+    """Inside, a SIGTERM calls `tell` and ends this process.
+
+    A thread does it: Python's own handlers run in the main one, which may wait in NCCL for the process that is gone.
+    """
+    ear, mouth = os.pipe()
+    os.set_blocking(mouth, False)
+
+    def listen() -> None:
+        while heard := os.read(ear, 1):
+            if heard[0] == signal.SIGTERM:
+                tell()
+                sys.stderr.flush()
+                os._exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, _heard_by_the_thread)
+    old = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old)
+        signal.signal(signal.SIGTERM, before)
+        os.close(mouth)
+        thread.join()
+        os.close(ear)
+
+
+def _heard_by_the_thread(*signal_and_frame: object) -> None:
+    """What Python runs: nothing, but without it the thread would hear nothing."""
+
+
+def _forget_watch() -> None:
+    """In a forked child, such as a worker of a loader: its SIGTERM is its own, and not that of this process."""
+    if signal.getsignal(signal.SIGTERM) is _heard_by_the_thread:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_watch)
