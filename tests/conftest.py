@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Together, run_together
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
@@ -148,6 +149,12 @@ def finished_run(tiny_bert, course_dir, tmp_path_factory) -> Path:
     recipe.write_text("".join(f"{key}: {value}\n" for key, value in words.items()), encoding="utf-8")
     train(read_recipe(recipe))
     return folder
+
+
+@pytest.fixture
+def together(tmp_path_factory) -> Callable[..., Together]:
+    """`together(job, processes=2, stop=None)` is `run_together`."""
+    return lambda job, **options: run_together(job, tmp_path_factory.mktemp("said"), **options)
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,26 @@ def average_over_processes(tensors: Iterable[torch.Tensor]) -> None:
     if _processes() == 1:
         return
     for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        for tensor, mean in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-            tensor.copy_(mean.view_as(tensor))
+        _Averaging(bucket).finish()
+
+
+class _Averaging:
+    """Tensors of one dtype on their way to their means over all processes; nothing may touch them before `finish`."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        self.tensors = tensors
+        alone = len(tensors) == 1 and tensors[0].is_contiguous()
+        self.flat = tensors[0].view(-1) if alone else torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.copied = not alone
+        self.work = dist.all_reduce(self.flat, async_op=True)
+
+    def finish(self) -> None:
+        self.work.wait()
+        self.flat /= dist.get_world_size()
+        if self.copied:
+            means = self.flat.split([tensor.numel() for tensor in self.tensors])
+            for tensor, mean in zip(self.tensors, means, strict=True):
+                tensor.copy_(mean.view_as(tensor))
 
 
 def _processes() -> int:
@@ -65,6 +80,9 @@ class Gradients(ABC):
     @abstractmethod
     def add(self, task: str, loss: torch.Tensor) -> None:
         """Differentiates the loss of a task, and adds to its gradient."""
+
+    def complete(self, task: str) -> None:  # noqa: B027 - a sum is complete with the last task
+        """After a task's last backward pass of the step: its gradient may be averaged while the next ones compute."""
 
     @abstractmethod
     def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
@@ -242,6 +260,26 @@ class GradientRows(StaticGradients):
         self._matrix = torch.empty(0)  # [tasks, numbers of the parameters in `_common`]
         self._common: list[int] = []  # parameters that two or more tasks have ever reached
         self._combined: list[torch.Tensor] = []
+        self._averaging: dict[str, list[_Averaging]] = {}  # of tasks that are complete
+        self._averaged: list[str] = []
+
+    def complete(self, task: str) -> None:
+        if self.sharded or _processes() == 1 or not self._common:  # in the first step, it is not known what is shared
+            return
+        row = self._matrix[list(self.rows).index(task)]
+        self._averaging[task] = [_Averaging([row]), *map(_Averaging, _buckets(self._outside(task)))]
+
+    def _outside(self, task: str) -> list[torch.Tensor]:
+        """The task's gradients that are not in the matrix."""
+        common = set(self._common)
+        return [gradient for i, gradient in sorted(self.rows[task].items()) if i not in common]
+
+    def _finish(self) -> None:
+        for averaging in self._averaging.values():
+            for part in averaging:
+                part.finish()
+        self._averaged += self._averaging
+        self._averaging.clear()
 
     def _forget(self, task: str) -> None:
         self._combined = []  # of the last step, whose memory the backward pass can have
@@ -253,6 +291,7 @@ class GradientRows(StaticGradients):
 
     def _adopt(self, task: str, fresh: dict[int, torch.Tensor]) -> None:
         """Moves the rows to a matrix that has a place for every parameter that is now known to be shared."""
+        self._finish()
         self.rows[task] |= fresh
         self._common = self._reached_by_several(list(self.rows))
         sizes = [self.parameters[i].numel() for i in self._common]
@@ -371,11 +410,17 @@ class GradientRows(StaticGradients):
         self.meter.add(self.open, gram, coefficients, [layer for layer, _ in pieces], grams)
 
     def _average(self, matrix: bool) -> None:
+        """Averages what `complete` has not: all of the step's gradients, or without `matrix` those outside of it."""
+        self._finish()
+        left = [task for task in self.open if task not in self._averaged]
+        self._averaged.clear()
         whole = self.open == list(self.rows)
-        in_matrix = set(self._common) if whole else set()
-        average_over_processes([*self._matrix] if whole and matrix else [])
+        if whole and matrix:
+            average_over_processes(self._matrix[list(self.rows).index(task)] for task in left)
         average_over_processes(
-            gradient for task in self.open for i, gradient in sorted(self.rows[task].items()) if i not in in_matrix
+            gradient
+            for task in left
+            for gradient in (self._outside(task) if whole else [g for _, g in sorted(self.rows[task].items())])
         )
 
     def _stacked(self, shared: list[int]) -> torch.Tensor:

@@ -162,7 +162,7 @@ def _watched(tell: Callable[[], None]) -> Iterator[None]:
     os.set_blocking(mouth, False)
 
     def listen() -> None:
-        while heard := os.read(ear, 1):
+        while (heard := os.read(ear, 1)) != b"\0":
             if heard[0] == signal.SIGTERM:
                 tell()
                 sys.stderr.flush()
@@ -177,8 +177,9 @@ def _watched(tell: Callable[[], None]) -> Iterator[None]:
     finally:
         signal.set_wakeup_fd(old)
         signal.signal(signal.SIGTERM, before)
-        os.close(mouth)
+        os.write(mouth, b"\0")  # a closed pipe would not do: a child may hold its other end
         thread.join()
+        os.close(mouth)
         os.close(ear)
 
 

@@ -486,6 +486,8 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Traine
         for task, batch in self._prepare_inputs(inputs).items():
             factor = self._weights[task] / self.current_gradient_accumulation_steps
             found = self._backward(task, batch, factor)
+            if self.accelerator.sync_gradients:
+                self._gradients.complete(task)
             for name, value in found.items():
                 if name not in ("logits", "skipped"):
                     self._record(f"{name}_{task}", value)

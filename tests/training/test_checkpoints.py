@@ -231,13 +231,17 @@ def test_a_run_resumes_past_its_broken_checkpoints(build_trainer, dropout_model,
     assert incomplete(run_folder / "checkpoint-6") is None  # written again
 
 
-def test_each_process_needs_its_random_state(run_folder):
+def test_each_process_needs_its_random_state_unless_another_number_of_them_wrote(run_folder):
     checkpoint = run_folder / "checkpoint-6"
-    assert incomplete(checkpoint, world_size=2) == "rng_state_0.pth is missing"
-    for rank in (0, 1):
-        shutil.copy(checkpoint / "rng_state.pth", checkpoint / f"rng_state_{rank}.pth")
-    assert incomplete(checkpoint, world_size=2) is None
-    assert incomplete(checkpoint, world_size=3) == "rng_state_2.pth is missing"
+    assert incomplete(checkpoint, world_size=2) is None  # one process wrote it
+    (checkpoint / "rng_state.pth").rename(checkpoint / "rng_state_0.pth")
+    assert incomplete(checkpoint, world_size=2) == "rng_state_1.pth is missing"
+    assert incomplete(checkpoint, world_size=1) == "rng_state.pth is missing"
+    shutil.copy(checkpoint / "rng_state_0.pth", checkpoint / "rng_state_1.pth")
+    for processes in (1, 2, 3):
+        assert incomplete(checkpoint, processes) is None
+    cut(checkpoint / "rng_state_1.pth", -1)
+    assert incomplete(checkpoint, world_size=1) == "rng_state_1.pth ends too early"
 
 
 def test_a_checkpoint_in_several_files_needs_each_whole(run_folder):

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 
 @dataclass(frozen=True)
 class Together:
@@ -23,24 +21,23 @@ class Together:
     seconds: float
 
 
-@pytest.fixture
-def together(tmp_path) -> Callable[..., Together]:
-    """`together(job)` calls `job(rank)` in two processes, as a launcher would start them.
+def run_together(
+    job: Callable[[int], object], folder: Path, processes: int = 2, stop: Mapping[int, float] | None = None
+) -> Together:
+    """Calls `job(rank)` in each process, as a launcher would start them.
 
-    `stop={rank: seconds}` sends a process SIGTERM so long after the first one of the others ended, as a launcher does
-    to those that are left.
+    Args:
+        job: what they do.
+        folder: an empty one, for what they print.
+        processes: how many.
+        stop: `{rank: seconds}` sends a process SIGTERM so long after the first one ended, as a launcher does to those
+            that are left.
     """
-    calls = []
-
-    def run(job: Callable[[int], object], processes: int = 2, stop: Mapping[int, float] | None = None) -> Together:
-        calls.append(job)
-        files = [tmp_path / f"said-{len(calls)}-{rank}" for rank in range(processes)]
-        port, start = _free_port(), time.monotonic()
-        pids = [_fork(job, rank, processes, port, file) for rank, file in enumerate(files)]
-        status = _wait(pids, stop or {})
-        return Together(status, [file.read_text() for file in files], time.monotonic() - start)
-
-    return run
+    files = [folder / str(rank) for rank in range(processes)]
+    port, start = _free_port(), time.monotonic()
+    pids = [_fork(job, rank, processes, port, file) for rank, file in enumerate(files)]
+    status = _wait(pids, stop or {})
+    return Together(status, [file.read_text() for file in files], time.monotonic() - start)
 
 
 def _free_port() -> int:
