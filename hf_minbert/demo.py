@@ -27,11 +27,15 @@ EXAMPLES = [
     ["How do I learn to swim?", "How deep is the lake where I learned to swim?"],
 ]
 CSS = """
-.mb-cards {display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem}
+.html-container {padding: 0 !important}
+.mb-cards {display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem;
+  align-items: start}
 .mb-card {border: 1px solid var(--border-color-primary); border-radius: 10px; padding: 1rem; min-width: 0;
   background: var(--block-background-fill); color: var(--body-text-color)}
 .mb-card h2 {font-size: 1.1rem; font-weight: 600; margin: 0 0 .75rem}
-.mb-card h2 small, .mb-quiet {font-size: .85rem; font-weight: 400; color: var(--body-text-color-subdued)}
+.mb-card h2 small, .mb-quiet {font-size: .85rem; font-weight: 400;
+  color: color-mix(in srgb, var(--body-text-color) 72%, transparent)}
+.mb-unread {color: color-mix(in srgb, var(--body-text-color) 45%, transparent)}
 .mb-bar {display: grid; grid-template-columns: minmax(0, 8.5rem) 1fr 3.2rem; gap: .6rem; align-items: center;
   margin: .3rem 0; overflow-wrap: anywhere}
 .mb-bar b, .mb-bar span {line-height: 1.2}
@@ -44,6 +48,7 @@ CSS = """
 .mb-word {border-radius: 4px; padding: .1em .15em; margin: 0 -.05em}
 .mb-note {border-left: 4px solid #d97706; padding: .5rem .8rem; margin: 0 0 1rem; color: var(--body-text-color)}
 .mb-words {margin-top: .9rem; border-top: 1px solid var(--border-color-primary); padding-top: .6rem}
+#examples td, #examples th {white-space: normal; text-align: left}
 .mb-about p {margin: .5rem 0; max-width: 46rem}
 """
 BLUE, ORANGE = "43 123 186", "224 123 0"  # told apart by people who are colour-blind
@@ -163,7 +168,7 @@ def _answer(given: Answer) -> str:
         tag = "b" if number == given.chosen else "span"
         bars.append(
             f'<div class="mb-bar"><{tag}>{escape(label)}</{tag}>{_track(share)}'
-            f'<{tag} class="mb-number">{100 * share:.1f}%</{tag}></div>'
+            f'<{tag} class="mb-number">{share:.1%}</{tag}></div>'
         )
     return "".join(bars)
 
@@ -193,7 +198,7 @@ def _coloured(text: str, words: Sequence[Any], values: Sequence[float], highest:
             f'title="{value:+.3f}">{escape(text[word.start : word.end])}</span>'
         )
         end = word.end
-    return "".join(parts) + f'<span class="mb-quiet">{escape(text[end:])}</span>'
+    return "".join(parts) + f'<span class="mb-unread">{escape(text[end:])}</span>'
 
 
 def _named(given: Answer, found: Attribution) -> str:
@@ -203,17 +208,23 @@ def _named(given: Answer, found: Attribution) -> str:
         for text, words, values in zip(given.texts, given.reading.words, found.values, strict=True)
         for word, value in zip(words, values, strict=True)
     ]
-    score = given.score is not None
-    label = "" if score else f"“{escape(given.task['labels'][given.chosen])}”"
-    sides = (("Raised by", 1), ("Lowered by", -1)) if score else ((f"For {label}", 1), ("Against it", -1))
+    if given.score is None:
+        sides, unit = ((f"For {escape(given.task['labels'][given.chosen])}", 1), ("Against it", -1)), "log-odds"
+        hidden, shown = (f"{share:.1%}" for share in torch.tensor([found.start, found.end]).sigmoid().tolist())
+    else:
+        sides, unit = (("Raised by", 1), ("Lowered by", -1)), "points"
+        hidden, shown = f"{found.start:.2f}", f"{found.end:.2f}"
     said = []
     for side, sign in sides:
         strongest = sorted((item for item in named if item[0] * sign > 0), key=lambda item: -abs(item[0]))[:NAMED]
         if strongest:
-            said.append(f"{side}: " + ", ".join(f"{escape(word)} {value:+.2f}" for value, word in strongest) + ".")
-    unit = "points" if score else "log-odds"
-    said.append(f"All words together: {found.end - found.start:+.2f} {unit}.")
-    return "<br>".join(said)
+            said.append(f"{side}: " + ", ".join(f"“{escape(word)}” {_signed(value)}" for value, word in strongest))
+    together = f"{_signed(found.end - found.start)} {unit}"
+    return "<br>".join([*said, f"All words together: {together}, from {hidden} with every word hidden to {shown}"])
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
 
 
 # ---- The page
@@ -232,12 +243,19 @@ def make_page(model: nn.Module, tokenizer: PreTrainedTokenizerBase, title: str) 
     with gr.Blocks(title=f"{title} - try it", analytics_enabled=False) as page:
         gr.HTML(f"<h1>{escape(title)}</h1><p>Its tasks: {escape(', '.join(model.config.task_names))}.</p>")
         first = gr.Textbox(label="Sentence", max_lines=8, autofocus=True)
-        second = gr.Textbox(label="Second sentence, for tasks about two", max_lines=8, visible=pairs)
+        second = gr.Textbox(label="Second sentence (for tasks about two)", max_lines=8, visible=pairs)
         button = gr.Button("Answer", variant="primary")
         results = gr.HTML(elem_id="results")
-        gr.Examples(EXAMPLES if pairs else EXAMPLES[:1], [first, second])
+        gr.Examples(EXAMPLES if pairs else EXAMPLES[:1], [first, second], elem_id="examples")
         gr.HTML(ABOUT)
-        gr.on([button.click, first.submit, second.submit], reply, [first, second], results, show_progress="hidden")
+        gr.on(
+            [button.click, first.submit, second.submit],
+            reply,
+            [first, second],
+            results,
+            show_progress="hidden",
+            trigger_mode="always_last",
+        )
     return page
 
 

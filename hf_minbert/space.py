@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import MinBertError
 from .io import check_writable, write_atomically
-from .loading import load_config, tasks_of
+from .loading import is_adapter, load_config, tasks_of
 from .prediction import Predictor
 
 #: What the page is made of, by its place in the package; it keeps that place under `minbert_page`.
@@ -65,15 +65,15 @@ def export_space(model: str, folder: Path) -> None:
     there = [name for name in WRITTEN if (folder / name).exists()]
     if there:
         raise MinBertError(f"--export-space {folder} holds {there[0]} already. Delete it, or give another folder.")
-    title, is_local = Path(model).resolve().name, Path(model).is_dir()
-    if is_local:
+    tasks_of(load_config(model), model)
+    title = Path(model).resolve().name
+    # An adapter goes along too, merged: by its id alone it would need peft there, and its heads would be lost.
+    copied = Path(model).exists() or is_adapter(model)
+    if copied:
         predictor = Predictor.from_pretrained(model, device="cpu")
         predictor.model.save_pretrained(folder / "model")  # with its code
         predictor.tokenizer.save_pretrained(folder / "model")
-    else:
-        tasks_of(load_config(model), model)
-        title = model.split("/")[-1]
-    place = 'str(Path(__file__).parent / "model")' if is_local else repr(model)
+    place = 'str(Path(__file__).parent / "model")' if copied else repr(model)
     write_atomically(folder / "app.py", APP.format(model=place, title=title))
     versions = {name: metadata.version(name).split("+")[0] for name in ("torch", "transformers", "gradio")}
     write_atomically(folder / "requirements.txt", "".join(f"{name}=={found}\n" for name, found in versions.items()))
@@ -82,8 +82,8 @@ def export_space(model: str, folder: Path) -> None:
         quoted=json.dumps(title),
         gradio=versions["gradio"],
         python=".".join(platform.python_version_tuple()[:2]),
-        models="" if is_local else f"models: [{model}]\n",
-        what="the model in `model`" if is_local else f"[{model}](https://huggingface.co/{model})",
+        models="" if copied else f"models: [{model}]\n",
+        what="the model in `model`" if copied else f"[{model}](https://huggingface.co/{model})",
     )
     write_atomically(folder / "README.md", readme)
     for name in PAGE:

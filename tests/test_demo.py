@@ -146,7 +146,15 @@ def test_the_strongest_words_are_named_and_have_the_strongest_colours(page):
         [abs(value) / max(map(abs, values)) for value in values], abs=0.02
     )
     best = max(zip(values, (word for *_, word in found), strict=True))
-    assert f"”: {best[1]} {best[0]:+.2f}" in visible(card)
+    assert f": “{best[1]}” {best[0]:+.2f}" in visible(card)
+
+
+def test_what_all_words_change_together_leads_to_the_answer(page, model, tiny_tokenizer):
+    cards = page(FIRST, SECOND)
+    given = answer(model, tiny_tokenizer, "sst", (FIRST,))
+    assert visible(cards["sst"]).endswith(f"with every word hidden to {100 * max(given.probabilities):.1f}%")
+    score = answer(model, tiny_tokenizer, "sts", (FIRST, SECOND)).score
+    assert visible(cards["sts"]).endswith(f"with every word hidden to {score:.2f}")
 
 
 # ---- The command
@@ -173,8 +181,10 @@ def test_a_port_in_use_is_said_in_a_line(minbert, saved):
 def test_what_is_no_model_is_said_in_a_line(minbert, tiny_bert, tmp_path, monkeypatch, words):
     pytest.importorskip("gradio", reason="gradio is not installed")
     monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        words = words or ("--port", free.getsockname()[1])
     for model, said in ((tmp_path / "nothing", "no such folder"), (tiny_bert, "no tasks")):
-        ended = minbert("demo", model, *words, *(() if words else ("--port", 1025 + os.getpid() % 40000)))
+        ended = minbert("demo", model, *words)
         assert (ended.status, ended.err.count("\n")) == (2, 1) and said in ended.err
     assert not (tmp_path / "space").exists()
 
@@ -214,7 +224,7 @@ def test_a_spaces_app_runs_without_the_package_and_answers_the_same(space, page,
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(space)}
     command = [sys.executable, "-c", RUN_APP, FIRST, SECOND]
-    done = subprocess.run(command, cwd=space, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=space, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert visible(done.stdout).strip() == visible(page(FIRST, SECOND)[""])
 
@@ -238,6 +248,7 @@ def test_a_model_of_the_hub_is_named_and_not_copied(tiny_model, tmp_path, monkey
     from hf_minbert import space
 
     monkeypatch.setattr(space, "load_config", lambda name: tiny_model().config)
+    monkeypatch.setattr(space, "is_adapter", lambda name: False)
     space.export_space("somebody/three-tasks", tmp_path)
     assert "MODEL = 'somebody/three-tasks'" in (tmp_path / "app.py").read_text(encoding="utf-8")
     assert not (tmp_path / "model").exists()

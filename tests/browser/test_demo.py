@@ -16,16 +16,16 @@ from hf_minbert import Predictor
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120_000  # milliseconds, on a busy machine
-#: Python imports a module of this name first: the server notes down whom it calls.
+#: Python imports a module of this name first: the server notes down whose address it looks up.
 WATCH = """
 import socket
-connect = socket.socket.connect
-def watched(self, address):
-    if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+look_up = socket.getaddrinfo
+def watched(host, *arguments, **options):
+    if host not in (None, "127.0.0.1", "::1", "localhost"):
         with open({!r}, "a") as calls:
-            print(address, file=calls)
-    return connect(self, address)
-socket.socket.connect = watched
+            print(host, file=calls)
+    return look_up(host, *arguments, **options)
+socket.getaddrinfo = watched
 """
 
 
