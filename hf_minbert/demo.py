@@ -1,7 +1,7 @@
 """A page to try a model: a sentence or two, every task's answer, and the words that moved it.
 
-This file and `evaluation/attribution.py` travel to a Space (`hf_minbert.space`), where the model brings its own code:
-they import published libraries only, and take tasks as a model's config has them.
+This file travels to a Space with what it imports (`hf_minbert.space`), and the model brings its own code there: it may
+import published libraries and files that travel only, and takes tasks as a model's config has them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .evaluation.attribution import Attribution, Reading, integrated_gradients, read
+from .inference import read_logits
 
 if TYPE_CHECKING:
     import gradio
@@ -96,13 +97,11 @@ def answer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, text
     task = model.config.get_task(name)
     reading = read(tokenizer, task, texts, model.config.max_position_embeddings)
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
-    logits = model(**inputs, task=name).logits[0].double().cpu()
+    decoded = read_logits(task["kind"], model(**inputs, task=name).logits.double().cpu().numpy())
     if task["kind"] == "score":
         scale = model.heads.get(name).output_range or task["range"]
-        return Answer(task, texts, reading, 0, (), logits.item(), scale)
-    if task["kind"] == "binary":
-        logits = torch.cat([torch.zeros_like(logits), logits])  # of these, softmax is the sigmoid
-    return Answer(task, texts, reading, int(logits.argmax()), logits.softmax(dim=0).tolist(), None, None)
+        return Answer(task, texts, reading, 0, (), float(decoded.values[0]), scale)
+    return Answer(task, texts, reading, int(decoded.values[0]), decoded.probabilities[0].tolist(), None, None)
 
 
 # ---- HTML

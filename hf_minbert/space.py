@@ -13,7 +13,7 @@ from .loading import is_adapter, load_config, tasks_of
 from .prediction import Predictor
 
 #: What the page is made of, by its place in the package; it keeps that place under `minbert_page`.
-PAGE = ("demo.py", "evaluation/attribution.py")
+PAGE = ("demo.py", "evaluation/attribution.py", "inference.py", "packing.py")
 WRITTEN = ("app.py", "requirements.txt", "README.md", "minbert_page", "model")
 APP = '''"""The page of a Hugging Face Space. On a machine of your own: python app.py"""
 
