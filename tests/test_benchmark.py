@@ -1,0 +1,163 @@
+"""scripts/benchmark.py: every command on a tiny model, and the floor beside torch's own counter."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TINY = ["--random-size", "tiny"]
+
+
+@pytest.fixture(scope="module")
+def benchmarks():
+    """`benchmarks(name)`: a module of scripts/benchmarks; without a name, scripts/benchmark.py."""
+    sys.path.insert(0, str(SCRIPTS))
+    yield lambda name="": importlib.import_module(f"benchmarks.{name}" if name else "benchmark")
+    sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def bench(benchmarks, tmp_path_factory):
+    """`bench(*words)`: what the command prints, and what it writes."""
+    app, file = benchmarks().app, tmp_path_factory.mktemp("numbers") / "numbers.json"
+    verbosity, bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+
+    def run(*words: object) -> tuple[str, dict]:
+        file.unlink(missing_ok=True)
+        result = CliRunner().invoke(app, [*map(str, words), "--json-file", str(file)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout, json.loads(file.read_text(encoding="utf-8"))
+
+    yield run
+    transformers.logging.set_verbosity(verbosity)
+    if bar:
+        transformers.logging.enable_progress_bar()
+
+
+# ---- Every command
+
+
+@pytest.mark.parametrize(
+    ("command", "first", "ways"),
+    [
+        ("step", "stock", {"minbert", "stock"}),
+        ("smart", "plain", {"plain", "smart"}),
+        ("surgery", "sum", {"sum", "pcgrad", "gradvac", "naive"}),
+    ],
+)
+def test_a_step(bench, command, first, ways):
+    printed, found = bench(command, "--size", "tiny", "--batch-size", 2, "--steps", 1, "--device", "cpu")
+    assert set(found["table"]) == ways and found["table"][first][f"time_over_{first}"] == 1
+    for name, row in found["table"].items():
+        assert len(row["seconds"]) == 1 and row["fastest_ms"] <= row["ms"] <= row["slowest_ms"]
+        assert any(line.startswith(f"| {name} ") for line in printed.splitlines())
+    assert found["torch"] == torch.__version__ and torch.__version__ in printed
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
+def test_training_of_one_task_and_of_two(bench, tiny_bert):
+    words = ["--model", tiny_bert, *TINY, "--tasks", "sst,para", "--batch-size", 2, "--steps", 2]
+    _, found = bench("train", *words, "--loops", "stock,packed,naive-pcgrad")
+    stock, packed, naive = (found["table"][name] for name in ("stock", "packed", "naive-pcgrad"))
+    for row, rows in ((stock, 2), (packed, 4), (naive, 4)):
+        assert row["examples_per_s"] == pytest.approx(rows * 2 / row["seconds"][0])
+        assert row["times_stock"] == pytest.approx(row["examples_per_s"] / stock["examples_per_s"])
+        assert row["share_of_product"] == pytest.approx(1e12 * row["tflop_per_s"] / found["hardware"]["flops"])
+    assert stock["tokens_per_s"] / stock["examples_per_s"] == pytest.approx(found["costs"]["para"]["tokens"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
+def test_everything_is_one_table(bench, tiny_bert):
+    words = ["--model", tiny_bert, *TINY, "--batch-sizes", "1,2", "--steps", 1, "--pairs", 8]
+    _, found = bench("all", *words, "--one-task", "stock,packed", "--three-tasks", "packed")
+    parts = ("train para, {}: stock", "train para, {}: packed", "train sst,sts,para, {}: packed")
+    ways = [f"predict para, {{}}: {way}" for way in ("stock", "stock-sorted", "minbert")]
+    assert list(found["table"]) == [name.format(size) for size in (1, 2) for name in (*parts, *ways)]
+
+
+def test_prediction_answers_as_stock_does(bench, tiny_bert):
+    words = ["--model", tiny_bert, *TINY, "--data-dir", "sample", "--pairs", 12, "--batch-size", 2]
+    printed, found = bench("predict", *words, "--rounds", 2, "--device", "cpu")
+    assert set(found["table"]) == {"stock", "stock-sorted", "minbert"}
+    for row in found["table"].values():
+        assert row["logits_differ_by"] < 1e-5 and row["other_classes"] == 0 and row["examples_per_s"] > 0
+    assert "GFLOP a token" in printed
+
+
+def test_growth_of_every_stage(bench, tiny_bert):
+    words = ["--model", tiny_bert, *TINY, "--data-dir", "sample", "--rows", 2, "--batch-size", 8, "--rounds", 1]
+    _, found = bench("growth", *words)
+    assert list(found["table"]) == ["load", "tokenize", "tokenize, kept", "train", "predict"]
+    for row in found["table"].values():
+        most, least = row["us_a_row_at_16x"], row["us_a_row_at_1x"]
+        assert row["16x_over_1x"] == pytest.approx(most / least) and least > 0
+
+
+def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
+    result = CliRunner().invoke(benchmarks().app, ["train", "--model", str(tiny_bert), "--loops", "stock,faster"])
+    assert result.exit_code == 2 and "faster" in result.stderr and "packed" in result.stderr
+
+
+# ---- Ratios and the floor
+
+
+def test_ratios_are_of_the_same_round(benchmarks):
+    """The machine gets slower from round to round. The ratio of the medians would be 3/2."""
+    shared: ModuleType = benchmarks("shared")
+    seconds = {"first": [1.0, 3.0, 9.0], "second": [0.5, 4.5, 4.5]}
+    assert shared.over(seconds, "second", "first") == 0.5
+    table = shared.speeds(seconds, {"first": 10, "second": 20})
+    assert table["second"]["times_first"] == 4 and table["first"]["examples_per_s"] == pytest.approx(10 / 3)
+
+
+@pytest.mark.parametrize("task", ["sst", "para"])
+def test_the_floor_counts_what_torch_counts(benchmarks, tiny_model, task):
+    """Sentences one by one: no padding takes part. Eager attention, whose products the counter sees."""
+    floor = benchmarks("floor")
+    model, lengths = tiny_model([task], attn_implementation="eager"), [3, 11, 20]
+    outputs = model.heads.get(task).linear.out_features
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        for length in lengths:
+            model(input_ids=torch.full((1, length), 7), task=task)
+    assert len(lengths) * floor.forward_flops(model.config, lengths, outputs) == forward.get_total_flops()
+    with FlopCounterMode(display=False) as both:
+        for length in lengths:
+            model(input_ids=torch.full((1, length), 7), labels=torch.tensor([1]), task=task).loss.backward()
+    assert both.get_total_flops() == floor.PASSES["train"] * forward.get_total_flops()
+
+
+def test_what_the_machine_allows(benchmarks):
+    """By hand: 4 examples of 2 operations at 4 a second and 8 bytes at 2 a second take 2 + 4 seconds."""
+    floor = benchmarks("floor")
+    hardware, cost = floor.Hardware(1, flops=4.0, bytes=2.0), floor.Cost(tokens=5.0, flops=2.0, optimizer_bytes=8)
+    row = hardware.beside(0.5, cost, batch_size=4)
+    assert row["floor_examples_per_s"] == pytest.approx(4 / 6)
+    assert row["tokens_per_s"] == 2.5 and row["share_of_product"] == 0.25
+
+
+def test_the_bytes_of_the_optimizer(benchmarks):
+    """Weight, gradient and what AdamW remembers are read; all but the gradient are written."""
+    weight = torch.nn.Parameter(torch.ones(100))
+    weight.grad = torch.ones(100)
+    optimizer = torch.optim.AdamW([weight])
+    optimizer.step()
+    kept = sum(value.nbytes for value in optimizer.state[weight].values() if value.shape == weight.shape)
+    read, written = weight.nbytes + weight.grad.nbytes + kept, weight.nbytes + kept
+    assert read + written == 100 * benchmarks("floor").ADAMW_BYTES
+
+
+@pytest.mark.skipif(find_spec("sentence_transformers") is not None, reason="sentence-transformers is installed")
+def test_cross_encoder_says_what_it_needs(benchmarks, tiny_bert):
+    result = CliRunner().invoke(benchmarks().app, ["train", "--model", str(tiny_bert), "--loops", "cross-encoder"])
+    assert result.exit_code == 2 and "sentence-transformers" in result.stderr
