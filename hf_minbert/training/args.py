@@ -467,6 +467,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
 
         They are no errors: a recipe with `regularizer=none` after it is how a term is left out to compare.
         """
+        tasks = [*tasks]
         chosen = f"`regularizer: {self.regularizer}`"
         idle = [(f"{name}_", chosen, f"`regularizer: {name}`") for name in REGULARIZERS if name != self.regularizer]
         if self.teachers is None:
@@ -480,7 +481,6 @@ class MultiTaskTrainingArguments(TrainingArguments):
             if not any(task.kind == "score" for task in tasks):
                 idle.append(("smart_score_divergence", "these tasks", "scores, and none of them is one"))
         given = [f.name for f in fields(self) if getattr(self, f.name) != _default_of(f)]
-        tasks = [*tasks]
         said = []
         if self.aggregator != "sum" and (reason := self.why_none_conflict([task.name for task in tasks])):
             said.append(f"`aggregator: {self.aggregator}` has no effect: {reason}.")

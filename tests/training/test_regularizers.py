@@ -366,6 +366,7 @@ def test_a_wrong_option_is_refused_by_its_name(tmp_path, given, said):
             ["`smart_score_divergence` has no effect with these tasks. It is for scores, and none of them is one."],
         ),
         ({"regularizer": "smart", "smart_score_divergence": "bernoulli", "smart_weight": 2.0}, []),
+        ({"regularizer": "smart", "aggregator": "pcgrad"}, []),  # all three tasks are counted
         ({"proximal": "momentum", "proximal_steps": 2, "proximal_momentum": [0.9, 0.9]}, []),
     ],
 )
