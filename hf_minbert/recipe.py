@@ -10,7 +10,7 @@ import enum
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +20,8 @@ import yaml
 
 from .errors import MinBertError, unknown_name
 
+#: Settings that the model's config keeps.
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 Objective = Literal["tasks", "mlm"]
 TextOrder = Literal["mixed", "sequence"]
 
@@ -52,7 +54,7 @@ class RunSettings:
         strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
         held_out: tasks, written as in `tasks`, whose dev and test rows are kept out of borrowed rows (see `sources` of
             a task) and of the texts of `objective: mlm`, beside those of `tasks`. Unless given, the package's tasks
-            whose files lie in `data_dir`.
+            whose files lie in `data_dir`. The tasks of later stages are held out in any case.
         drop_shared_sentences: also drop a borrowed row of which a single sentence stands in a dev or test row. They
             are only counted otherwise; a row that stands there whole is always dropped.
         overwrite: train into a folder that holds a run already, which deletes that run.
@@ -93,14 +95,18 @@ class RunSettings:
     mlm_order: TextOrder = "mixed"
 
     def __post_init__(self):
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
+        for name, value in self.dropouts.items():
+            if not 0 <= value < 1:
                 raise MinBertError(f"`{name}` must be at least 0 and less than 1. Found {value}.")
         if not 0 < self.mlm_probability < 1:
             raise MinBertError(f"`mlm_probability` must be more than 0 and less than 1. Found {self.mlm_probability}.")
         if not self.mlm_texts:
             raise MinBertError("`mlm_texts` is empty. Give `tasks`, the path of a text file, or both.")
+
+    @property
+    def dropouts(self) -> dict[str, float]:
+        """The changes to the dropout in the checkpoint's config."""
+        return {name: value for name in DROPOUTS if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -221,10 +227,11 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
 
     Args:
         path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
-        overrides: the words. They hold for all of the recipe's stages, also where one has a line of that key.
+        overrides: the words. They hold for all of the recipe's stages, also where one has a line of that key; one like
+            `stages.heads.max_steps=2` is for the stage `heads` alone, and goes before those for all.
 
     Raises:
-        MinBertError: the file is missing or not YAML, a key stands twice, or a word has no `=`.
+        MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
     """
     path = find_recipe(path)
     try:
@@ -235,6 +242,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     if not isinstance(values, dict):
         raise MinBertError(f"Recipe {path}: expected lines of `key: value`. Found {values.value!r}.")
     given: set[str] = set()
+    of_stages: dict[str, Any] = {}
     for word in overrides:
         key, equals, written = word.partition("=")
         if not equals or not key:
@@ -242,12 +250,38 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
         if key in given:
             raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
         given.add(key)
-        values[key] = read_value(written, f"`{word}`")
-    if "stages" in values and "stages" not in given and isinstance(values["stages"].value, list):
-        for stage in values["stages"].value:
+        value = read_value(written, f"`{word}`")
+        if key.startswith("stages."):
+            of_stages[key] = value.value
+        else:
+            values[key] = value
+    stages = values["stages"].value if "stages" in values else None
+    if "stages" not in given and isinstance(stages, list):
+        for stage in stages:
             for key in given & stage.keys() if isinstance(stage, dict) else ():
                 del stage[key]
+    for key, value in of_stages.items():
+        _, name, own = [*key.split(".", 2), ""][:3]
+        if not own:
+            raise MinBertError(f"{key!r} names no key of a stage. Write for example stages.{name}.max_steps=2.")
+        stages[stage_place(stages, name, f"{key!r}")][own] = value
     return values
+
+
+def stage_names(stages: Sequence[Any]) -> list[str]:
+    """What the stages of a recipe are called: by their `name`, or by their number from 1."""
+    given = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
+    return [str(number if name is None else name) for number, name in enumerate(given, 1)]
+
+
+def stage_place(stages: Any, name: str, where: str) -> int:
+    """The place from 0 of a stage in a recipe's `stages`. Raises `MinBertError`, which begins with `where`."""
+    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
+        raise MinBertError(f"{where}: the recipe has no list of `stages`. Leave `stages.{name}.` out.")
+    names = stage_names(stages)
+    if name not in names:
+        raise MinBertError(f"{where}: {unknown_name('stage', name, names)}")
+    return names.index(name)
 
 
 def read_value(written: str, where: str) -> Value:

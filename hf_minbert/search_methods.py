@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MinBertError, unknown_name
-from .recipe import Value, read_value, recipes_folder
+from .recipe import Value, read_value, recipes_folder, stage_place
 
 SPACE_FILE = ".space.yaml"  # ending of the spaces that come with the package
 #: Keys of a run's folder, which the search gives its trials itself.
@@ -164,13 +164,15 @@ def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
 def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[str, Value]:
     """The recipe with a point of the space in it; `tasks.sst.head` is the line `head` in the entry of `sst`.
 
+    A stage goes by its name, or its number from 1 where it has none; another list's entry by its place from 0.
+
     Raises:
         MinBertError: a key leads into something that is not there or has no parts.
     """
     changed = dict(recipe)
     for entry, raw in values.items():
         for key in keys_of(entry):
-            first, *path = key.split(".")
+            first, *path = _parts(recipe, key)
             whole = _replaced(_tree(changed, first), path, copy.deepcopy(raw), key)
             changed[first] = Value(whole, None if isinstance(whole, list | dict) else _as_text(whole))
     return changed
@@ -180,10 +182,20 @@ def own_values(recipe: Mapping[str, Value], space: Space) -> dict[str, Any]:
     """What the recipe itself says of the space's keys; without those of which it says nothing."""
     found = {}
     for entry in space:
-        said = [_looked_up(_tree(recipe, first), path) for first, *path in (k.split(".") for k in keys_of(entry))]
+        parts = (_parts(recipe, key) for key in keys_of(entry))
+        said = [_looked_up(_tree(recipe, first), path) for first, *path in parts]
         if None not in said and all(value == said[0] for value in said):
             found[entry] = said[0]
     return found
+
+
+def _parts(recipe: Mapping[str, Value], key: str) -> list[str]:
+    """A key's way into the recipe, with the place of a stage instead of its name."""
+    first, *path = key.split(".")
+    if first == "stages" and path:
+        stages = recipe["stages"].value if "stages" in recipe else None
+        path[0] = str(stage_place(stages, path[0], f"`--space`: `{key}`"))
+    return [first, *path]
 
 
 def _tree(recipe: Mapping[str, Value], key: str) -> Any:
@@ -331,8 +343,11 @@ def _of(values: Mapping[str, Any], trials: Sequence[Trial]) -> Trial | None:
 
 
 def _exhausted(space: Space, trials: Sequence[Trial]) -> bool:
-    lists = [choices for choices in space.values() if isinstance(choices, list)]
-    return len(lists) == len(space) and len(trials) >= math.prod(map(len, lists))
+    """Whether every combination was tried. Those of a range of fractions have no end."""
+    if any(isinstance(choices, Range) and not choices.whole for choices in space.values()):
+        return False
+    sizes = (int(c.high - c.low) + 1 if isinstance(c, Range) else len(c) for c in space.values())
+    return len(trials) >= math.prod(sizes)
 
 
 METHODS: dict[str, Method] = {"grid": grid, "random": draw, "coordinate": coordinate, "optuna": optuna}
