@@ -29,7 +29,7 @@ from .data.files import load_split
 from .data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
 from .data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from .errors import MinBertError, explain, unknown_name
-from .loading import check_encoder, load_config, load_masked_lm, load_tokenizer
+from .loading import check_encoder, load_masked_lm, load_tokenizer
 from .modeling_minbert import IGNORED
 from .publishing.trainer import PushesToHub
 from .recipe import RunSettings
@@ -78,20 +78,16 @@ def without_effect(args: MultiTaskTrainingArguments) -> list[str]:
     return sorted(name for name, default in plain.items() if getattr(args, name) != default)
 
 
-def model_config(settings: RunSettings) -> MinBertConfig:
-    """The config of the checkpoint's encoder, with the recipe's dropout and without tasks.
+def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:
+    """Makes of the config of the checkpoint's encoder one without tasks.
 
     Raises:
-        MinBertError: there is no such checkpoint, it has private layers, or `max_length` does not fit.
+        MinBertError: it has private layers, or `max_length` does not fit.
     """
-    changes = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
-    name = settings.model_name_or_path
-    given = {key: value for key, value in changes.items() if value is not None}
-    config = load_config(name, settings.model_revision, **given)
     if config.private_owner is not None:
         raise MinBertError(
-            f"`objective: mlm` trains one encoder, and some of the layers of {name!r} were trained for each task "
-            "alone. Start from a plain encoder."
+            f"`objective: mlm` trains one encoder, and some of the layers of {settings.model_name_or_path!r} are for "
+            "each task alone. Start from a plain encoder."
         )
     config.rearrange(tasks=None, private_layers=0, private_encoders=False)
     check_max_length(settings.max_length, config.max_position_embeddings)

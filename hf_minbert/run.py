@@ -7,7 +7,6 @@ import tempfile
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,13 @@ from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
 from .run_folder import AVERAGED, RunFolder
-from .stages import Stage, carry_out, plan
+from .stages import Stage, carry_out, plan, with_later_held_out
 from .tasks import Task, get_tasks, revisions
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.conflicts import ConflictDetail
 from .training.distillation import teacher_logits
+from .training.freezing import check_layers
 from .training.gradients import GradientRows, Gradients
 from .training.processes import check_alike, is_lost, told_how_it_ends
 from .training.trainer import MultiTaskTrainer
@@ -56,29 +56,48 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     """
     stages = plan(values)
     if stages:
-        _check_stages(stages)
+        check_stages(stages)
+        stages = with_later_held_out(stages)
     metrics = carry_out(values, stages, _train) if stages else _train(values)
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
     return metrics
 
 
-def _check_stages(stages: Sequence[Stage]) -> None:
-    """Raises what a later stage's tasks, heads and arguments would only after hours of training."""
+def check_stages(stages: Sequence[Stage]) -> None:
+    """Raises, as a `MinBertError`, what a later stage's tasks, heads and layers would only after hours of training."""
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
             "`push_to_hub` would send each stage by itself. Leave it out, and send the whole by `minbert publish`."
         )
+    config, before = None, None
     for number, stage in enumerate(stages, 1):
-        tasks = get_tasks(stage.settings.tasks)
+        settings, tasks = stage.settings, get_tasks(stage.settings.tasks)
         try:
-            _check(stage.settings, stage.args, tasks)
-            # What a stage begins with is not there yet; it has the shape of what the first one begins with.
-            model_config(replace(stage.settings, model_name_or_path=stages[0].settings.model_name_or_path), tasks)
-            if number > 1:
-                adapters.check_follows(stages[number - 2].settings, stage.settings)
+            _check(settings, stage.args, tasks)
+            # What a stage begins with is not there yet, but its shape is known: that which the one before ends with.
+            begins = before is None or settings.model_name_or_path != str(before.folder)
+            config = _config(settings, stage.args, tasks, None if begins else config)
+            if not begins:
+                adapters.check_follows(before.settings, settings)
         except MinBertError as error:
             raise MinBertError(f"Stage {number} ({stage.name}): {error}") from error
+        before = stage
+
+
+def _config(
+    settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task], config: MinBertConfig | None = None
+) -> MinBertConfig:
+    """The config of the model that a run trains, whatever its objective. Raises as `model_config`.
+
+    Args:
+        config: the checkpoint's, where that is not there yet.
+    """
+    config = _checkpoints(settings) if config is None else config
+    if settings.objective == "mlm":
+        return pretraining.arrange(config, settings)
+    check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
+    return _arrange(config, settings, tasks)
 
 
 def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
@@ -96,7 +115,7 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
     with told_how_it_ends(args, lambda: folder.begun):
         config, data = _prepare_together(folder)
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
-        trainer = make(settings, args, config, data, [folder, *callbacks])
+        trainer = make(settings, args, config, data, [*callbacks, folder])
         metrics = _train_and_score(folder, trainer, data)
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
@@ -125,7 +144,7 @@ def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
     if args.should_save:
         folder.check()
     predicts_words = settings.objective == "mlm"
-    config = pretraining.model_config(settings) if predicts_words else model_config(settings, tasks)
+    config = _config(settings, args, tasks)
     tasks = _pinned(tasks, folder)
     data = (pretraining.load_texts if predicts_words else load_data)(folder.settings, args, tasks)
     if args.should_save:
@@ -321,12 +340,14 @@ def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
     Raises:
         MinBertError: there is no such checkpoint, a task's head cannot be built, or `max_length` does not fit.
     """
-    changes = {key: getattr(settings, key) for key in ("hidden_dropout_prob", "attention_probs_dropout_prob")}
-    config = load_config(
-        settings.model_name_or_path,
-        settings.model_revision,
-        **{key: value for key, value in changes.items() if value is not None},
-    )
+    return _arrange(_checkpoints(settings), settings, tasks)
+
+
+def _checkpoints(settings: RunSettings) -> MinBertConfig:
+    return load_config(settings.model_name_or_path, settings.model_revision, **settings.dropouts)
+
+
+def _arrange(config: MinBertConfig, settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
     with explain("Building the tasks' layers and heads", "Mend the recipe."):
         sharing = {} if settings.private_layers is None else {"private_layers": settings.private_layers}
         config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)

@@ -28,8 +28,8 @@ from typing import Any
 
 from .errors import MinBertError, did_you_mean, explain
 from .io import check_writable, write_atomically, write_json
-from .recipe import Value, split_recipe, write_recipe
-from .run import model_config
+from .recipe import Value, split_recipe, stage_names, write_recipe
+from .run import check_stages, model_config
 from .search_methods import (
     ENDING,
     OF_THE_SEARCH,
@@ -204,7 +204,8 @@ class SearchFolder:
         stages = self.recipe["stages"].value if "stages" in self.recipe else None
         for key in (key for entry in self.space for key in keys_of(entry)):
             if stages and all(key.split(".")[0] in stage for stage in stages):
-                raise MinBertError(f"`--space`: each stage has a line `{key}` of its own. Write stages.0.{key}.")
+                one = f"stages.{stage_names(stages)[0]}.{key}"
+                raise MinBertError(f"`--space`: each stage has a line `{key}` of its own. Write {one}.")
         if (self.path / "search.json").is_file():
             self._check_same(method)
         points = [
@@ -239,7 +240,9 @@ class SearchFolder:
         tasks = get_tasks(last.tasks)
         by_name = {task.name: task for task in tasks}
         args.check_tasks(by_name)
-        if not stages:  # else what the last one begins with is not there yet
+        if stages:
+            check_stages(stages)
+        else:
             model_config(settings, tasks)
         known = args.metrics_of(by_name[name] for name in args.chosen_tasks("eval_tasks", by_name))
         return [name for name in known if not name.endswith("_loss")]  # a finished run is scored without

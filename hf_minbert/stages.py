@@ -15,15 +15,20 @@ import shutil
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from .data.files import located
+from .data.leaks import guarded_tasks, scored_rows, usually_held_out
 from .errors import MinBertError, explain
 from .io import check_writable, write_json
-from .recipe import RunSettings, Value, split_recipe, write_recipe
+from .loading import load_config
+from .recipe import RunSettings, Value, split_recipe, stage_names, write_recipe
 from .run_folder import RUN_FILES, RunFolder, all_values
+from .tasks import get_tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, newest_complete_checkpoint
 
@@ -43,6 +48,9 @@ WITHOUT_TRACE = (
     "hub_token",
     "tasks",
 )
+
+#: Fields of a task that say where its dev and test rows lie.
+PLACES = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns")
 
 #: Carries out one run: from its recipe and further callbacks to what its `metrics.json` holds.
 Run = Callable[[Mapping[str, Value], Sequence[TrainerCallback]], dict[str, Any]]
@@ -81,7 +89,13 @@ class Stage:
         """
         run = RunFolder(self.settings, self.given, self.args)
         run.check_same_run()
-        begun, _ = run.begun_with()
+        begun = run.begun_with()
+        if begun is None:
+            raise MinBertError(
+                f"Stage {self.name!r} has finished, but {self.folder} lacks recipe.yaml or environment.json, which "
+                f"say how. Put them back, or start anew with overwrite=true."
+            )
+        begun, _ = begun
         old, new = all_values(*begun), all_values(self.settings, self.given)
         for key in sorted(old.keys() - {*WITHOUT_TRACE}):
             if old[key] != new[key]:
@@ -107,24 +121,77 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
         )
     common = {key: value for key, value in values.items() if key not in OF_ALL}
     root, before, stages = Path(_text(values, "output_dir")), None, []
-    for number, stage in enumerate(given, 1):
-        name = str(stage.get("name", number))
+    chain: list[Stage] = []  # those that follow each other from one checkpoint
+    for number, (name, stage) in enumerate(zip(stage_names(given), given, strict=True), 1):
         where = f"Stage {number} ({name})"
         _check_stage(where, name, stage, [earlier.name for earlier in stages])
         own = {key: _value(value) for key, value in stage.items() if key != "name"}
-        if before is not None:
-            own.setdefault("model_name_or_path", _value(str(before)))
+        if before is None or "model_name_or_path" in own:
+            chain = []
+        else:
+            own["model_name_or_path"] = _value(str(before))
+            own |= _dropouts_again(chain, {**common, **own})
         before = root / FOLDER / f"{number}-{name}"
         try:
             stages.append(_typed(name, {**common, **own, "output_dir": _value(str(before))}))
         except MinBertError as error:
             raise MinBertError(f"{where}: {error}") from error
+        chain.append(stages[-1])
     return stages
 
 
+def _dropouts_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
+    """The first checkpoint's dropout for a stage that says none, after others that did.
+
+    What a stage says is for that stage, and a saved model would hand its dropout on.
+    """
+    said = {name for stage in chain for name in stage.settings.dropouts}
+    missing = [name for name in said if name not in values or values[name].value is None]
+    if not missing:
+        return {}
+    first = chain[0].settings
+    config = load_config(first.model_name_or_path, first.model_revision)
+    return {name: _value(getattr(config, name)) for name in missing}
+
+
+def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages, each with the tasks of those after it in its `held_out`, unless they are held out anyway.
+
+    What one stage learns by heart another must not be scored on.
+    """
+    found = []
+    for place, stage in enumerate(stages):
+        held_out = _held_out(stage.settings, [later.settings for later in stages[place + 1 :]])
+        values = stage.values if held_out is None else {**stage.values, "held_out": Value(held_out, None)}
+        found.append(_typed(stage.name, values))
+    return found
+
+
+def _held_out(settings: RunSettings, later: Sequence[RunSettings]) -> dict[str, Any] | None:
+    """What `held_out` must be; `None` if it need not change."""
+    known = guarded_tasks(get_tasks(settings.tasks), settings.held_out, settings.data_dir)
+    there = [scored_rows(task) for task in known]
+    more: dict[str, Any] = {}
+    for other in later:
+        for name, entry in _entries(other.tasks).items():
+            task = get_tasks({name: entry})[0]
+            if other.data_dir != settings.data_dir:
+                task = located(task, other.data_dir)
+                entry = {**(entry or {}), **{key: value for key in PLACES if (value := getattr(task, key))}}
+            if scored_rows(task) not in there:
+                more[name] = entry
+    given = usually_held_out(settings.data_dir) if settings.held_out is None else settings.held_out
+    return {**_entries(given), **more} if more else None
+
+
+def _entries(tasks: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """Tasks as a recipe names them, always as a mapping."""
+    return dict(tasks) if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
+
+
 def _check_stage(where: str, name: str, stage: Mapping[str, Any], earlier: Sequence[str]) -> None:
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise MinBertError(f"{where}: `name` becomes a folder's: letters, digits, `-`, `_` and `.`. Found {name!r}.")
+    if not re.fullmatch(r"[\w-]+", name):
+        raise MinBertError(f"{where}: `name` becomes a folder's: letters, digits, `-` and `_`. Found {name!r}.")
     if name in earlier:
         raise MinBertError(f"{where}: another stage has that name already. Give each a name of its own.")
     for key in OF_ALL:
@@ -164,14 +231,15 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
         bool(key in values and values[key].value) for key in ("resume_from_checkpoint", "overwrite")
     )
     _check_folder(root, values, stages, resumes, overwrites)
-    # Decided before anything runs, so that all processes decide alike.
-    finished = {stage.name: stage.metrics() if resumes else None for stage in stages}
-    for stage in stages:
-        if finished[stage.name] is not None:
-            stage.check_finished()
+    # Decided before anything runs, so that all processes decide alike. Behind a stage that has not finished none has:
+    # what may stand there is of an older run.
+    metrics = ((stage.name, stage.metrics()) for stage in stages) if resumes else ()
+    finished = dict(takewhile(lambda found: found[1] is not None, metrics))
+    for stage in stages[: len(finished)]:
+        stage.check_finished()
     for number, stage in enumerate(stages, 1):
         where = f"Stage {number} of {len(stages)}, {stage.name}"
-        if finished[stage.name] is not None:
+        if stage.name in finished:
             logger.info("%s: finished earlier, in %s.", where, stage.folder)
             continue
         logger.info("%s: in %s.", where, stage.folder)
@@ -216,7 +284,8 @@ def _check_folder(
 class _Begun(TrainerCallback):
     """At a stage's first step, deletes what an older run left of the stages after it, and of the whole.
 
-    Not earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
+    It comes before the stage's own folder is cleared, so that no later stage outlives the one that it began with. Not
+    earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
     """
 
     def __init__(self, root: Path, kept: Sequence[Stage]):
@@ -227,6 +296,8 @@ class _Begun(TrainerCallback):
             return
         self.begun = True
         older = [path for path in self.root.glob(f"{FOLDER}/*") if path not in self.kept]
+        for folder in (self.root, *older):  # first what says that a run finished: this may be cut off
+            (folder / "metrics.json").unlink(missing_ok=True)
         for path in (*older, *(self.root / name for name in RUN_FILES)):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 

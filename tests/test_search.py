@@ -125,6 +125,14 @@ def test_optuna_ends_where_every_combination_was_tried():
     assert sorted((p["a"], p["b"]) for p in points) == [(1, 3), (1, 4), (2, 3), (2, 4)]
 
 
+@pytest.mark.parametrize("method", ["random", "optuna"])
+def test_a_range_of_whole_numbers_comes_to_an_end_too(method):
+    if method == "optuna":
+        pytest.importorskip("optuna", reason="needs optuna: pip install 'hf_minbert[search]'")
+    points = tried(method, {"a": Range(1, 3), "b": [True, False]}, lambda p: p["a"])
+    assert sorted((p["a"], p["b"]) for p in points) == [(a, b) for a in (1, 2, 3) for b in (False, True)]
+
+
 def test_optuna_that_is_not_installed_is_named_with_the_remedy(monkeypatch, minbert, recipe):
     monkeypatch.setitem(sys.modules, "optuna", None)
     ended = minbert("search", recipe, "--space", f"{{{RATES}}}", "--method", "optuna", "--output-dir", "there")
@@ -170,14 +178,14 @@ def test_a_space_comes_from_a_file_or_a_word(tmp_path):
 def test_a_key_may_lie_inside_a_task_a_stage_or_several_places():
     stages = [{"name": "a"}, {"seed": 5}]
     recipe = {"tasks": Value(["sst", "sts"], None), "seed": Value(1, "1"), "stages": Value(stages, None)}
-    values = {DROPOUT: 0.2, "stages.1.seed": 7, "task_weights.sts": 2.0, "seed, data_seed": 3}
+    values = {DROPOUT: 0.2, "stages.2.seed": 7, "task_weights.sts": 2.0, "seed, data_seed": 3}
     changed = {key: value.value for key, value in with_values(recipe, values).items()}
     assert changed == {
         "tasks": {"sst": {"head_options": {"dropout": 0.2}}, "sts": None}, "stages": [{"name": "a"}, {"seed": 7}],
         "task_weights": {"sts": 2.0}, "seed": 3, "data_seed": 3,
     }  # fmt: skip
     assert recipe["stages"].value[1] == {"seed": 5}
-    assert own_values(recipe, dict.fromkeys([*values, "stages.0.seed"], [0])) == {"stages.1.seed": 5}
+    assert own_values(recipe, dict.fromkeys([*values, "stages.a.seed"], [0])) == {"stages.2.seed": 5}
     with pytest.raises(MinBertError, match=r"`seed.low` asks for 'low' in 1, which has no such part"):
         with_values(recipe, {"seed.low": 1})
 
@@ -404,7 +412,7 @@ def test_a_search_over_a_line_of_a_stage(recipe, training, tmp_path):
     recipe, seen = read_recipe(recipe), []
     recipe["stages"] = Value([{"objective": "mlm"}, {"name": "tasks", "weight_decay": 0.5}], None)
     training(lambda values: seen.append(values["stages"]) or len(seen) / 10)
-    search(recipe, {"stages.1.weight_decay": [0.1, 0.2]}, method="grid", output_dir=tmp_path / "search")
+    search(recipe, {"stages.tasks.weight_decay": [0.1, 0.2]}, method="grid", output_dir=tmp_path / "search")
     assert seen == [[{"objective": "mlm"}, {"name": "tasks", "weight_decay": decay}] for decay in (0.1, 0.2)]
     best = read_recipe(tmp_path / "search" / "best.yaml")
     assert best["stages"].value[1]["weight_decay"] == 0.2
@@ -413,7 +421,7 @@ def test_a_search_over_a_line_of_a_stage(recipe, training, tmp_path):
 def test_a_line_that_each_stage_has_itself_is_no_key_to_search(recipe, tmp_path):
     recipe = read_recipe(recipe)
     recipe["stages"] = Value([{"seed": 1}, {"name": "b", "seed": 2}], None)
-    with pytest.raises(MinBertError, match=r"each stage has a line `seed` of its own. Write stages.0.seed"):
+    with pytest.raises(MinBertError, match=r"each stage has a line `seed` of its own. Write stages.1.seed"):
         search(recipe, {"seed": [1]}, method="grid", output_dir=tmp_path / "search")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -138,12 +139,80 @@ def test_a_finished_run_that_is_resumed_trains_nothing_and_says_the_same(train, 
     assert again == metrics
 
 
+def test_behind_a_stage_that_has_not_finished_none_has(train, tmp_path):
+    """A new run over an old one may be killed while it clears the folder."""
+    train(f"output_dir={tmp_path / 'whole'}")
+    train("seed=7")
+    shutil.rmtree(tmp_path / "run" / "stages" / "1-heads")
+    train("resume_from_checkpoint=true")
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    (tmp_path / "run" / "stages" / "1-heads" / "environment.json").unlink()
+    with pytest.raises(
+        MinBertError, match=r"Stage 'heads' has finished, but .* lacks recipe.yaml or environment.json"
+    ):
+        train("resume_from_checkpoint=true")
+
+
 def test_words_after_the_recipe_hold_for_all_stages(train, tmp_path):
     metrics = train("max_steps=1")
     assert [stage["global_step"] for stage in metrics["stages"].values()] == [1, 1, 1]
     saved = read_recipe(tmp_path / "run" / "recipe.yaml")
     assert saved["max_steps"].value == 1
     assert saved["stages"].value[1] == {"name": "all", "learning_rate": 5e-4, "aggregator": "pcgrad"}
+
+
+def test_a_word_for_one_stage_is_for_that_stage_by_its_name_or_number(train, tmp_path):
+    metrics = train("stages.heads.max_steps=2", "max_steps=1", "stages.3.max_steps=3")
+    assert [stage["global_step"] for stage in metrics["stages"].values()] == [2, 1, 3]
+    assert read_recipe(tmp_path / "run" / "recipe.yaml")["stages"].value[0]["max_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["stages.head.max_steps=2"], "'stages.head.max_steps': Unknown stage 'head'. Did you mean 'heads'?"),
+        (["stages.heads=2"], "'stages.heads' names no key of a stage. Write for example stages.heads.max_steps=2"),
+        (["stages.heads.max_step=2"], "Stage 1 (heads): Unknown key 'max_step'. Did you mean 'max_steps'?"),
+        (["stages.heads.max_steps=two"], "Stage 1 (heads): `max_steps` must be a whole number. Found two"),
+        (["stages=null", "stages.heads.max_steps=2"], "'stages.heads.max_steps': the recipe has no list of `stages`"),
+        (["stages.heads.output_dir=x"], "Stage 1 (heads): `output_dir` is of the whole recipe"),
+    ],
+)
+def test_a_wrong_word_for_one_stage_is_answered(train, words, said):
+    with pytest.raises(MinBertError, match=re.escape(said)):
+        train(*words)
+
+
+def test_a_stage_without_dropout_hands_none_on(train, tiny_bert, tmp_path):
+    """What a saved model's config says is what the next one would begin with."""
+    words = "stages=[{name: a, attention_probs_dropout_prob: 0.3, max_steps: 1}, {name: b, max_steps: 1}]"
+    train(words, "hidden_dropout_prob=0.2")
+    saved = [json.loads((tmp_path / f"run/stages/{name}/config.json").read_text()) for name in ("1-a", "2-b")]
+    own = json.loads((tiny_bert / "config.json").read_text())["attention_probs_dropout_prob"]
+    assert own != 0.3
+    assert [config["attention_probs_dropout_prob"] for config in saved] == [0.3, own]
+    assert [config["hidden_dropout_prob"] for config in saved] == [0.2, 0.2]
+
+
+def test_dev_rows_of_a_later_stages_own_task_are_not_pretrained_on(train, tmp_path):
+    rows = {"train": ["xylo one,a", "xylo two,b"], "dev": ["Pi in the sky,a", "quite another,b"]}
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    for split, lines in rows.items():
+        (folder / f"{split}.csv").write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
+    (folder / "words.txt").write_text("pi in the SKY.\na dog plays\n", encoding="utf-8")
+    files = f"{{train: {folder}/train.csv, dev: {folder}/dev.csv}}"
+    own = f"{{kind: binary, text_columns: text, labels: [a, b], files: {files}}}"
+    words = f"{{name: words, objective: mlm, mlm_texts: ['{folder}/words.txt'], max_steps: 1}}"
+    for other in ("", f"data_dir: {folder}, "):
+        tasks = own.replace(f"{folder}/", "") if other else own
+        stages = f"stages=[{words}, {{name: own, {other}tasks: {{own: {tasks}}}, max_steps: 1}}]"
+        leaks = train(stages, "overwrite=true")["stages"]["words"]["leaks"]
+        counts = leaks[f"{folder}/words.txt"]
+        assert (counts["rows"], counts["dropped"]) == (2, 1)
+        assert counts["matches"] == {"own dev": {"rows": 1, "sentences": 1}}
+    saved = read_recipe(tmp_path / "run" / "stages" / "1-words" / "recipe.yaml")["held_out"].value
+    assert list(saved) == ["sst", "para", "sts", "own"]  # beside those that are held out anyway
 
 
 def test_an_older_run_is_kept_or_replaced_whole(train, tmp_path):
@@ -210,6 +279,22 @@ def test_another_recipe_does_not_go_on_with_it(train, stop_at, recipe, old, new,
         ("[{name: a}, {name: b, train_tasks: [nli]}]", "Stage 2 (b): `train_tasks`"),
         ("[{name: a}, {name: b, tasks: {sts: {head: cosine}}}]", "Stage 2 (b): Building the tasks' layers and heads"),
         ("[{name: a}, {name: b, learning_rate: -1}]", "Stage 2 (b)"),
+        ("[{name: a}, {name: b, max_steps: 0}]", "Stage 2 (b): `max_steps` must be at least 1. Found 0"),
+        ("[{name: a}, {name: b, freeze: 3}]", "Stage 2 (b): `freeze` is 3 layers, and the model has 2"),
+        (
+            "[{name: a}, {name: b, freeze: encoder, unfreeze: {5: 9}}]",
+            "Stage 2 (b): `unfreeze.5` is 9 layers, and the model has 2",
+        ),
+        (
+            "[{name: a, private_layers: 1}, {name: b, objective: mlm}]",
+            "Stage 2 (b): `objective: mlm` trains one encoder",
+        ),
+        (
+            "[{name: a, private_layers: 1}, {name: b, tasks: [para]}]",
+            "Stage 2 (b): Building the tasks' layers and heads failed",
+        ),
+        ("[{name: a b, max_steps: 1}]", "Stage 1 (a b): `name` becomes a folder's"),
+        ("[{name: a.b, max_steps: 1}]", "Stage 1 (a.b): `name` becomes a folder's"),
     ],
 )
 def test_a_wrong_stage_is_refused_before_the_first_one_begins(train, tmp_path, stages, said):

@@ -139,6 +139,17 @@ def pinned(task: Task, data_dir: str | Path | None) -> Task:
     return hub.pinned(task) if _is_on_hub(task, data_dir) else task
 
 
+def located(task: Task, data_dir: str | Path | None) -> Task:
+    """The task, with paths that do not depend on `data_dir` any more."""
+    if _is_on_hub(task, data_dir):
+        return hub.on_hub(task)
+    folder = _folder(task, data_dir)
+    if task.dataset:
+        return replace(task, dataset=str(_saved(task, folder).resolve()))
+    files = {split: [str(path.resolve()) for path in _paths(task, data_dir, split)] for split in task.files}
+    return replace(task, files=files)
+
+
 def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     """Rows of `read_rows` as a dataset with fixed column types, never guessed from the values."""
     import datasets

@@ -63,8 +63,9 @@ class HeldOut:
 
     def add(self, name: str, texts: Iterable[str | tuple[str, ...]]) -> None:
         keys = [key for key in map(_key, texts) if key is not None]
-        self.rows[name] = Counter(keys)
-        self.sentences[name] = {text for key in keys for text in key}
+        # two tasks of one name may share rows, each of which counts as often as one of them has it
+        self.rows[name] = self.rows.get(name, Counter()) | Counter(keys)
+        self.sentences[name] = self.sentences.get(name, set()) | {text for key in keys for text in key}
 
     @classmethod
     def of(cls, tasks: Iterable[Task], data_dir: str | Path | None) -> HeldOut:
@@ -139,16 +140,32 @@ def _key(row: str | tuple[str, ...]) -> Key | None:
 def guarded_tasks(
     tasks: Iterable[Task], more: Iterable[str] | Mapping[str, Any] | None, data_dir: str | Path | None
 ) -> list[Task]:
-    """The tasks whose dev and test rows are held out: those of a recipe and `more`.
+    """The tasks whose dev and test rows are held out: those of a recipe and `more`, each with rows of its own once.
 
     Args:
-        more: as a recipe's `tasks`; unless given, the tasks of the package whose files lie in `data_dir`.
+        more: as a recipe's `held_out`; unless given, the tasks of the package whose files lie in `data_dir`.
+
+    Raises:
+        MinBertError: `more` names no task.
     """
     if more is None:
-        others = [task for task in TASKS.values() if has_files(task, data_dir)]
-    else:
+        more = usually_held_out(data_dir)
+    try:
         others = get_tasks(more) if more else []
-    return list({task.name: task for task in (*others, *tasks)}.values())
+    except MinBertError as error:
+        raise MinBertError(f"`held_out`: {error}") from error
+    return list({scored_rows(task): task for task in (*others, *tasks)}.values())
+
+
+def usually_held_out(data_dir: str | Path | None) -> list[str]:
+    """Names of the package's tasks whose files lie in `data_dir`."""
+    return [name for name, task in TASKS.items() if has_files(task, data_dir)]
+
+
+def scored_rows(task: Task) -> str:
+    """The same for tasks that have the same name and the same dev and test rows."""
+    files = [task.files.get(split) for split in ("dev", "test")]
+    return repr([task.name, task.text_columns, files, task.dataset, task.dataset_config, task.splits, task.columns])
 
 
 def load_training(

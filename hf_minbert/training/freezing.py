@@ -88,6 +88,14 @@ def _check_freeze(name: str, frozen: object) -> None:
         raise unknown_name(name, frozen, [*get_args(Freeze), "a number of layers"])
 
 
+def check_layers(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Unfreeze | None, layers: int) -> None:
+    """Raises `MinBertError` if more layers are to be frozen than the model has."""
+    for step, frozen in schedule_of(freeze, unfreeze).items():
+        if isinstance(frozen, int) and frozen > layers:
+            name = f"unfreeze.{step}" if step else "freeze"
+            raise MinBertError(f"`{name}` is {frozen} layers, and the model has {layers}. Give at most {layers}.")
+
+
 def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:
     """What is frozen in each epoch where they free one layer more each, the uppermost first (ULMFiT)."""
     first = {"encoder": layers, "embeddings": 0}[freeze] if isinstance(freeze, str) else freeze
@@ -110,7 +118,7 @@ class Freezing(TrainerCallback):
         freed: called between two steps where something was freed.
 
     Raises:
-        MinBertError: as `schedule_of`, or there are more layers than the model has.
+        MinBertError: as `schedule_of` and `check_layers`.
     """
 
     def __init__(
@@ -121,10 +129,8 @@ class Freezing(TrainerCallback):
         freed: Callable[[], None] = lambda: None,
     ):
         layers = model.config.num_hidden_layers
+        check_layers(freeze, unfreeze, layers)
         self.schedule = schedule_of(freeze, unfreeze)
-        for frozen in self.schedule.values():
-            if isinstance(frozen, int) and frozen > layers:
-                raise MinBertError(f"`freeze` is {frozen} layers, and the model has {layers}. Give at most {layers}.")
         self.epochs = _gradually(freeze, layers) if unfreeze == "gradual" else []
         self.model, self.freed = model, freed
         self.levels = {p: level_of(name) for name, p in model.named_parameters() if p.requires_grad}

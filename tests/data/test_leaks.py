@@ -159,6 +159,23 @@ def test_dev_and_test_of_tasks_that_the_run_has_not_are_held_out_too(folder):
     assert guarded_tasks(tasks, None, "hub") == guarded_tasks(tasks, [], folder) == tasks
 
 
+def test_two_tasks_of_one_name_are_both_held_out_and_a_row_of_both_counts_once(folder):
+    """As where a later stage scores a task on rows of its own."""
+    mine = {"files": {"train": "ids-sst-train.csv", "dev": "ids-sst-test-student.csv", "test": "ids-sst-dev.csv"}}
+    tasks = get_tasks({"sst": mine})
+    assert guarded_tasks(tasks, ["sst"], folder) == [TASKS["sst"], *tasks]
+    both = HeldOut.of(guarded_tasks(tasks, ["sst"], folder), folder)
+    alone = HeldOut.of([TASKS["sst"]], folder)
+    assert both.rows["sst dev"] == both.rows["sst test"] == alone.rows["sst dev"] | alone.rows["sst test"]
+    other = get_tasks({"sst": {"files": {**TASKS["sst"].files, "train": "more.csv"}}})
+    assert guarded_tasks(other, ["sst"], folder) == other  # the same rows are scored
+
+
+def test_what_held_out_names_wrongly_is_said_of_it(folder):
+    with pytest.raises(MinBertError, match="`held_out`: Unknown task 'stt'. Did you mean 'sts'?"):
+        guarded_tasks([], ["stt"], folder)
+
+
 def test_overlap_of_a_tasks_own_splits_is_counted_and_stays(folder):
     chosen = {"sst": {"files": {"train": ["ids-sst-train.csv", "ids-sst-dev.csv"], "dev": "ids-sst-dev.csv"}}}
     rows, counts = loaded(folder, chosen)

@@ -301,7 +301,7 @@ def test_the_pooler_alone_trains_heads_that_read_it(make_trainer, tiny_model, fi
     ("given", "said"),
     [
         ({"freeze": 3}, "`freeze` is 3 layers, and the model has 2."),
-        ({"freeze": "encoder", "unfreeze": {1: 4}}, "`freeze` is 4 layers, and the model has 2."),
+        ({"freeze": "encoder", "unfreeze": {1: 4}}, "`unfreeze.1` is 4 layers, and the model has 2."),
         ({"freeze": 0}, "`freeze` must be a number of layers from 1. Found 0. .* embeddings"),
         ({"freeze": True}, "Unknown freeze True"),
         ({"freeze": "layers"}, "Unknown freeze 'layers'"),
