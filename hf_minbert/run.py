@@ -93,11 +93,11 @@ def _config(
     Args:
         config: the checkpoint's, where that is not there yet.
     """
-    config = _checkpoints(settings) if config is None else config
     if settings.objective == "mlm":
-        return pretraining.arrange(config, settings)
+        return pretraining.arrange(_checkpoints(settings) if config is None else config, settings)
+    config = model_config(settings, tasks) if config is None else _arrange(config, settings, tasks)
     check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
-    return _arrange(config, settings, tasks)
+    return config
 
 
 def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
