@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from ..recipe import recipe_text
 from ..tasks import KIND_METRICS, Task
 from ..weights import MODEL
-from .files import Upload, is_listed, is_on_hub, portable
+from .files import ADAPTER_CONFIG, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
 
 #: What is known of the package's tasks beyond their numbers.
@@ -50,12 +51,13 @@ def model_card(
         base_model: the Hub id of what it was trained from, where the folder does not know it.
         license: an identifier of the Hub, such as `apache-2.0`; who publishes must know it.
     """
-    paths = [upload.path for upload in uploads]
-    bases = [base_model] if base_model else saved.bases()
+    uploads = list(uploads)
+    paths, under = [upload.path for upload in uploads], _under_adapter(uploads)
+    bases = [under] if under else [base_model] if base_model else saved.bases()
     sections = [
         _head(saved, repo_id),
         _tasks(saved),
-        _use(saved, repo_id, paths),
+        _use_adapter(saved, repo_id, under) if under else _use(saved, repo_id, paths),
         _scores(saved),
         _limits(saved),
         _data(saved, bases),
@@ -63,12 +65,14 @@ def model_card(
         _plots(paths),
         _licence(license),
     ]
-    metadata = _metadata(saved, repo_id, bases, license, adapter=_is_adapter(paths))
+    metadata = _metadata(saved, repo_id, bases, license, adapter=under is not None)
     return f"---\n{metadata}\n---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _is_adapter(paths: Iterable[str]) -> bool:
-    return any(path.startswith("adapter_") for path in paths)
+def _under_adapter(uploads: Iterable[Upload]) -> str | None:
+    """The model that an adapter lies on; `None` if the files are no adapter's."""
+    config = next((upload.content for upload in uploads if upload.path == ADAPTER_CONFIG), None)
+    return None if config is None else json.loads(config)["base_model_name_or_path"]
 
 
 # ---- For machines ------------------------------------------------------------------------------------------------
@@ -168,11 +172,6 @@ def _tasks(saved: SavedModel) -> str:
 
 
 def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
-    if _is_adapter(paths):
-        return (
-            "## Use\n\nThis is an adapter; it needs its base model and hf_minbert:\n\n```bash\n"
-            f'minbert predict {repo_id} --task {next(iter(saved.tasks), "TASK")} --text "{EXAMPLES[0]}"\n```'
-        )
     blocks = ["## Use", "Without hf_minbert, with transformers 5.17 or newer (the model brings its own code):"]
     if not saved.tasks:
         return "\n\n".join([*blocks, f"```python\n{_loading(repo_id, 'AutoModelForMaskedLM')}\n```"])
@@ -202,6 +201,41 @@ def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
             f"minbert train recipe.yaml model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further",
             "accelerate launch --multi_gpu --num_processes 2 -m hf_minbert train recipe.yaml \\",
             f"    model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further")]  # fmt: skip
+    return "\n\n".join(blocks)
+
+
+def _use_adapter(saved: SavedModel, repo_id: str, under: str) -> str:
+    name, task = next(iter(saved.tasks.items()))
+    given = ", ".join(f'["{text}"]' for text in EXAMPLES[: len(task.text_columns)])
+    calls = [line for task in saved.tasks.values() for line in _call(task)]
+    blocks = [
+        "## Use",
+        f"This is an adapter of the library peft, with the heads that were trained with it; it lies on `{under}`. "
+        "Without hf_minbert, with transformers 5.17 or newer (the adapter brings the code):",
+        _code(
+            "python",
+            "from peft import PeftModel",
+            "from transformers import AutoConfig, AutoTokenizer",
+            "from transformers.dynamic_module_utils import get_class_from_dynamic_module",
+            "",
+            f'name, base = "{repo_id}", "{under}"',
+            "tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)",
+            "config = AutoConfig.from_pretrained(name, trust_remote_code=True)",
+            # The Auto classes would look for the code beside the base model.
+            'MinBert = get_class_from_dynamic_module("modeling_minbert.MinBertForMultiTask", name)',
+            "model = PeftModel.from_pretrained(MinBert.from_pretrained(base, config=config), name).eval()",
+            "",
+            *calls,
+        ),
+        "With hf_minbert:",
+        _code(
+            "python",
+            "from hf_minbert import Predictor",
+            "",
+            f'predictor = Predictor.from_pretrained("{repo_id}")',
+            f'print(predictor("{name}", {given}))',
+        ),
+    ]
     return "\n\n".join(blocks)
 
 
@@ -283,7 +317,7 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
     else:
         parts.append("What it was trained on is not recorded: the model's folder has no recipe.")
     parts.append(_leaks(saved.metrics.get("leaks") or {}))
-    if MODEL in bases:
+    if MODEL in (*bases, *saved.bases()):
         parts.append(MINILM_NOTE)
     return "## Data\n\n" + "\n\n".join(part for part in parts if part)
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hf_minbert import MinBertForMultiTask
+from hf_minbert import MinBertForMultiTask, Predictor, get_tasks
+from hf_minbert.publishing.card import EXAMPLES
 
 TEXTS = ["a good film.", "why is the dog very bad"]
 #: Loads a model as its card says and asks every task; `result` is task to logits.
@@ -72,6 +73,21 @@ def test_the_code_of_the_card_runs(published, stranger, publisher):
     assert len(ours) == 1 and len(blocks) >= 3
     for block in blocks:
         (publisher if block in ours else stranger).run(block)
+
+
+def test_the_card_of_an_ensemble_with_a_pair_read_apart_asks_it_rightly(
+    hub, publisher, stranger, tiny_model, tiny_tokenizer, tmp_path
+):
+    (apart,) = get_tasks({"sts": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}})
+    tiny_model(tasks=("sst", apart), private_encoders=True).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "merge.json").write_text(json.dumps({"method": "ensemble", "models": ["a", "b"]}))
+    status, _, err = publisher.minbert("publish", tmp_path, "me/ensemble")
+    assert status == 0, err
+    code = re.search(r"```python\n(.*?)```", hub.repos["models"]["me/ensemble"]["README.md"].decode(), re.DOTALL)[1]
+    found = stranger.run(f'{code}\nresult = model(**inputs, task="sts").logits.item()')  # the card asks sts last
+    (wanted,) = Predictor.from_pretrained(tmp_path, device="cpu")("sts", *([text] for text in EXAMPLES))
+    assert found == pytest.approx(wanted["prediction"], abs=1e-6)
 
 
 def test_only_what_the_run_made_goes_up_and_no_local_path(published, finished_run, tiny_bert, course_dir):
