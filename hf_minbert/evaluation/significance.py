@@ -14,26 +14,40 @@ CONFIDENCE = 0.95
 #: Rows that a resample draws at a time, times resamples: bounds the memory.
 _BATCH = 2_000_000
 
-#: From class ids or scores and labels, both [N], to a number.
-Statistic = Callable[[np.ndarray, np.ndarray], float]
+#: From the places of rows, [rows], to a number.
+Statistic = Callable[[np.ndarray], float]
 
 
-def statistics_of(task: Task) -> dict[str, Statistic]:
-    """The metrics of the task's kind, fast enough for thousands of resamples; the values are those of `metrics`."""
-    from scipy.stats import rankdata
+def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, Statistic]:
+    """The metrics of the task's kind, of those rows that are asked for; fast enough for thousands of resamples.
 
-    classes = len(task.labels)
+    The numbers are those of `value_metrics`.
+
+    Args:
+        values, labels: class ids or scores, both [N].
+    """
     if task.kind == "score":
-        return {"pearson": _pearson, "spearman": lambda x, y: _pearson(rankdata(x), rankdata(y))}
-    accuracy = {"accuracy": lambda x, y: float((x == y).mean())}
+        codes = [np.unique(x, return_inverse=True)[1] for x in (values, labels)]
+        return {
+            "pearson": lambda i: _pearson(values[i], labels[i]),
+            "spearman": lambda i: _pearson(_ranks(codes[0][i]), _ranks(codes[1][i])),
+        }
+    classes = len(task.labels)
+    accuracy = {"accuracy": lambda i: float((values[i] == labels[i]).mean())}
     if task.kind == "binary":
-        return accuracy | {"f1": lambda x, y: float(_f1(x, y, classes)[1])}
-    return accuracy | {"macro_f1": lambda x, y: float(_f1(x, y, classes).mean())}
+        return accuracy | {"f1": lambda i: float(_f1(values[i], labels[i], classes)[1])}
+    return accuracy | {"macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean())}
 
 
 def _pearson(values: np.ndarray, labels: np.ndarray) -> float:
     """Without the p-value, which takes scipy ten times as long."""
     return 0.0 if is_constant(values) or is_constant(labels) else float(np.corrcoef(values, labels)[0, 1])
+
+
+def _ranks(codes: np.ndarray) -> np.ndarray:
+    """Ranks of whole numbers, ties at their mean rank, without sorting."""
+    counts = np.bincount(codes)
+    return (np.cumsum(counts) - (counts - 1) / 2)[codes]
 
 
 def _f1(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -43,7 +57,7 @@ def _f1(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     return np.divide(2 * hits, rows, out=np.zeros(classes), where=rows > 0)
 
 
-def bootstrap(statistic: Callable[[np.ndarray], float], rows: int, seed: int = 0) -> np.ndarray:
+def bootstrap(statistic: Statistic, rows: int, seed: int = 0) -> np.ndarray:
     """What a statistic comes to on sets of `rows` rows drawn with replacement (Efron 1979).
 
     Args:

@@ -71,16 +71,14 @@ def _differences(build: Builder, answers: Answers, theirs: Answers) -> list[list
     task, labels = answers.task, answers.labels
     scores = [value_metrics(task, of.values, labels) for of in (answers, theirs)]
     rows = []
-    for metric, statistic in statistics_of(task).items():
+    ours, others = (statistics_of(task, of.values, labels) for of in (answers, theirs))
+    for metric, statistic in ours.items():
         first, second = scores[0][metric], scores[1][metric]
         cells = [f"{task.name}, {metric}", number(first), number(second), signed(second - first)]
         if len(labels) < 2:
             rows.append([*cells, "one row", "one row"])
             continue
-        drawn = bootstrap(
-            lambda i, s=statistic: s(theirs.values[i], labels[i]) - s(answers.values[i], labels[i]),
-            len(labels), build.seed,
-        )  # fmt: skip
+        drawn = bootstrap(lambda i, a=statistic, b=others[metric]: b(i) - a(i), len(labels), build.seed)
         p = bootstrap_p(drawn)
         if metric == "accuracy":
             p = mcnemar(answers.values == labels, theirs.values == labels)[2]

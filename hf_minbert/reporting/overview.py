@@ -55,10 +55,8 @@ def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], 
     task, values, labels = answers.task, answers.values, answers.labels
     found, constant = value_metrics(task, values, labels), analysis.constant_answer(task, labels)[1]
     rows, main = [], None
-    for metric, statistic in statistics_of(task).items():
-        drawn = None
-        if len(labels) > 1:
-            drawn = bootstrap(lambda i, s=statistic: s(values[i], labels[i]), len(labels), build.seed)
+    for metric, statistic in statistics_of(task, values, labels).items():
+        drawn = bootstrap(statistic, len(labels), build.seed) if len(labels) > 1 else None
         main = drawn if metric == task.metric else main
         bounds = between(interval(drawn)) if drawn is not None else "one row"
         score = number(found[metric])

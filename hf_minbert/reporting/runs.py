@@ -301,7 +301,8 @@ def _add_rows(answers: Answers, data_dir: str | None) -> None:
     except MinBertError as error:
         answers.missing = f"Without labels and texts of {task.name}: {error} Where the data is now, says --data-dir."
         return
-    if rows["id"] != answers.ids and list(rows["id"]) != answers.ids:
+    columns = rows[:]  # as lists: a column by itself is read row by row
+    if columns["id"] != answers.ids:
         answers.missing = (
             f"Without labels and texts of {task.name}: the {len(rows):,} dev rows found are not the "
             f"{len(answers.ids):,} that were predicted; their ids differ. Give the folder with the run's data by "
@@ -309,5 +310,5 @@ def _add_rows(answers: Answers, data_dir: str | None) -> None:
         )
         return
     kind = np.float64 if answers.is_score else np.int64
-    answers.labels = np.asarray(rows["label"], dtype=kind)
-    answers.texts = list(zip(*(rows[name] for name in task.text_columns), strict=True))
+    answers.labels = np.asarray(columns["label"], dtype=kind)
+    answers.texts = list(zip(*(columns[name] for name in task.text_columns), strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from hf_minbert.evaluation.decoding import Decoded
 from hf_minbert.evaluation.metrics import overall, value_metrics
 from hf_minbert.evaluation.submission import write_predictions
 from hf_minbert.io import json_line, write_json
-from hf_minbert.tasks import get_tasks
+from hf_minbert.tasks import Task, get_tasks
 
 WORDS = [
     "the",
@@ -54,11 +54,11 @@ def _decoded(task, labels: np.ndarray, random: np.random.Generator) -> Decoded:
 
 @pytest.fixture(scope="session")
 def make_data() -> Callable[..., Path]:
-    """`make_data(folder, size)`: train and dev files of three tasks, the labels the same for the same size."""
+    """`make_data(folder, size, tasks=TASKS)`: train and dev files, the labels the same for the same size."""
 
-    def make(folder: Path, size: int) -> Path:
+    def make(folder: Path, size: int, tasks: Sequence[Task] = TASKS) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        for task in TASKS:
+        for task in tasks:
             for split, seed in (("train", 1), ("dev", 2)):
                 ids, texts, labels = _rows(task, size, np.random.default_rng(seed))
                 header = ["", "id", *task.text_columns, task.label_column]
@@ -73,22 +73,25 @@ def make_data() -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Path]:
-    """`make_run(folder, data, size, seed=1, **changed)`: a finished run on that data.
+    """`make_run(folder, data, size, seed=1, tasks=TASKS, **changed)`: a finished run on that data.
 
     `changed` replaces a task's predictions, `sst=lambda labels: Decoded(...)`.
     """
 
-    def make(folder: Path, data: Path, size: int, seed: int = 1, **changed: Callable) -> Path:
+    def make(
+        folder: Path, data: Path, size: int, seed: int = 1, tasks: Sequence[Task] = TASKS, **changed: Callable
+    ) -> Path:
         random, metrics = np.random.default_rng(seed), {}
-        for task in TASKS:
+        for task in tasks:
             ids, _, labels = _rows(task, size, np.random.default_rng(2))
             decoded = _decoded(task, labels, random)
             decoded = changed.get(task.name, lambda labels, own=decoded: own)(labels)
             write_predictions(folder / "predictions" / f"{task.name}-dev.csv", task, ids, decoded)
             metrics[task.name] = value_metrics(task, np.nan_to_num(decoded.values), labels)
         flat = {f"eval_{task}_{name}": value for task, of in metrics.items() for name, value in of.items()}
-        flat |= {f"eval_{name}": value for name, value in overall(TASKS, metrics).items()}
-        recipe = f"model_name_or_path: bert\noutput_dir: {folder}\ndata_dir: {data}\ntasks: [sst, para, sts]\n"
+        flat |= {f"eval_{name}": value for name, value in overall(tasks, metrics).items()}
+        names = ", ".join(task.name for task in tasks)
+        recipe = f"model_name_or_path: bert\noutput_dir: {folder}\ndata_dir: {data}\ntasks: [{names}]\n"
         (folder / "recipe.yaml").write_text(f"{recipe}seed: {seed}\n", encoding="utf-8")
         (folder / "log.jsonl").write_text("".join(map(json_line, _log(flat, random))), encoding="utf-8")
         write_json(folder / "environment.json", {"seed": seed, "device": "cpu", "processes": 1, "versions": {}})

@@ -23,6 +23,7 @@ from hf_minbert.reporting import plots, report  # noqa: E402
 from hf_minbert.reporting.builder import Builder  # noqa: E402
 from hf_minbert.reporting.document import Document, Example, Examples, Picture, Section, Table, Text, escaped  # noqa: E402
 from hf_minbert.reporting.runs import read_run  # noqa: E402
+from hf_minbert.tasks import get_tasks  # noqa: E402
 
 PICTURES = [
     *(f"curve-{task}-{what}" for task in ("sst", "para", "sts") for what in ("loss", "score")), "curve-overall-score",
@@ -65,9 +66,10 @@ class Undrawn(Builder):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _few_resamples():
+def _quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(significance, "RESAMPLES", 200)
+        patch.setattr(plots, "DPI", 40)
         yield
 
 
@@ -335,6 +337,8 @@ def test_a_failing_picture_or_section_never_loses_the_rest(run, tmp_path, monkey
     def broken(*arguments, **options):
         raise ZeroDivisionError("no such colour")
 
+    for name in ("curves", "bins", "scatter", "class_counts", "score_counts"):
+        monkeypatch.setattr(plots, name, lambda *arguments, **options: b"png")
     monkeypatch.setattr(plots, "confusion", broken)
     monkeypatch.setattr("hf_minbert.reporting.by_task.neighbours", broken)
     ended = minbert("report", run, "--output-dir", tmp_path)
@@ -346,21 +350,27 @@ def test_a_failing_picture_or_section_never_loses_the_rest(run, tmp_path, monkey
     assert {*PICTURES} - names == {"sst-confusion", "para-confusion"}
 
 
-def test_it_needs_no_screen_and_heeds_no_settings(run, tmp_path):
+def test_it_needs_no_screen_and_heeds_no_settings(run, tmp_path, forget_metrics):
+    cut = shutil.copytree(run, tmp_path / "run")  # has curves alone, which is quicker
+    forget_metrics(cut)
     (tmp_path / "matplotlibrc").write_text("backend: TkAgg\ntext.usetex: True\naxes.facecolor: black\n")
     code = "import sys; from hf_minbert.cli import main; main(sys.argv[1:])"
     environment = {"MPLBACKEND": "TkAgg", "MATPLOTLIBRC": str(tmp_path), "PATH": "", "PYTHONPATH": ":".join(sys.path)}
-    words = ["report", str(run), "--output-dir", str(tmp_path / "out")]
+    words = ["report", str(cut), "--output-dir", str(tmp_path / "out")]
     ended = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0 and ended.stderr == "", ended.stderr
     assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_twenty_thousand_rows_take_under_twenty_seconds(make_data, make_run, tmp_path):
-    data = make_data(tmp_path / "data", 20_000)
-    folder = make_run(tmp_path / "run", data, 20_000)
+    (sts,) = get_tasks(["sts"])  # scores take the longest
+    data = make_data(tmp_path / "data", 20_000, [sts])
+    folder = make_run(tmp_path / "run", data, 20_000, tasks=[sts])
     start = time.process_time()  # of this process alone: others may be at work
-    page, failures = report.report(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(significance, "RESAMPLES", 1000)
+        patch.setattr(plots, "DPI", 160)
+        page, failures = report.report(folder)
     assert not failures and time.process_time() - start < 20
     assert page.stat().st_size < 4e6
 
