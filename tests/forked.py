@@ -1,5 +1,6 @@
 """Runs a job in several processes that talk by gloo, forked from this one: libraries load once."""
 
+import gc
 import logging
 import os
 import signal
@@ -61,6 +62,7 @@ def _fork(job: Callable[[int], object], rank: int, processes: int, port: int, sa
         if processes > 1:
             os.environ.update({name: str(value) for name, value in {**launched, **where}.items()})
         logging.getLogger("hf_minbert").handlers.clear()  # they write to a file of the test before
+        gc.freeze()  # each training collects garbage, which takes longer than it while all libraries are searched
         job(rank)
         status = 0
     except SystemExit as exit:
@@ -74,9 +76,9 @@ def _fork(job: Callable[[int], object], rank: int, processes: int, port: int, sa
 
 
 def _wait(pids: list[int], stop: Mapping[int, float]) -> list[int]:
-    """The status of each, after at most a minute; what is still there then is killed."""
+    """The status of each, after at most two minutes; what is still there then is killed."""
     ended: dict[int, int] = {}
-    deadline, first_end = time.monotonic() + 60, None
+    deadline, first_end = time.monotonic() + 120, None
     while len(ended) < len(pids) and time.monotonic() < deadline:
         for rank, pid in enumerate(pids):
             if rank not in ended and (found := os.waitpid(pid, os.WNOHANG))[0]:

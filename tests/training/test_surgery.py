@@ -101,6 +101,7 @@ def test_a_library_aggregator_trains(make_trainer):
         ({"mixing": "temperature", "gradient_accumulation_steps": 2}, None),
         ({"freeze": "encoder", "unfreeze": {1: "none"}}, None),
         ({"freeze": "embeddings", "mixing": "once"}, None),
+        ({"regularizer": "smart"}, None),
         ({"aggregator": "sum", "mixing": "proportional", "freeze": "encoder"}, None),
     ],
     ids=str,
