@@ -9,7 +9,7 @@ from typing import Any
 from ..recipe import recipe_text
 from ..tasks import KIND_METRICS, Task
 from ..weights import MODEL
-from .files import ADAPTER_CONFIG, Upload, is_listed, is_on_hub, portable
+from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
 
 #: What is known of the package's tasks beyond their numbers.
@@ -379,8 +379,10 @@ def _as_measured(saved: SavedModel) -> str:
 
 
 def _plots(paths: Iterable[str]) -> str:
-    plots = [path for path in paths if is_listed(path, ("report/*.png", "report/*.svg"))]
-    shown = [f"![{path.split('/')[-1].rsplit('.', 1)[0].replace('_', ' ')}]({path})" for path in plots]
+    plots = [path for path in paths if is_listed(path, PLOTS)]
+    shown = [
+        f"![{path.split('/')[-1].rsplit('.', 1)[0].replace('-', ' ').replace('_', ' ')}]({path})" for path in plots
+    ]
     return "## Plots\n\n" + "\n\n".join(shown) if shown else ""
 
 

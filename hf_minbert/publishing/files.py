@@ -14,6 +14,7 @@ from ..data.hub import is_hub_id
 from ..errors import MinBertError
 from ..io import json_line
 from ..recipe import read_recipe, recipe_text
+from ..reporting.document import PICTURES
 from ..training.checkpoints import INDEX, whole_safetensors
 from ..weights import MODEL
 
@@ -24,7 +25,7 @@ ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
 #: What a run, or a merge, says of itself. They are read, and go up without local paths.
 RECORDS = ("recipe.yaml", "environment.json", "metrics.json", "merge.json", "log.jsonl")
-PLOTS = ("report/*.png", "report/*.svg")
+PLOTS = (f"report/{PICTURES}/*.png",)  # of `minbert report`
 SECRET = ("hub_token",)
 #: All that may go up beside the code that the config names. What lies there of an older push and is on this list, but
 #: not in the new push, goes away.
@@ -81,7 +82,7 @@ def left_here(folder: Path, uploads: Iterable[Upload]) -> list[str]:
 
 
 def _files(folder: Path) -> list[str]:
-    paths = [path for path in (*folder.iterdir(), *folder.glob("report/*")) if path.is_file()]
+    paths = [path for path in (*folder.iterdir(), *folder.glob(f"report/{PICTURES}/*")) if path.is_file()]
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 

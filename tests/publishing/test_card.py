@@ -47,15 +47,15 @@ def model_with(tiny_model, tiny_tokenizer, folder: Path, recipe: str, **given) -
 def test_files_of_other_names_stay(run):
     for name in ("notes.txt", "secrets.py", "optimizer.pt", "model.bin", ".env"):
         (run / name).write_text("mine")
-    (run / "report").mkdir()
-    (run / "report" / "loss.png").write_bytes(b"png")
-    (run / "report" / "index.html").write_text("/home/ann")
+    (run / "report" / "pictures").mkdir(parents=True)
+    (run / "report" / "pictures" / "sst-confusion.png").write_bytes(b"png")
+    (run / "report" / "report.html").write_text("/home/ann")
     found = prepare(run, "me/model")
     sent = {upload.path for upload in found.uploads}
-    assert {"report/loss.png", "config.json", "recipe.yaml", "README.md", "heads.py"} <= sent
-    assert not sent & {"notes.txt", "secrets.py", "optimizer.pt", "model.bin", ".env", "report/index.html"}
+    assert {"report/pictures/sst-confusion.png", "config.json", "recipe.yaml", "README.md", "heads.py"} <= sent
+    assert not sent & {"notes.txt", "secrets.py", "optimizer.pt", "model.bin", ".env", "report/report.html"}
     assert {"notes.txt", "secrets.py", "predictions", "training_args.bin"} <= set(found.left)
-    assert "![loss](report/loss.png)" in found.card
+    assert "![sst confusion](report/pictures/sst-confusion.png)" in found.card
 
 
 @pytest.mark.parametrize(
