@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, islice
@@ -109,6 +110,9 @@ def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
         features=encoder.features(),
         keep_in_memory=True,
         load_from_cache_file=False,
+        new_fingerprint=secrets.token_hex(
+            8
+        ),  # the library's own, a hash of the tokenizer, takes as long as 1,000 rows
         desc=f"Tokenizing {encoder.task.name}",
     )
 

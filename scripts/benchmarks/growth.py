@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gc
 import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter, process_time
 from typing import Annotated, Any
 
 import typer
@@ -37,10 +39,13 @@ def growth(
 ) -> None:
     """Time per row of 1x, 4x and 16x rows: to load, to tokenize, to train on for an epoch, to predict.
 
+    Processor time on a CPU, as other programs change it little; on a GPU the time that passes.
+
     `load` reads files of so many rows to train on and to hold out, and compares them. `tokenize, kept` reads what an
     earlier run tokenized. `train` is an epoch, from the trainer to its last step.
     """
-    setting, times = Setting(DEVICE, bf16), [1, 4, 16]
+    setting, times = Setting(DEVICE, bf16), (1, 4, 16)
+    clock = perf_counter if setting.on_gpu else process_time
     with tempfile.TemporaryDirectory() as folder:
         sizes = {
             time: Stages(model, random_size, data_dir, time * rows, batch_size, setting, Path(folder, str(time)))
@@ -48,9 +53,12 @@ def growth(
         }
         stages = list(sizes[1].runs)
         calls = {(stage, time): made.runs[stage] for stage in stages for time, made in sizes.items()}
+        gc.collect()
+        gc.freeze()  # or a collection, of the libraries' million objects, falls to whoever is measured: 0.4 s
         seconds = in_turns(
-            {name: partial(setting.seconds_of, call) for name, call in calls.items()}, rounds, warm_up=1
+            {name: partial(setting.seconds_of, call, clock) for name, call in calls.items()}, rounds, warm_up=1
         )
+        gc.unfreeze()
     table: Table = {stage: {} for stage in stages}
     for (stage, time), took in seconds.items():
         table[stage] |= {f"us_a_row_at_{time}x": 1e6 * median(took) / (time * rows), f"seconds_at_{time}x": took}

@@ -58,13 +58,13 @@ class Setting:
     def autocast(self) -> torch.autocast:
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.bf16)
 
-    def seconds_of(self, run: Callable[[], Any]) -> float:
+    def seconds_of(self, run: Callable[[], Any], clock: Callable[[], float] = perf_counter) -> float:
         """How long a call takes; on a GPU, whose calls return early, until its work is done."""
-        start = perf_counter()
+        start = clock()
         run()
         if self.on_gpu:
             torch.cuda.synchronize(self.device)
-        return perf_counter() - start
+        return clock() - start
 
     def describe(self) -> dict[str, str]:
         cpu = f"CPU, {torch.get_num_threads()} threads"
@@ -125,7 +125,8 @@ def report(setting: Setting, heading: str, table: Table, json_file: Path | None,
     machine, precision, *versions = setting.describe().values()
     typer.echo("{}; {}, sdpa; Python {}, torch {}, transformers {}".format(machine, precision, *versions))
     typer.echo(f"{heading}\n")
-    columns = {name: None for row in table.values() for name, value in row.items() if not isinstance(value, list)}
+    cells = [(name, value) for row in table.values() for name, value in row.items()]
+    columns = dict.fromkeys(name for name, value in cells if value is not None and not isinstance(value, list))
     lines = [["", *(name.replace("_", " ") for name in columns)]]
     lines += [[name, *(_cell(row.get(column)) for column in columns)] for name, row in table.items()]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
