@@ -75,7 +75,8 @@ class MultiTaskPipeline(Pipeline):
         given = self._sanitize_parameters(**kwargs)
         defaults = (self._preprocess_params, self._forward_params, self._postprocess_params)
         params = [{**default, **own} for default, own in zip(defaults, given, strict=True)]
-        params[1]["batch_size"] = _at_least_one(batch_size or self._batch_size or 32)
+        size = next((size for size in (batch_size, self._batch_size) if size is not None), 32)
+        params[1]["batch_size"] = _at_least_one(size)
         if isinstance(inputs, (str, tuple, Mapping)):
             return next(self._answers(iter([inputs]), *params))
         answers = self._answers(_each(inputs), *params)

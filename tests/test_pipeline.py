@@ -163,6 +163,7 @@ def test_answers_are_plain_json(ask):
         (lambda ask: ask(("a", "b", "c")), "Input 0: expected a sentence, or a pair"),
         (lambda ask: ask(3), "Expected a sentence, a pair, or several in a list or dataset. Found a int"),
         (lambda ask: ask("good", batch_size=-1), "`batch_size` must be at least 1. Found -1"),
+        (lambda ask: ask("good", batch_size=0), "`batch_size` must be at least 1. Found 0"),
     ],
 )
 def test_a_mistake_is_said_in_words(ask, call, said):

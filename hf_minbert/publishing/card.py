@@ -31,6 +31,7 @@ MINILM_NOTE = (
     "questions and natural language inference (SNLI, MultiNLI) among them. It has seen such pairs before: its scores "
     "on paraphrases and inference cannot be set beside those of models that began with plain BERT."
 )
+MERGED = "merge"  # what `minbert merge` calls its way, in merge.json
 #: Example inputs; none stands in a data set.
 EXAMPLES = ("A warm, funny film.", "Somebody laughs out loud.")
 
@@ -83,7 +84,8 @@ def _metadata(saved: SavedModel, repo_id: str, bases: list[str], license: str | 
 
     on_hub = [base for base in bases if is_on_hub(base)]
     results = _eval_results(saved)
-    relation = "merge" if saved.merge else "adapter" if adapter else "finetune"
+    several = saved.merge.get("method", MERGED) != MERGED
+    relation = "merge" if several else "adapter" if adapter else "finetune"
     known = set(saved.tasks) <= set(LIMITS)
     data = ModelCardData(
         language="en" if known else None,
@@ -147,11 +149,18 @@ def _head(saved: SavedModel, repo_id: str) -> str:
         1: f"A BERT encoder fine-tuned on one task: {names}.",
     }.get(count, f"One BERT encoder, fine-tuned on {count} tasks at once, with a head for each: {names}.")
     size = f"{saved.config['num_hidden_layers']} layers of {saved.config['hidden_size']}" if saved.config else ""
-    made = {"ensemble": " Each task has the encoder of the model that it was trained in."}.get(
-        saved.merge.get("method"),
-        f" An average ({saved.merge.get('method')}) of several models." if saved.merge else "",
-    )
+    method = saved.merge.get("method")
+    made = {
+        None: "",
+        "ensemble": " Each task has the encoder of the model that it was trained in.",
+        MERGED: " It was trained as an adapter, which is part of the weights here.",
+    }.get(method, f" An average ({method}) of several models.")
     return f"# {repo_id.split('/')[-1]}\n\n{what}{made} {size + ', trained' if size else 'Trained'} with hf_minbert."
+
+
+def _line(label: str) -> str:
+    """A label as it can stand in a table and a comment."""
+    return " ".join(label.split())
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
@@ -165,7 +174,7 @@ def _tasks(saved: SavedModel) -> str:
     for name, task in saved.tasks.items():
         low, high = task.range or (0, 0)
         kind = KINDS[task.kind].format(count=len(task.labels), low=low, high=high)
-        labels = ", ".join(f"{number} {label}" for number, label in enumerate(task.labels))
+        labels = ", ".join(f"{number} {_line(label)}" for number, label in enumerate(task.labels))
         together = {"single": "a sentence", "cross": "two sentences, read together", "bi": "two sentences, read apart"}
         rows.append((f"`{name}`", together[task.pair_encoding], kind, labels or f"{low:g} to {high:g}"))
     return "## Tasks\n\n" + _table(("task", "input", "answer", "labels"), rows) if rows else ""
@@ -262,8 +271,8 @@ def _call(task: Task) -> list[str]:
         )
     logits = f'model(**inputs, task="{task.name}").logits'
     asked = {
-        "classes": f"print({logits}.softmax(-1))  # {', '.join(task.labels)}",
-        "binary": f"print({logits}.sigmoid())  # of: {task.labels[-1] if task.labels else ''}",
+        "classes": f"print({logits}.softmax(-1))  # {', '.join(map(_line, task.labels))}",
+        "binary": f"print({logits}.sigmoid())  # of: {_line(task.labels[-1]) if task.labels else ''}",
         "score": f"print({logits})",
     }
     return [inputs, asked[task.kind]]

@@ -10,7 +10,6 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..data.hub import is_hub_id
 from ..errors import MinBertError
 from ..io import json_line
 from ..recipe import read_recipe, recipe_text
@@ -27,6 +26,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 RECORDS = ("recipe.yaml", "environment.json", "metrics.json", "merge.json", "log.jsonl")
 PLOTS = (f"report/{PICTURES}/*.png",)  # of `minbert report`
 SECRET = ("hub_token",)
+NAMES = ("labels",)  # what stands there is no path, whatever it looks like
 #: All that may go up beside the code that the config names. What lies there of an older push and is on this list, but
 #: not in the new push, goes away.
 LISTED = ("config.json", *WEIGHTS, *ADAPTER, *TOKENIZER, *RECORDS, *PLOTS, CARD)
@@ -54,9 +54,10 @@ def collect(folder: Path, adapter_only: bool = False, base_model: str | None = N
 
     Raises:
         MinBertError: the folder lacks weights, its config or its tokenizer, a file of weights is cut, or an adapter
-            lies on a model that nobody else has.
+            lies on a model that nobody else has; or `base_model` is no Hub id.
     """
     _check(folder, adapter_only)
+    check_base_model(base_model)
     wanted = ("config.json", *(ADAPTER if adapter_only else WEIGHTS), *_code(folder), *TOKENIZER, *RECORDS, *PLOTS)
     names = [path for path in _files(folder) if is_listed(path, wanted)]
     return [
@@ -134,8 +135,9 @@ def _check(folder: Path, adapter_only: bool) -> None:
 
 # ---- Without local paths -----------------------------------------------------------------------------------------
 
-#: A path that begins at the root, at home, above the working directory or at a drive, inside other text.
-_PATH = re.compile(r"(?<![\w./:~\\-])(?:~|\.\.|[A-Za-z]:)?(?:[/\\][\w.@+-]+)+[/\\]?")
+#: A path that begins at the root, at home or above the working directory, inside other text; and one that begins at a
+#: drive. A backslash without a drive is none: it stands in the patterns by which an adapter names layers.
+_PATH = re.compile(r"(?<![\w./:~\\-])(?:(?:file://|~|\.\.)?(?:/[\w.@+-]+)+/?|[A-Za-z]:(?:[/\\][\w.@+-]+)+[/\\]?)")
 
 
 def _without_paths(file: Path) -> bytes | Path:
@@ -174,21 +176,22 @@ def portable(value: Any) -> Any:
             number = 2
             while unique in short:  # two folders of one name
                 unique, number = f"{name} ({number})", number + 1
-            short[unique] = portable(item)
+            short[unique] = item if key in NAMES else portable(item)
         return short
     if isinstance(value, list):
         return [portable(item) for item in value]
     if not isinstance(value, str):
         return value
-    if is_local_path(value):
-        return _last(value)
-    return _PATH.sub(lambda found: _last(found[0]), value)
+    parts = value.split(", ")  # as several files are named
+    cut = [_last(part) if is_local_path(part) else _PATH.sub(lambda found: _last(found[0]), part) for part in parts]
+    return ", ".join(cut)
 
 
 def is_local_path(text: str) -> bool:
     """Whether the text is a path that means something on one machine only. A Hub id and `data/a.csv` are none."""
     outside = text.startswith(("~", "../", "..\\", "file://"))
-    return outside or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+    absolute = outside or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
+    return absolute and _last(text) != ""  # the root itself says nothing
 
 
 def _last(path: str) -> str:
@@ -205,7 +208,23 @@ def hub_name(name: str) -> str:
 
 def is_on_hub(name: str) -> bool:
     """Whether the name of a model is that of one on the Hub, and not of a folder."""
-    return not is_local_path(name) and not Path(name).exists() and (is_hub_id(name) or "/" not in name)
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return not Path(name).exists()
+
+
+def check_base_model(name: str | None) -> None:
+    """Raises `MinBertError` for a base model that was named and that the Hub could not have."""
+    if name is not None and not is_on_hub(name):
+        raise MinBertError(
+            f"The base model {portable(name)!r} is no name on the Hub, where others look for it: give owner/name "
+            f"(--base-model, or `finetuned_from` of `trainer.push_to_hub`), or leave it out."
+        )
 
 
 def _on_base(file: Path, base_model: str | None) -> bytes:

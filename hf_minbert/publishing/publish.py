@@ -72,6 +72,8 @@ def prepare(
     if not folder.is_dir():
         raise MinBertError(f"There is no folder {folder}. Give that of a finished run or of another saved model.")
     saved = SavedModel.of(folder)
+    if saved.recipe and not saved.metrics:
+        logger.warning("%s has no metrics.json: its run did not finish, and the card has no scores.", folder)
     uploads = collect(folder, adapter_only, base_model)
     card = model_card(saved, repo_id, uploads, base_model=base_model, license=license)
     uploads.append(Upload(CARD, card.encode()))

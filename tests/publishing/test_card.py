@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def test_files_of_other_names_stay(run):
         ("owner/name", "owner/name"), ("data/a.csv", "data/a.csv"), ("cs224n/baseline", "cs224n/baseline"),
         ("https://example.org/a/b", "https://example.org/a/b"), ("yes and/or no", "yes and/or no"), (3e-5, 3e-5),
         (["/home/ann/a.csv", None], ["a.csv", None]), ({"hub_token": "hf_x", "seed": 1}, {"seed": 1}),
-        ({"/a/run": 1, "/b/run": 2}, {"run": 1, "run (2)": 2}),
+        ({"/a/run": 1, "/b/run": 2}, {"run": 1, "run (2)": 2}), ("at file:///home/ann/x", "at x"),
+        ("a.csv, /home/ann lee/b.csv", "a.csv, b.csv"), (r"(?:heads|bert\.pooler)\..*",) * 2, (r"a \n b",) * 2,
+        ("/", "/"), ({"labels": ["/pos/", "~/x"]},) * 2,
     ],
 )  # fmt: skip
 def test_local_paths_are_cut_to_their_last_part(value, short):
@@ -142,6 +145,9 @@ def test_an_adapter_goes_up_without_the_weights_and_on_a_base_that_others_have(r
     rewrite(run / "adapter_config.json", base_model_name_or_path=str(tmp_path / "bert"))
     with pytest.raises(MinBertError, match="--base-model"):
         prepare(run, "me/model", adapter_only=True)
+    for wrong in ("no name", str(tmp_path / "bert")):
+        with pytest.raises(MinBertError, match="base model '(no name|bert)' is no name on the Hub"):
+            prepare(run, "me/model", adapter_only=True, base_model=wrong)
     found = prepare(run, "me/model", adapter_only=True, base_model="me/bert")
     assert ModelCard(found.card).data.base_model == "me/bert"
     (run / "model.safetensors").unlink()
@@ -229,6 +235,58 @@ def test_a_merged_model_names_its_members_without_their_folders(tiny_model, tiny
     assert "An average (uniform)" in card.text
     metrics = next(json.loads(upload.content) for upload in found.uploads if upload.path == "metrics.json")
     assert metrics["tasks"]["sst"]["members"] == {"run": 0.5, "run (2)": 0.5}
+
+
+def test_an_adapter_that_was_merged_is_no_average(tiny_model, tiny_tokenizer, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    adapter = model_with(tiny_model, tiny_tokenizer, tmp_path / "lora", "model_name_or_path: me/bert\n")
+    (tmp_path / "merge.json").write_text(json.dumps({"method": "merge", "models": [str(adapter)]}))
+    card = ModelCard(prepare(tmp_path, "me/model").card)
+    assert card.data.base_model == "me/bert" and card.data.base_model_relation == "finetune"
+    assert "trained as an adapter" in card.text and "average" not in card.text
+    with pytest.raises(MinBertError, match="base model 'no name' is no name on the Hub"):
+        prepare(tmp_path, "me/model", base_model="no name")
+
+
+def test_a_run_that_did_not_finish_is_told_of(run, caplog):
+    prepare(run, "me/model")
+    assert not caplog.messages
+    (run / "metrics.json").unlink()
+    assert "Not measured" in prepare(run, "me/model").card
+    (said,) = caplog.messages
+    assert "did not finish" in said
+
+
+ODD = [
+    "yes: 'sure'",
+    '"no", never',
+    "ünï # x",
+    "- dash",
+    "/slash/",
+    "`tick`",
+    "two\nlines",
+    "\\n",
+    "{y}",
+    "null",
+    "a|b",
+]
+
+
+def test_labels_of_any_kind_stand_in_card_and_recipe(tiny_model, tiny_tokenizer, tmp_path):
+    (own,) = get_tasks({"own": {"kind": "classes", "text_columns": ["text"], "labels": ODD}})
+    entry = {"kind": "classes", "text_columns": ["text"], "labels": ODD, "files": {"train": "/home/ann/odd.csv"}}
+    folder = model_with(tiny_model, tiny_tokenizer, tmp_path, f"tasks: {json.dumps({'own': entry})}\n", tasks=(own,))
+    found = prepare(folder, "me/model")
+    (tmp_path / "sent.yaml").write_bytes(next(one.content for one in found.uploads if one.path == "recipe.yaml"))
+    sent = read_recipe(tmp_path / "sent.yaml")["tasks"].value["own"]
+    assert sent == {**entry, "files": {"train": "odd.csv"}}
+    card = ModelCard(found.card)
+    assert card.data.tags == ["minbert", "multi-task", "own"]
+    (row,) = [line for line in card.text.splitlines() if line.startswith("| `own` | a sentence")]
+    assert row.endswith(r"5 `tick`, 6 two lines, 7 \n, 8 {y}, 9 null, 10 a\|b |")
+    for code in re.findall(r"```python\n(.*?)```\n", card.text, re.DOTALL):
+        compile(code, "card", "exec")
 
 
 def test_tasks_of_ones_own_are_described_by_what_they_say(tiny_model, tiny_tokenizer, tmp_path):
