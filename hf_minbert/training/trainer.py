@@ -401,7 +401,7 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Traine
         on_gpu = self.args.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
-        model = self.model
+        model = self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
         model.zero_grad = self._clear_gradients
         try:
             output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
