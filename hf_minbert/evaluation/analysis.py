@@ -222,6 +222,11 @@ def binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> list[Bin]:
     return found
 
 
+def equal_edges(low: float, high: float, bins: int) -> np.ndarray:
+    """Edges of bins of one width, as decimals: 0.3, not the 0.30000000000000004 that would put a 0.3 one bin lower."""
+    return np.linspace(low, high, bins + 1).round(12)
+
+
 def quantile_edges(x: np.ndarray, bins: int = 8, least: int = 25) -> np.ndarray:
     """Edges between which about equally many rows lie: `bins` of them, fewer where that would be under `least`."""
     bins = max(1, min(bins, len(x) // least))
@@ -235,7 +240,7 @@ def calibration(probabilities: np.ndarray, values: np.ndarray, labels: np.ndarra
     The error is the mean distance between the two over ten equal bins, weighted by their rows.
     """
     sure = np.take_along_axis(probabilities, values[:, None], axis=1)[:, 0]
-    bins = binned(sure, values == labels, np.linspace(0, 1, 11))
+    bins = binned(sure, values == labels, equal_edges(0, 1, 10))
     return bins, float(sum(b.rows * abs(b.y - b.x) for b in bins) / len(sure))
 
 

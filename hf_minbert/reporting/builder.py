@@ -39,6 +39,8 @@ class Builder:
             blocks = [Trouble(f"This part is missing: {error}")]
         except Exception as error:  # a mistake of ours, or a library's: the rest of the report is worth having
             blocks = [Trouble(self._failed(f"The section {title!r} ({key})", error))]
+        while any(section.key == key for section in self.sections):  # a task may be called `scores`
+            key += "-2"
         self.sections.append(Section(key, title, blocks, level))
 
     def picture(self, name: str, alt: str, draw: Callable[..., bytes], *arguments: Any, **options: Any) -> Block:

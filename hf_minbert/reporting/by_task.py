@@ -11,7 +11,7 @@ from . import plots
 from .builder import Builder
 from .document import Example, Examples, Table, Text
 from .runs import Answers, Run
-from .words import listed, number, percent, signed
+from .words import listed, number, percent, quoted, signed
 
 LENGTH = "words of a row"  # of both texts of a pair
 
@@ -44,7 +44,8 @@ def opening(answers: Answers) -> list:
     if answers.is_score:
         return [Text(f"A score from {task.range[0]:g} to {task.range[1]:g}, on {rows:,} dev rows.")]
     right = int((answers.values == answers.labels).sum())
-    return [Text(f"One of {listed(task.labels)}, on {rows:,} dev rows: {right:,} right, {rows - right:,} wrong.")]
+    names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} labels"
+    return [Text(f"One of {names}, on {rows:,} dev rows: {right:,} right, {rows - right:,} wrong.")]
 
 
 # ---- Classes -----------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def neighbours(answers: Answers) -> list:
     ]
     merged = analysis.merged(task, answers.values, answers.labels, answers.probabilities)
     rows = [
-        [f"{', '.join(m.low)} | {', '.join(m.high)}", f"{m.rows:,}",
+        [" | ".join(", ".join(map(quoted, side)) for side in (m.low, m.high)), f"{m.rows:,}",
          *("no row" if x is None else number(x) for x in (m.accuracy, m.constant))]
         for m in merged
     ]  # fmt: skip
@@ -134,10 +135,10 @@ def scatter(build: Builder, answers: Answers) -> list:
 
 def residuals(build: Builder, answers: Answers) -> list:
     task, values, labels = answers.task, answers.values, answers.labels
-    by_value = analysis.binned(values, labels, np.linspace(*task.range, 11))
-    by_label = analysis.binned(labels, values - labels, np.linspace(*task.range, 11))
+    edges = analysis.equal_edges(*task.range, bins=10)
+    by_value, by_label = analysis.binned(values, labels, edges), analysis.binned(labels, values - labels, edges)
     rows = [
-        [f"{b.low:.1f} to {b.high:.1f}", f"{b.rows:,}", signed(b.y),
+        [f"{b.low:g} to {b.high:g}", f"{b.rows:,}", signed(b.y),
          "one row" if b.interval is None else f"{signed(b.interval[0])} to {signed(b.interval[1])}"]
         for b in by_label
     ]  # fmt: skip

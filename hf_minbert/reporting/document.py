@@ -155,9 +155,9 @@ class Document:
 
 def escaped(text: str) -> str:
     """Text that Markdown shows as it is: no markup, no HTML, no line break."""
-    text = re.sub(r"([\\`*_{}\[\]<>()#|~$])", r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
-    # what begins a list, a title or a rule only counts at the beginning of a line
-    return re.sub(r"^(\d*)([-+.)=])", r"\1\\\2", text)
+    text = re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
+    # Lists, rules and underlines of titles begin a line. 0.459 and -0.1 are none of them, and stay easy to read.
+    return re.sub(r"^(\d*)([-+.)](?=\s|$)|[-=](?=[-=\s]*$))", r"\1\\\2", text)
 
 
 def _markdown(block: Block) -> list[str]:

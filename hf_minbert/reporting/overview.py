@@ -14,7 +14,7 @@ from . import plots
 from .builder import Builder
 from .document import Block, Table, Text, Trouble
 from .runs import Answers, Run
-from .words import between, duration, number, percent
+from .words import between, duration, listed, number, percent
 
 #: How far a score from the predictions may be from the one in metrics.json, which other digits were rounded for.
 SAME = 1e-4
@@ -90,7 +90,7 @@ def _odd(run: Run, answers: Answers) -> list[Block]:
         return []
     return [
         Trouble(
-            f"metrics.json has {number(recorded)} for the {task.metric} of {task.name}, and these predictions come to "
+            f"metrics.json has {_shown(recorded)} for the {task.metric} of {task.name}, and these predictions come to "
             f"{number(found)}: labels or predictions are not those of the run."
         )
     ]
@@ -110,7 +110,12 @@ def _why_not(answers: Answers) -> list[Block]:
 def _recorded_rows(run: Run, name: str) -> list[list[str]]:
     """What metrics.json says of a task, or of `overall`."""
     prefix = f"eval_{name}"
-    found = {key: value for key, value in run.metrics.items() if key == prefix or key.startswith(f"{prefix}_")}
+    others = tuple(f"eval_{other}_" for other in run.tasks if other.startswith(f"{name}_"))  # sst_films, beside sst
+    found = {
+        key: value
+        for key, value in run.metrics.items()
+        if key == prefix or (key.startswith(f"{prefix}_") and not key.startswith(others))
+    }
     return [[key.removeprefix("eval_"), "", _shown(value), "no labels here", ""] for key, value in found.items()]
 
 
@@ -133,7 +138,7 @@ def _is_score(key: str, value: Any) -> bool:
 
 
 def _shown(value: float | None) -> str:
-    return "not finite" if value is None else number(value)
+    return "not finite" if value is None or not np.isfinite(value) else number(value)
 
 
 def _baselines(run: Run) -> list[Block]:
@@ -177,17 +182,27 @@ def curves(build: Builder, runs: Sequence[Run]) -> list[Block]:
         dev = f"{name}: dev {task.metric}"
         found += _curve(build, runs, f"{name}-score", f"eval_{score}", dev, f"train_{score}", _constant(runs, name))
     if len(tasks) > 1:
-        found += _curve(
-            build, runs, "overall-score", "eval_overall", "dev score, mean of tasks", "train_overall", None
-        )
+        found += _curve(build, runs, "overall", "eval_overall", "dev score, mean of tasks", "train_overall", None)
     found += _curve(build, runs, "perplexity", "eval_perplexity", "perplexity on dev texts", None, None)
     if not found:
         found = _curve(build, runs, "loss", "loss", "training loss", None, None)
     if not found:
-        return [Text("Nothing was logged yet.")]
+        return _broken(runs) or [Text("Nothing was logged yet.")]
     bounds = [stage.name for stage in runs[0].stages[1:]]
     said = f" The lines from top to bottom are where a stage begins: {', '.join(bounds)}." if bounds else ""
-    return [Text(f"Over the optimizer's steps.{said}"), *found]
+    return [Text(f"Over the optimizer's steps.{said}"), *_broken(runs), *found]
+
+
+def _broken(runs: Sequence[Run]) -> list[Block]:
+    """What was logged that is not finite, and hence in no picture."""
+    blocks: list[Block] = []
+    for run in runs:
+        if found := run.broken():
+            names = [*list(found)[:6], *([f"{len(found) - 6} more"] if len(found) > 6 else [])]
+            who = f"{run.name}: values" if len(runs) > 1 else "Values"
+            said = f"that are not finite were logged from step {min(found.values()):,} on, and are left out:"
+            blocks.append(Trouble(f"{who} {said} {listed(names)}."))
+    return blocks
 
 
 def _constant(runs: Sequence[Run], name: str) -> tuple[str, float] | None:
@@ -226,7 +241,10 @@ def _curve(
 
 def conflicts(build: Builder, run: Run) -> list[Block]:
     """Cosines and rates over time, if the run logged them."""
-    pairs = [key.removeprefix("cosine_") for key in run.logged() if key.startswith("cosine_") and "/" not in key]
+    named = [key.removeprefix("cosine_") for key in run.logged() if key.startswith("cosine_") and "/" not in key]
+    pairs = [pair for pair in named if run.series(f"cosine_{pair}")[1] and run.series(f"conflict_{pair}")[1]]
+    if named and not pairs:
+        return [Trouble("Nothing finite was logged of the tasks' gradients: the model has diverged.")]
     if not pairs:
         return [
             Text(

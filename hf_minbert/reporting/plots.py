@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..evaluation.analysis import Bin
+from ..evaluation.analysis import Bin, equal_edges
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,10 +93,12 @@ def curves(
     """
     for place, (name, (x, y)) in enumerate(lines.items()):
         look = {"marker": MARKS[place % len(MARKS)] if len(x) <= 40 else None, "markersize": 4, "linewidth": 1.6}
+        look["linestyle"] = ("-", "--", "-.", ":")[place // len(COLOURS) % 4]  # once all colours have been used
         axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
     for place, (name, (x, y)) in enumerate((dashed or {}).items()):
         look = {"linestyle": (0, (4, 2)), "linewidth": 1.3}
-        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
+        if len(x):  # an empty one keeps its place, for the colours of the others
+            axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
     if level is not None:
         axes.axhline(level[1], color=GREY, linestyle=":", linewidth=1.4, label=level[0])
     for step in boundaries:
@@ -156,7 +158,7 @@ def class_counts(axes: Axes, names: Sequence[str], labels: Sequence[int], values
 @drawn
 def score_counts(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[float, float]) -> None:
     """How many rows lie where on the scale, labelled and predicted; predictions beyond its ends count at the ends."""
-    edges = np.linspace(*bounds, 26)
+    edges = equal_edges(*bounds, bins=25)
     axes.hist(labels, edges, color=COLOURS[0], alpha=0.55, label="labels")
     axes.hist(np.clip(values, *bounds), edges, color=COLOURS[1], histtype="step", linewidth=1.8, label="predictions")
     axes.set(xlabel="score", ylabel="dev rows")

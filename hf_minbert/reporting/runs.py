@@ -115,6 +115,16 @@ class Run:
                     values.append(entry[key])
         return steps, values
 
+    def broken(self) -> dict[str, int]:
+        """What was logged with a value that is not finite, and at which step first."""
+        found: dict[str, int] = {}
+        for stage in self.stages:
+            for entry in stage.log:
+                for key, value in entry.items():
+                    if isinstance(value, float) and not np.isfinite(value):
+                        found.setdefault(key, stage.start + entry.get("step", 0))
+        return found
+
     def logged(self) -> list[str]:
         """All names in the log, in the order in which they come up."""
         return list(dict.fromkeys(key for stage in self.stages for entry in stage.log for key in entry))
@@ -195,7 +205,8 @@ def _note_what_is_missing(run: Run, predictions: Path) -> None:
         run.notes.append("The run has not finished: there is no metrics.json yet. What follows is of its log so far.")
     if run.metrics and not run.stages:
         run.notes.append(
-            "There is no log (log.jsonl), as of a merged model: learning curves and gradients are left out."
+            "There is no log (log.jsonl), as of a merged model, or it is empty: learning curves and gradients are "
+            "left out."
         )
     without = [name for name in run.tasks if not (predictions / PREDICTIONS / f"{name}-dev.csv").is_file()]
     if without:
@@ -235,7 +246,7 @@ def _log(path: Path, notes: list[str]) -> list[Entry]:
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             try:
                 entries.append(dict(json.loads(line)))
-            except ValueError:  # a run that was killed while it wrote leaves a part of a line
+            except (TypeError, ValueError):  # a run that was killed while it wrote leaves a part of a line
                 notes.append(f"Line {number} of {file} is not readable and was left out.")
         return entries
     for checkpoint in checkpoints(path):
@@ -271,13 +282,19 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
     """
     with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
         with Path(path).open(encoding="utf-8", newline="") as file:
-            header, *rows = csv.reader(file)
+            header, *rows = list(csv.reader(file)) or [[]]
         classes = 0 if task.kind == "score" else len(task.labels)
         expected = ["id", "prediction", *(f"probability_{number}" for number in range(classes))]
         if header != expected or not rows:
             raise MinBertError(
-                f"{path} must have the columns {', '.join(expected)} and a row or more. Found {', '.join(header)} and "
-                f"{len(rows)} rows. Delete it, or write it anew by minbert predict."
+                f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
+                f"{', '.join(header) or 'none'} and {len(rows)} rows. Delete it, or write it anew by minbert predict."
+            )
+        odd = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
+        if odd is not None:
+            raise MinBertError(
+                f"{path}, row {odd}: expected {len(header)} cells, found {len(rows[odd - 2])}. Delete the file, or "
+                f"write it anew by minbert predict."
             )
         ids = [row[0] for row in rows]
         numbers = np.array([row[1:] for row in rows], dtype=np.float64)
@@ -309,6 +326,8 @@ def _add_rows(answers: Answers, data_dir: str | None) -> None:
             f"--data-dir."
         )
         return
-    kind = np.float64 if answers.is_score else np.int64
-    answers.labels = np.asarray(columns["label"], dtype=kind)
+    if answers.is_score:  # kept as float32: by its digits 2.8 is 2.8 again, not the 2.7999999523 of a bin further down
+        answers.labels = np.asarray(columns["label"], dtype=np.float32).astype(str).astype(np.float64)
+    else:
+        answers.labels = np.asarray(columns["label"], dtype=np.int64)
     answers.texts = list(zip(*(columns[name] for name in task.text_columns), strict=True))

@@ -27,7 +27,13 @@ def p_value(p: float) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """`a, b and c`."""
+    names = [*map(quoted, names)]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def quoted(name: str) -> str:
+    """A name with a comma in quotes, so that it is not taken for two."""
+    return f"“{name}”" if "," in name else name
 
 
 def duration(seconds: float) -> str:

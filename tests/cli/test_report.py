@@ -51,6 +51,12 @@ def test_broken_files_are_named(minbert, finished_run, tmp_path):
     (folder / "predictions" / "sst-dev.csv").write_text("id,prediction\n1,2\n")
     ended = minbert("report", folder)
     assert ended.status == 2 and "sst-dev.csv must have the columns id, prediction, probability_0" in ended.err
+    (folder / "predictions" / "sst-dev.csv").write_text("")
+    assert "and a row or more. Found none and 0 rows" in minbert("report", folder).err
+    (folder / "predictions" / "sst-dev.csv").unlink()
+    (folder / "predictions" / "sts-dev.csv").write_text("id,prediction\na,1\nb\n")
+    ended = minbert("report", folder)
+    assert ended.status == 2 and "sts-dev.csv, row 3: expected 2 cells, found 1" in ended.err
     (folder / "metrics.json").write_text("{")
     ended = minbert("report", folder)
     assert ended.status == 2 and "Reading" in ended.err and "metrics.json" in ended.err

@@ -155,6 +155,12 @@ def test_bins_are_those_of_scipy_and_lose_no_row(drawn):
     assert [of.rows for of in found] == counts[counts > 0].tolist() and sum(of.rows for of in found) == 400
 
 
+def test_equal_edges_are_decimals_so_that_a_label_on_an_edge_begins_a_bin():
+    edges, labels = analysis.equal_edges(0.0, 1.0, 10), np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+    assert edges.tolist() == [*labels, 1.0]
+    assert [(found.low, found.rows) for found in analysis.binned(labels, labels, edges)] == [(x, 1) for x in labels]
+
+
 def test_quantile_edges_hold_about_equally_many_rows_and_bear_ties():
     x = np.arange(1000.0)
     assert [of.rows for of in analysis.binned(x, x, analysis.quantile_edges(x))] == [125] * 8

@@ -1,5 +1,6 @@
 """A report: what stands in it, and what it does where something is missing, broken or large."""
 
+import html
 import json
 import re
 import shutil
@@ -23,10 +24,10 @@ from hf_minbert.reporting import plots, report  # noqa: E402
 from hf_minbert.reporting.builder import Builder  # noqa: E402
 from hf_minbert.reporting.document import Document, Example, Examples, Picture, Section, Table, Text, escaped  # noqa: E402
 from hf_minbert.reporting.runs import read_run  # noqa: E402
-from hf_minbert.tasks import get_tasks  # noqa: E402
+from hf_minbert.tasks import Task, get_tasks  # noqa: E402
 
 PICTURES = [
-    *(f"curve-{task}-{what}" for task in ("sst", "para", "sts") for what in ("loss", "score")), "curve-overall-score",
+    *(f"curve-{task}-{what}" for task in ("sst", "para", "sts") for what in ("loss", "score")), "curve-overall",
     *(f"{task}-{what}" for task in ("sst", "para")
       for what in ("confusion", "distribution", "calibration", "length", "words")),
     *(f"sts-{what}" for what in ("scatter", "distribution", "calibration", "residuals", "length", "words")),
@@ -135,6 +136,11 @@ def test_class_table_is_that_of_scikit_learn(sections, answers, table):
             assert row[:4] == expected
 
 
+def test_labelled_scores_are_the_decimals_of_the_file(data, answers):
+    header, *lines = (data / "sts-dev.csv").read_text().splitlines()
+    assert answers["sts"].labels.tolist() == [float(line.split("\t")[-1]) for line in lines]
+
+
 def test_residuals_and_distances_are_those_of_scipy_and_scikit_learn(sections, answers, table):
     of = answers["sts"]
     theirs = stats.binned_statistic(of.labels, of.values - of.labels, bins=np.linspace(0, 5, 11)).statistic
@@ -169,7 +175,29 @@ def test_text_is_escaped_in_the_page_and_in_markdown():
     markdown = document.markdown()
     assert not re.search(r"(?<!\\)[<>`$*\[\]]", re.sub(r"(?m)^>|^\*\*|\*\*$", "", markdown))
     assert all(line.count("|") - line.count("\\|") == 3 for line in markdown.splitlines() if line.startswith("|"))
-    assert escaped("1. a\nb") == "1\\. a b" and escaped("- a") == "\\- a"
+
+
+def test_markdown_shows_text_as_it_is_and_numbers_without_a_backslash():
+    markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
+    markdown = markdown_it.MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    for text in (
+        "1. a",
+        "2) a",
+        "- a",
+        "+ a",
+        "---",
+        "===",
+        "-",
+        "1.",
+        "# a",
+        "> a",
+        "a_b_ *c* ~~d~~",
+        "[a](b) & &lt;",
+    ):
+        assert Page(markdown.render(f"before\n{escaped(text)}", {})).text.strip() == f"before\n{text}"
+        assert markdown.render(escaped(text)) == f"<p>{html.escape(text)}</p>\n"
+    for text in ("0.459", "-0.029", "+0.1 to -0.2", "1.5 s", "label: positive (0.74)"):
+        assert escaped(text) == text
 
 
 # ---- Several runs
@@ -227,6 +255,50 @@ def test_runs_of_one_folder_name_are_told_apart_and_one_run_is_not_compared_with
 
 
 # ---- What is missing, odd or broken
+
+
+def test_log_values_that_are_not_finite_are_named_and_lines_that_are_no_entries_left_out(run, tmp_path):
+    bad = shutil.copytree(run, tmp_path / "bad")
+    entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    for entry in entries:
+        entry |= {key: np.nan for key in entry if key.startswith(("cosine", "conflict"))}
+    entries[-2]["loss_sst"] = np.inf
+    lines = [*map(json.dumps, entries), "[1]", "7", "null", ""]
+    (bad / "log.jsonl").write_text("\n".join(lines) + "\n")
+    found = read_run(bad)
+    assert found.broken()["loss_sst"] == entries[-2]["step"] and found.broken()["cosine_sst_para"] == 5
+    assert [note.split(" of ")[0] for note in found.notes] == [f"Line {len(entries) + n}" for n in (1, 2, 3, 4)]
+    sections = built(bad)
+    said = sections["curves"].blocks[1].text
+    assert "not finite were logged from step 5 on" in said and "cosine_sst_para" in said and said.endswith("1 more.")
+    assert "the model has diverged" in sections["gradients"].blocks[0].text
+
+
+def test_a_task_may_be_called_as_a_section_or_as_the_beginning_of_another(make_run, make_data, tmp_path, table):
+    texts = ["yes, sure", "no | never", "<b>ünï</b>"]
+    tasks = [
+        Task(name=name, kind="classes", text_columns=("sentence",), label_column="label", labels=texts,
+             files={split: f"{name}-{split}.csv" for split in ("train", "dev")})
+        for name in ("scores", "scores_2", "overall")
+    ]  # fmt: skip
+    data = make_data(tmp_path / "data", 5, tasks)
+    folder = make_run(tmp_path / "run", data, 5, tasks=tasks)
+    entries = {
+        of.name: {"kind": "classes", "text_columns": ["sentence"], "labels": texts, "files": of.files} for of in tasks
+    }
+    (folder / "recipe.yaml").write_text(json.dumps({"tasks": entries, "data_dir": str(data)}))
+    sections = built(folder)
+    assert {"scores", "scores-2", "scores_2", "scores-classes", "scores_2-classes", "overall"} <= set(sections)
+    assert sections["scores-2"].blocks[0].text.startswith("One of “yes, sure”, no | never and <b>ünï</b>, on 5 dev")
+    assert list(table(sections, "scores_2-classes")) == texts
+    pictures = [block.name for of in sections.values() for block in of.blocks if block.kind == "picture"]
+    assert len(pictures) == len({*pictures}) and {"curve-overall", "curve-overall-score"} <= {*pictures}
+    for split in data.iterdir():
+        split.unlink()  # and without labels, each task has its own recorded scores
+    shown = table(built(folder), "scores")
+    assert [name for name in shown if name.startswith("scores")] == [
+        "scores_accuracy", "scores_macro_f1", "scores_2_accuracy", "scores_2_macro_f1"
+    ]  # fmt: skip
 
 
 def test_without_the_data_a_sentence_and_the_sections_that_need_none(run, tmp_path, table):
