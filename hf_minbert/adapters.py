@@ -131,8 +131,13 @@ def check_run(settings: RunSettings, args: MultiTaskTrainingArguments) -> None:
 
 
 def check_follows(before: RunSettings, settings: RunSettings) -> None:
-    """Raises `MinBertError` where a stage would put an adapter on that of the stage before it."""
+    """Raises `MinBertError` where a stage cannot go on from the adapter of the stage before it."""
     follows = Path(settings.model_name_or_path) == Path(before.output_dir)
+    if follows and before.peft and settings.objective == "mlm":
+        raise MinBertError(
+            "`objective: mlm` trains a whole model, and the stage before ends with an adapter. Put a stage without "
+            "`peft` between them, which makes the adapter part of the model."
+        )
     if follows and before.peft and settings.peft and read_options(before.peft) != read_options(settings.peft):
         raise MinBertError(
             f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft` an adapter is "

@@ -176,7 +176,11 @@ def _tell_of_other_heads(name: str, tasks: set[str]) -> None:
 def load_masked_lm(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[MinBertForMaskedLM, list[str]]:
-    """As `load_weights`, the model that predicts words. It has a pooler where the checkpoint has one."""
+    """As `load_weights`, the model that predicts words, with a pooler if the checkpoint has one. Takes no adapter."""
+    if is_adapter(name, revision):
+        raise MinBertError(
+            f"{name!r} is an adapter, and `objective: mlm` trains a whole model. Make one of it: `minbert merge`."
+        )
     model, report = _load(MinBertForMaskedLM, name, config, revision, attn_implementation, add_pooling_layer=True)
     _check_shapes(name, sorted(report["mismatched_keys"]))
     missing = sorted(report["missing_keys"])

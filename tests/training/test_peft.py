@@ -391,6 +391,15 @@ def test_stages_pass_adapters_on(train):
         train("changing", stages=[{"name": "a"}, {"name": "b", "peft": {"r": 3}}])
 
 
+def test_masked_words_are_not_trained_on_an_adapter(train, lora):
+    words = {"objective": "mlm", "peft": None, "task_weights": None}
+    with pytest.raises(MinBertError, match="is an adapter, and `objective: mlm` trains a whole model.*minbert merge"):
+        train("words", model_name_or_path=str(lora), **words)
+    with pytest.raises(MinBertError, match=r"Stage 2 \(b\): `objective: mlm` .* the stage before ends with an"):
+        train("words", stages=[{"name": "a"}, {"name": "b", **words}])
+    assert not (lora.parent / "words" / "stages").exists()
+
+
 # ---- a new task on a model that is not to change
 
 
