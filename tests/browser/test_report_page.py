@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
+from hf_minbert.reporting import plots  # noqa: E402
 from hf_minbert.reporting.report import report  # noqa: E402
 
 SECTIONS = {
@@ -14,7 +15,9 @@ SECTIONS = {
 
 @pytest.fixture(scope="module")
 def page_of_a_run(finished_run, tmp_path_factory):
-    return report(finished_run, output_dir=tmp_path_factory.mktemp("report"))[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 60)  # which draws quicker; a page's pictures are as wide as it gives them room
+        return report(finished_run, output_dir=tmp_path_factory.mktemp("report"))[0]
 
 
 def test_every_section_is_there_and_its_pictures_load(page_of_a_run, browser_page, console_errors):

@@ -37,7 +37,9 @@ TASKS = get_tasks(["sst", "para", "sts"])
 
 def _rows(task, size: int, random: np.random.Generator) -> tuple[list[str], list[list[str]], np.ndarray]:
     ids = [f"{task.name}-{row}" for row in range(size)]
-    texts = [[" ".join(random.choice(WORDS, random.integers(2, 14))) for _ in task.text_columns] for _ in ids]
+    words = random.choice(WORDS, (size, len(task.text_columns), 13)).tolist()
+    lengths = random.integers(2, 14, (size, len(task.text_columns))).tolist()
+    texts = [[" ".join(words[:n]) for words, n in zip(*of, strict=True)] for of in zip(words, lengths, strict=True)]
     if task.kind == "score":
         return ids, texts, random.integers(0, 26, size) / 5
     return ids, texts, random.integers(0, len(task.labels), size)
