@@ -57,12 +57,15 @@ def look(name, folder):
         model = AutoModelForSequenceClassification.from_pretrained(again, **TRUST)
         assert model.config.active_task == model.config.task_names[-1]
         found["logits"].append(logits(model, tokenizer))
-    for task in model.config.task_names[-3:]:
-        stock = pipeline("text-classification", model=folder, model_kwargs={"active_task": task}, **TRUST)
+    first, *others = model.config.task_names[-3:]
+    stock = pipeline("text-classification", model=folder, model_kwargs={"active_task": first}, **TRUST)
+    for task in (first, *others):
+        if task != first:  # a pipeline that is there may be given another task
+            stock.model.set_active_task(task)
         config = stock.model.config
         found["shown"][task] = [config.id2label[0], config.num_labels, config.problem_type]
         found["stock"][task] = stock(dict(zip(("text", "text_pair"), pairs[0])), top_k=None)
-    for place in (folder, str(Path("again", name)), str(Path("third", name))):
+    for place in (folder, str(Path("third", name))):
         ask = pipeline("minbert-multitask", model=place, **TRUST)
         found.setdefault("asked", []).append([ask(pairs[0][0]), ask(pairs)])
     ask.save_pretrained(Path("saved by the pipeline", name))
@@ -176,7 +179,7 @@ def test_the_pipeline_travels_with_the_folder(folders, found, name):
     ask = pipeline("minbert-multitask", model=str(folders[name]), device="cpu")
     expected = [ask(PAIRS[0][0]), ask(PAIRS)]
     assert expected[0] and all(expected[1])
-    assert found[0][name]["asked"] == [expected] * 3
+    assert found[0][name]["asked"] == [expected] * 2
 
 
 def test_the_word_head_answers_the_same(folders, found):

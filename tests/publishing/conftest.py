@@ -59,7 +59,7 @@ class Process:
 
     def __init__(self, hub: Hub, folder: Path, package: bool):
         self.folder = folder
-        environment = {**os.environ, **hub.environment(folder / "home")}
+        environment = {**os.environ, **hub.environment(folder / "home"), "OMP_NUM_THREADS": "1"}
         environment.pop("PYTHONPATH", None)
         if package:
             environment["PYTHONPATH"] = str(ROOT)

@@ -173,11 +173,12 @@ def test_tasks_that_read_alike_need_no_name_and_the_run_says_the_length(save, tm
 
 # ---- ONNX --------------------------------------------------------------------------------------------------------
 
-#: Every head and join, every pooling but bigru, and names that the exporter gives to values of its own.
+#: Every head, join and pooling, and names that the exporter gives to values of its own.
 ONNX_TASKS = {
     "sst": {"pooling": "attention", "head": "blocks", "head_options": {"hidden_sizes": [8]}},
     "cat": {**CLASSES, "pooling": "max"},
     "linear": {**CLASSES, "pooling": "max", "layers": "mix", "head": "mlp"},
+    "read": {**CLASSES, "pooling": "bigru"},  # becomes a loop of any length
     "para": {},
     "sts": {**PAIR, "pooling": "mean", "head": "cosine", "head_options": {"projection_size": 8}},
     "near": {**PAIR, "kind": "binary", "labels": ("far", "near"), "pooling": "cls", "head": "cosine"},
@@ -216,19 +217,6 @@ def test_graphs_answer_as_the_model_does(onnx_export, count):
 
 
 @pytest.mark.slow
-def test_a_gru_becomes_a_loop_of_any_length(save, tmp_path):
-    for library in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(library, reason=f"{library} is not installed")
-    save(tmp_path / "model", {"own": {**CLASSES, "pooling": "bigru"}}, num_hidden_layers=1)
-    export(str(tmp_path / "model"), "onnx", tmp_path / "graphs")
-    ours = Predictor.from_pretrained(tmp_path / "model", device="cpu")
-    theirs = Predictor(export_onnx.OnnxModel(ours.model.config, tmp_path / "graphs"), ours.tokenizer)
-    for count in (1, 3, 8):
-        rows = rows_of(ours.task("own"), count)
-        np.testing.assert_allclose(theirs.logits("own", rows), ours.logits("own", rows), atol=1e-4, rtol=0)
-
-
-@pytest.mark.slow
 def test_the_lines_of_its_readme_run_in_the_folder(onnx_export, monkeypatch, capsys):
     model, folder = onnx_export
     codes = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
@@ -264,7 +252,8 @@ def test_the_quantized_variant_stands_beside_the_full_one(onnx_export, minbert, 
         assert of["full"] == pytest.approx(ours[f"eval_{name}_{of['metric']}"], abs=1e-4)
         assert of["difference"] == of["quantized"] - of["full"]
         assert f"| {name} | {of['metric']} | {of['full']:.4f} | {of['quantized']:.4f} |" in table
-    assert record["bytes"]["model_quantized.onnx"] < 0.6 * record["bytes"]["model.onnx"]
+    for graph in ("model", "model_bi"):  # the loop and the names of so small a graph stay as they are
+        assert record["bytes"][f"{graph}_quantized.onnx"] < 0.75 * record["bytes"][f"{graph}.onnx"]
     assert record["largest_difference"] <= 1e-4
 
 
