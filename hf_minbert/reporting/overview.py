@@ -68,10 +68,12 @@ def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], 
 
 
 def _overall(run: Run, drawn: Mapping[str, np.ndarray | None]) -> list[list[str]]:
-    """Over all tasks: from the predictions if all are there, else as recorded."""
+    """Over all tasks: from the predictions if all are there, else as recorded; nothing of a single task."""
     tasks = [answers.task for answers in run.answers.values()]
-    if len(tasks) < 2 or set(drawn) != set(run.answers):
-        return _recorded_rows(run, "overall")
+    if set(drawn) != set(run.tasks):
+        return _recorded_rows(run, "overall", "as recorded")
+    if len(tasks) < 2:
+        return []
     found = {a.task.name: value_metrics(a.task, a.values, a.labels) for a in run.answers.values()}
     summary = overall(tasks, found)
     bounds = "one row"
@@ -107,8 +109,8 @@ def _why_not(answers: Answers) -> list[Block]:
     ]
 
 
-def _recorded_rows(run: Run, name: str) -> list[list[str]]:
-    """What metrics.json says of a task, or of `overall`."""
+def _recorded_rows(run: Run, name: str, why: str = "no labels here") -> list[list[str]]:
+    """What metrics.json says of a task, or of `overall`; and why there is no interval."""
     prefix = f"eval_{name}"
     others = tuple(f"eval_{other}_" for other in run.tasks if other.startswith(f"{name}_"))  # sst_films, beside sst
     found = {
@@ -116,7 +118,7 @@ def _recorded_rows(run: Run, name: str) -> list[list[str]]:
         for key, value in run.metrics.items()
         if key == prefix or (key.startswith(f"{prefix}_") and not key.startswith(others))
     }
-    return [[key.removeprefix("eval_"), "", _shown(value), "no labels here", ""] for key, value in found.items()]
+    return [[key.removeprefix("eval_"), "", _shown(value), why, ""] for key, value in found.items()]
 
 
 def _recorded(run: Run) -> list[Block]:

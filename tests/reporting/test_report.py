@@ -318,6 +318,18 @@ def test_other_dev_rows_are_noticed(run, make_data, tmp_path):
     assert "the 61 dev rows found are not the 60 that were predicted" in found.answers["sst"].missing
 
 
+def test_the_mean_of_tasks_is_left_out_of_one_task_and_recorded_where_predictions_are_missing(
+    run, make_run, make_data, tmp_path, table
+):
+    tasks = get_tasks(["sst"])
+    alone = make_run(tmp_path / "alone", make_data(tmp_path / "data", 5, tasks), 5, tasks=tasks)
+    assert list(table(built(alone), "scores")) == ["sst, accuracy", "sst, macro_f1"]
+    less = shutil.copytree(run, tmp_path / "less")
+    (less / "predictions" / "sts-dev.csv").unlink()
+    recorded = json.loads((run / "metrics.json").read_text())["eval_overall"]
+    assert table(built(less), "scores")["overall"] == ["", f"{recorded:.3f}", "as recorded", ""]
+
+
 def test_labels_that_have_changed_are_noticed(run, data, tmp_path):
     copied = shutil.copytree(data, tmp_path / "data")
     dev = copied / "ids-sst-dev.csv"
