@@ -50,11 +50,11 @@ class ToOnnx:
         quantize: bool = False,
         data_dir: str | None = None,
     ):
+        if data_dir is not None and not quantize:
+            raise MinBertError("--data-dir scores the quantized variant beside the full one: add --quantize.")
         for library in ("onnx", "onnxscript", "onnxruntime"):
             if find_spec(library) is None:
                 raise MinBertError(f"`onnx` needs the library {library}. Run: pip install 'hf_minbert[export]'")
-        if data_dir is not None and not quantize:
-            raise MinBertError("--data-dir scores the quantized variant beside the full one: add --quantize.")
         for one in tasks:
             if one in INPUTS:
                 raise MinBertError(f"A task called {one!r} cannot have an output of its name: an input has it.")
@@ -78,8 +78,10 @@ class ToOnnx:
         bytes_ = {path.name: path.stat().st_size for path in sorted(folder.glob("*.onnx*"))}
         said = {"largest_difference": max(differences.values()), "differences": differences, "bytes": bytes_}
         notes = [f"{name}.onnx answers {', '.join(tasks)}." for name, tasks in self._graphs().items()]
-        if self.quantize and scores is None:
-            notes.append("What int8 costs was not measured. Give --data-dir for the scores of both variants.")
+        unscored = [name for name in self.tasks if self.quantize and name not in self.rows]
+        if unscored:
+            why = "--data-dir has no rows of them" if self.rows else "give --data-dir for the scores of both variants"
+            notes.append(f"What int8 costs was not measured for {', '.join(unscored)}: {why}.")
         return {**said, "scores": scores, "notes": notes}
 
     def _graphs(self) -> dict[str, list[str]]:
