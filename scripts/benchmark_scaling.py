@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import typer
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
@@ -169,11 +170,12 @@ def _counting(profile: Profile) -> Iterator[None]:
 # ---- Speed -------------------------------------------------------------------------------------------------------
 
 
-def speeds(bench: Bench, batch_sizes: list[int], steps: int, bf16: bool) -> list[dict[str, Any]]:
+def speeds(bench: Bench, ways: list[str], batch_sizes: list[int], steps: int, bf16: bool) -> list[dict[str, Any]]:
     """Examples per second of all processes that train together now, by way and batch size of a process."""
     found = []
     for batch_size in batch_sizes:
-        for way, options in WAYS.items():
+        for way in ways:
+            options = WAYS[way]
             clock = Clock()
             trainer = bench.trainer(batch_size, WARM_UP + steps, clock, bf16=bf16, **options)
             trainer.train()
@@ -258,10 +260,25 @@ def comparison(together: Trained, alone: Trained, spread: float | None) -> dict[
     }
 
 
-def compare(bench: Bench, together: dict[tuple[str, bool], Trained], batch_size: int, steps: int) -> dict[str, Any]:
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Inside, the same numbers give the same bits: no kernel adds in the order in which threads come.
+
+    Of the kernels of attention only the plain one keeps that; cuDNN's also compiles anew for every length.
+    """
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+def compare(
+    bench: Bench, together: dict[tuple[str, bool], Trained], ways: list[str], batch_size: int, steps: int
+) -> dict[str, Any]:
     """By way and precision."""
     found = {}
-    for way, options in COMPARED.items():
+    for way in ways:
+        options = COMPARED[way]
         alone = {bf16: trained(bench, batch_size, steps, bf16, options) for bf16 in (False, True)}
         moved = (alone[False].parameters - alone[False].begun).norm()
         spread = float((alone[True].parameters - alone[False].parameters).norm() / moved)
@@ -292,7 +309,8 @@ def main(
     batch_size: Annotated[
         list[int] | None, typer.Option(help="Rows of each task in a process; several times.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Measured steps, after the warm-up.")] = 30,
+    way: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(COMPARED)}; several times.")] = None,
+    steps: Annotated[int, typer.Option(min=0, help="Measured, after the warm-up; 0 measures no speed.")] = 30,
     equality_steps: Annotated[int, typer.Option(min=0, help="0 compares nothing.")] = 200,
     equality_batch_size: Annotated[int, typer.Option(min=1)] = 8,
     fp32: Annotated[bool, typer.Option("--fp32", help="Measure in fp32 in place of bf16.")] = False,
@@ -302,35 +320,46 @@ def main(
     """Speed, communication and equality of the processes that a launcher started, beside one process."""
     if PROCESSES == 1:
         raise typer.BadParameter("Start several processes: torchrun --nproc_per_node 2 scripts/benchmark_scaling.py")
+    ways = way or [*COMPARED]
+    if unknown := sorted({*ways} - {*COMPARED}):
+        raise typer.BadParameter(f"--way must be one of {', '.join(COMPARED)}. Found {', '.join(unknown)}.")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as `minbert train` does: it compiles anew for every length
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(model, size, packing, not torch.cuda.is_available(), folder)
-        numbers = measure(bench, batch_size or [32, 256], steps, not fp32, equality_batch_size, equality_steps)
+        numbers = measure(bench, ways, batch_size or [32, 256], steps, not fp32, equality_batch_size, equality_steps)
     _print(numbers)
     if json_file is not None:
         json_file.write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 def measure(
-    bench: Bench, batch_sizes: list[int], steps: int, bf16: bool, equality_batch_size: int, equality_steps: int
+    bench: Bench,
+    ways: list[str],
+    batch_sizes: list[int],
+    steps: int,
+    bf16: bool,
+    equality_batch_size: int,
+    equality_steps: int,
 ) -> dict[str, Any]:
     """All numbers, on the first process; the others end here."""
     device = bench.trainer(1, 1).args.device  # which starts the process group
     parameters = sum(p.numel() for p in bench.make_model().parameters())
     reduction = all_reduce_milliseconds(parameters, device)
-    speed = speeds(bench, batch_sizes, steps, bf16)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    together = {
-        (way, half): trained(bench, equality_batch_size, equality_steps, half, options)
-        for way, options in (COMPARED.items() if equality_steps else ())
-        for half in (False, True)
-    }
+    timed, compared = [way for way in ways if way in WAYS and steps], ways if equality_steps else []
+    speed = speeds(bench, timed, batch_sizes, steps, bf16)
+    with repeatable():
+        together = {
+            (way, half): trained(bench, equality_batch_size, equality_steps, half, COMPARED[way])
+            for way in compared
+            for half in (False, True)
+        }
     leave_the_others()
-    equality = compare(bench, together, PROCESSES * equality_batch_size, equality_steps) if together else {}
-    torch.use_deterministic_algorithms(False)
-    for entry, alone in zip(speed, speeds(bench, batch_sizes, steps, bf16), strict=True):
+    with repeatable():
+        equality = compare(bench, together, compared, PROCESSES * equality_batch_size, equality_steps)
+    for entry, alone in zip(speed, speeds(bench, timed, batch_sizes, steps, bf16), strict=True):
         entry |= {"alone": alone, "times": entry["examples_per_second"] / alone["examples_per_second"]}
     return {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else "CPU", "processes": PROCESSES,
@@ -348,8 +377,9 @@ def _print(numbers: dict[str, Any]) -> None:
         f"{numbers['torch']}; one all-reduce of {parameters / 1e6:.1f}M parameters, the floor of `sum`: "
         f"{reduction:.2f} ms, {4 * parameters / reduction / 1e6:.1f} GB/s\n"
     )
-    typer.echo("| | rows a card | examples/s | of one | times | ms a step | in communication | floor | MB sent |")
-    typer.echo("|---|---|---|---|---|---|---|---|---|")
+    if numbers["speed"]:
+        typer.echo("| | rows a card | examples/s | of one | times | ms a step | in communication | floor | MB sent |")
+        typer.echo("|---|---|---|---|---|---|---|---|---|")
     for entry in numbers["speed"]:
         typer.echo(
             f"| {entry['way']} | {entry['batch_size']} | {entry['examples_per_second']:.0f} | "

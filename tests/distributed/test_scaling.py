@@ -20,9 +20,11 @@ def test_it_measures_what_moves_and_finds_two_processes_equal_to_one(together, t
         whole = script.load_split
         script.load_split = lambda *given: whole(*given).select(range(41))  # an odd number: some row comes twice
         script.WARM_UP = script.PROFILED = 1
-        script.COMPARED = {"pcgrad": script.COMPARED["pcgrad"]}
+        script.COMPARED = script.WAYS
         os.chdir(tmp_path)
-        script.main(str(tiny_bert), batch_size=[2], steps=2, equality_steps=3, json_file=Path("out.json"))
+        script.main(
+            str(tiny_bert), way=[*script.WAYS], batch_size=[2], steps=2, equality_steps=3, json_file=Path("out.json")
+        )
 
     ended = together(job)
     assert ended.status == [0, 0], ended.said
