@@ -151,7 +151,7 @@ def finished_run(tiny_bert, course_dir, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def together(tmp_path_factory) -> Callable[..., Together]:
     """`together(job, processes=2, stop=None)` is `run_together`."""
     return lambda job, **options: run_together(job, tmp_path_factory.mktemp("said"), **options)

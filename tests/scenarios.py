@@ -1,19 +1,9 @@
-"""Runs the scenarios of test_two_processes.py, in one process or in several, and records what each process saw.
-
-python worker.py INPUT OUTPUT                                              one process
-python -m torch.distributed.run --nproc_per_node 2 worker.py INPUT OUTPUT  two processes
-
-INPUT holds a model with its tokenizer (`model/`) and rows by task (`rows.pt`). Each process writes
-`OUTPUT/<rank>-of-<processes>.pt`: `{scenario: what it recorded}`. A process alone takes batches as large as those of
-two processes together.
-"""
+"""What test_two_processes.py trains, in one process or in several, and what each process records of it."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,8 +14,8 @@ from transformers import BertTokenizer, TrainerCallback
 from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments
 from hf_minbert.training.aggregators import AGGREGATORS, Aggregator
 
-RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-STEPS = 20
+#: Two epochs of most scenarios, three where tasks leave an epoch.
+STEPS = 12
 
 
 class RowSum(Aggregator):
@@ -57,9 +47,6 @@ def with_lora(model):
     return peft.get_peft_model(model, peft.LoraConfig(**settings, init_lora_weights=False))
 
 
-AGGREGATORS.update(row_sum=RowSum, random_units=RandomUnits)
-
-
 class Recorder(TrainerCallback):
     """The gradient that the optimizer gets and a digest of the parameters after it, at every step."""
 
@@ -87,11 +74,13 @@ def digest(model) -> str:
 
 
 class Scenarios:
-    def __init__(self, source: Path, target: Path):
+    """A process alone takes batches as large as those of two processes together."""
+
+    def __init__(self, source: Path, target: Path, rank: int, processes: int):
         self.model = MinBertForMultiTask.from_pretrained(source / "model")
         self.tokenizer = BertTokenizer.from_pretrained(source / "model")
         self.rows = torch.load(source / "rows.pt")
-        self.target = target
+        self.target, self.rank, self.processes = target, rank, processes
         self.recorded: dict[str, dict] = {}
 
     def trainer(self, name: str, *, rows: int, model=None, **options) -> MultiTaskTrainer:
@@ -106,7 +95,7 @@ class Scenarios:
             "save_strategy": "no",
             "use_cpu": True,
             "disable_tqdm": True,
-            "logging_steps": 5,
+            "logging_steps": 3,
         }
         model = copy.deepcopy(self.model) if model is None else model
         recorder = Recorder()
@@ -139,11 +128,11 @@ class Scenarios:
 
     def compare(self) -> None:
         """What one process and two must agree on."""
-        four = 4 * 2 // PROCESSES
+        four = 4 * 2 // self.processes
         self.train("plain", rows=48, per_device_train_batch_size=four)
         # Two processes take 4 rows twice a step, one process all 16 of them at once.
-        twice = {"gradient_accumulation_steps": 2} if PROCESSES == 2 else {}
-        own = four if PROCESSES == 2 else 2 * four
+        twice = {"gradient_accumulation_steps": 2} if self.processes == 2 else {}
+        own = four if self.processes == 2 else 2 * four
         self.train("accumulated", rows=48, per_device_train_batch_size=own, **twice)
         # 35 rows are nine batches of 4, an odd number: the ninth and a tenth are filled from the next pass. An epoch's
         # five rounds of each process make three steps, the last of which has one round only.
@@ -166,7 +155,7 @@ class Scenarios:
         }  # fmt: skip
         self.train("leaving", aggregator="row_sum", **leaving)
         self.train("frozen", freeze="encoder", **leaving)
-        freed = {"freeze": "encoder", "unfreeze": {5: 1, 10: "embeddings", 15: "none"}, "aggregator": "pcgrad"}
+        freed = {"freeze": "encoder", "unfreeze": {3: 1, 6: "embeddings", 9: "none"}, "aggregator": "pcgrad"}
         groups = {"learning_rates": {"encoder": 0.005, "sst": 0.02}, "layer_decay": 0.5, "weight_decays": {"sts": 0.1}}
         self.train("freed", rows=48, per_device_train_batch_size=own, **freed, **groups, **twice)
         smart = {"regularizer": "smart", "smart_epsilon": 0.01, "proximal": "momentum"}
@@ -204,7 +193,7 @@ class Scenarios:
         self.train("surgery_bf16", bf16=True, **given)
 
     def resume(self) -> None:
-        """A run of 20 steps, and its end again from a checkpoint in the middle of an epoch, with AdamW, dropout and
+        """A run of three epochs, and its end again from a checkpoint in the middle of one, with AdamW, dropout and
         an aggregator that remembers.
         """
         # After the checkpoint of step 7, step 8 frees the embeddings.
@@ -212,15 +201,16 @@ class Scenarios:
         options = {
             **freed, "rows": 40, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
             "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "save_strategy": "steps", "save_steps": 7,
-            "eval_strategy": "steps", "eval_steps": 7, "aggregator": "gradvac", "gradient_smoothing": 0.5,
+            "eval_strategy": "steps", "eval_steps": 7, "max_steps": 15,
+            "aggregator": "gradvac", "gradient_smoothing": 0.5,
         }  # fmt: skip
         whole = self.train("whole", model=self.other_model(seed=1), **options)
         folder = Path(whole.args.output_dir)
-        if RANK == 0:
-            (folder / "checkpoint-20" / "rng_state_1.pth").unlink()
+        if self.rank == 0:
+            (folder / "checkpoint-15" / "rng_state_1.pth").unlink()
             (folder / "checkpoint-14" / "optimizer.pt").unlink()
         dist.barrier()
-        torch.manual_seed(100 + RANK)  # nothing of the first run may be needed
+        torch.manual_seed(100 + self.rank)  # nothing of the first run may be needed
         self.train("resumed", resume=True, model=self.other_model(seed=2), **{**options, "output_dir": str(folder)})
 
     def other_model(self, seed: int) -> MinBertForMultiTask:
@@ -231,15 +221,19 @@ class Scenarios:
         return MinBertForMultiTask(config)
 
 
-def main(source: Path, target: Path) -> None:
-    scenarios = Scenarios(source, target)
+def record(source: Path, target: Path, rank: int, processes: int) -> None:
+    """Runs the scenarios as the process of this rank and writes `target/<rank>-of-<processes>.pt`.
+
+    Args:
+        source: a folder with a model and its tokenizer (`model/`) and rows by task (`rows.pt`).
+        target: a folder for what was recorded, `{scenario: what}`, and for what runs leave.
+        rank, processes: as in the environment.
+    """
+    AGGREGATORS.update(row_sum=RowSum, random_units=RandomUnits)
+    scenarios = Scenarios(source, target, rank, processes)
     scenarios.compare()
-    if PROCESSES == 2:
+    if processes == 2:
         scenarios.resume()
-    torch.save(scenarios.recorded, target / f"{RANK}-of-{PROCESSES}.pt")
+    torch.save(scenarios.recorded, target / f"{rank}-of-{processes}.pt")
     if dist.is_initialized():
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
