@@ -8,6 +8,7 @@ with the batches of all together for the equality. On CPUs it runs too (gloo), w
 
 from __future__ import annotations
 
+import copy
 import gc
 import hashlib
 import json
@@ -29,6 +30,7 @@ import torch
 import torch.distributed as dist
 import transformers
 import typer
+from accelerate import PartialState
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 
@@ -54,7 +56,6 @@ COMPARED = {
 COLLECTIVES = {"all_reduce": 2, "reduce_scatter_tensor": 1, "all_gather_into_tensor": 1}
 ENVIRONMENT = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 MAX_LENGTH = 128
-WARM_UP = 5
 PROFILED = 3
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -68,6 +69,7 @@ class Bench:
     packing: bool
     use_cpu: bool
     folder: str
+    warm_up: int
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -78,6 +80,7 @@ class Bench:
                 task.name: encode(load_split(task, "sample", split), task, self.tokenizer, self.max_length)
                 for task in get_tasks([*TASKS])
             }
+        self.weights = self.make_model()
 
     def make_model(self) -> MinBertForMultiTask:
         """Without dropout: with it, processes draw other masks than one does."""
@@ -95,7 +98,7 @@ class Bench:
             lr_scheduler_type="constant", log_level="error", log_level_replica="error", **options,
         )  # fmt: skip
         trainer = MultiTaskTrainer(
-            self.make_model(), args, train_dataset=self.rows["train"], eval_dataset=self.rows["dev"],
+            copy.deepcopy(self.weights), args, train_dataset=self.rows["train"], eval_dataset=self.rows["dev"],
             processing_class=self.tokenizer, max_length=self.max_length, callbacks=[*callbacks],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
@@ -105,23 +108,26 @@ class Bench:
 class Clock(TrainerCallback):
     """The seconds of the steps after the warm-up, the wait for what the GPU has still to do included."""
 
-    def __init__(self):
+    def __init__(self, warm_up: int, steps: int):
+        self.first, self.last = warm_up, warm_up + steps
         self.start = self.seconds = 0.0
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step not in (WARM_UP, state.max_steps):
+        if state.global_step not in (self.first, self.last):
             return
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         now = perf_counter()
-        self.start, self.seconds = (now, 0.0) if state.global_step == WARM_UP else (self.start, now - self.start)
+        self.start, self.seconds = (now, 0.0) if state.global_step == self.first else (self.start, now - self.start)
 
 
 class Profile(TrainerCallback):
-    """Time in communication, that of waiting for the others included, and bytes that a process sends; per step."""
+    """Of the last steps: time in communication, with that of waiting for the others, and bytes that a process sends."""
 
-    def __init__(self):
-        self.profiler = torch.profiler.profile()
+    def __init__(self, on_gpu: bool):
+        activity = torch.profiler.ProfilerActivity
+        self.profiler = torch.profiler.profile(activities=[activity.CUDA if on_gpu else activity.CPU])
+        self.kind, self.name = (torch.autograd.DeviceType.CUDA, "nccl") if on_gpu else (None, "gloo:")
         self.bytes = 0.0
         self.milliseconds = 0.0
 
@@ -133,15 +139,13 @@ class Profile(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         self._counted.__exit__(None, None, None)
-        if args.device.type == "cuda":
+        if self.kind is not None:
             torch.cuda.synchronize()
         self.profiler.stop()
-        on_gpu = args.device.type == "cuda"
         for event in self.profiler.events():
-            if on_gpu and event.device_type == torch.autograd.DeviceType.CUDA and event.name.startswith("nccl"):
-                self.milliseconds += event.device_time_total / 1e3 / PROFILED
-            elif not on_gpu and event.name.startswith("gloo:"):
-                self.milliseconds += event.cpu_time_total / 1e3 / PROFILED
+            if event.name.startswith(self.name) and self.kind in (None, event.device_type):
+                microseconds = event.cpu_time_total if self.kind is None else event.device_time_total
+                self.milliseconds += microseconds / 1e3 / PROFILED
         self.bytes /= PROFILED
 
 
@@ -176,18 +180,17 @@ def speeds(bench: Bench, ways: list[str], batch_sizes: list[int], steps: int, bf
     for batch_size in batch_sizes:
         for way in ways:
             options = WAYS[way]
-            clock = Clock()
-            trainer = bench.trainer(batch_size, WARM_UP + steps, clock, bf16=bf16, **options)
+            clock, profile = Clock(bench.warm_up, steps), Profile(not bench.use_cpu)
+            trainer = bench.trainer(batch_size, bench.warm_up + steps + PROFILED, clock, profile, bf16=bf16, **options)
             trainer.train()
             together = trainer.args.world_size
             rows = together * batch_size * len(TASKS) * steps
             entry = {"way": way, "batch_size": batch_size, "examples_per_second": rows / clock.seconds}
             entry["milliseconds"] = 1e3 * clock.seconds / steps
             if together > 1:
-                profile = Profile()
-                bench.trainer(batch_size, WARM_UP + PROFILED, profile, bf16=bf16, **options).train()
                 entry |= {"communication_milliseconds": profile.milliseconds, "bytes": profile.bytes}
             found.append(entry)
+            typer.echo(f"{way}, {batch_size} rows, {together} processes: {entry['milliseconds']:.1f} ms", err=True)
             del trainer
             gc.collect()
     return found
@@ -197,7 +200,7 @@ def all_reduce_milliseconds(parameters: int, device: torch.device, rounds: int =
     """Of as many float32 numbers, the median: what a summed gradient needs at least."""
     numbers, seconds = torch.zeros(parameters, device=device), []
     for _ in range(2 + rounds):
-        dist.barrier()
+        PartialState().wait_for_everyone()
         start = perf_counter()
         dist.all_reduce(numbers)
         if device.type == "cuda":
@@ -220,7 +223,7 @@ class Trained:
 def trained(bench: Bench, batch_size: int, steps: int, bf16: bool, options: dict[str, Any]) -> Trained:
     """The parameters before and after `steps` of SGD, and what the model then says of the dev rows."""
     trainer = bench.trainer(
-        batch_size, steps, bf16=bf16, optim="sgd", learning_rate=0.01, per_device_eval_batch_size=16, **options
+        batch_size, steps, bf16=bf16, optim="sgd", learning_rate=3e-4, per_device_eval_batch_size=16, **options
     )
     begun = _flat(trainer.model)
     trainer.train()
@@ -290,7 +293,7 @@ def compare(
 
 def leave_the_others() -> None:
     """Ends all processes but the first, which is alone from then on."""
-    dist.barrier()
+    PartialState().wait_for_everyone()
     dist.destroy_process_group()
     if RANK > 0:
         sys.exit()
@@ -311,6 +314,9 @@ def main(
     ] = None,
     way: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(COMPARED)}; several times.")] = None,
     steps: Annotated[int, typer.Option(min=0, help="Measured, after the warm-up; 0 measures no speed.")] = 30,
+    warm_up: Annotated[
+        int, typer.Option(min=1, help="Steps before; with --packing, all sizes of a batch must have come twice.")
+    ] = 5,
     equality_steps: Annotated[int, typer.Option(min=0, help="0 compares nothing.")] = 200,
     equality_batch_size: Annotated[int, typer.Option(min=1)] = 8,
     fp32: Annotated[bool, typer.Option("--fp32", help="Measure in fp32 in place of bf16.")] = False,
@@ -328,7 +334,7 @@ def main(
     datasets.disable_progress_bars()
     torch.backends.cuda.enable_cudnn_sdp(False)  # as `minbert train` does: it compiles anew for every length
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(model, size, packing, not torch.cuda.is_available(), folder)
+        bench = Bench(model, size, packing, not torch.cuda.is_available(), folder, warm_up)
         numbers = measure(bench, ways, batch_size or [32, 256], steps, not fp32, equality_batch_size, equality_steps)
     _print(numbers)
     if json_file is not None:
@@ -346,7 +352,7 @@ def measure(
 ) -> dict[str, Any]:
     """All numbers, on the first process; the others end here."""
     device = bench.trainer(1, 1).args.device  # which starts the process group
-    parameters = sum(p.numel() for p in bench.make_model().parameters())
+    parameters = sum(p.numel() for p in bench.weights.parameters())
     reduction = all_reduce_milliseconds(parameters, device)
     timed, compared = [way for way in ways if way in WAYS and steps], ways if equality_steps else []
     speed = speeds(bench, timed, batch_sizes, steps, bf16)

@@ -40,6 +40,13 @@ LOOPS: dict[str, dict[str, Any]] = {
         "pad_to_multiple_of": 32,
         "dataloader_drop_last": True,  # a last batch of its own size would be compiled too
     },
+    "stock-regional": {
+        "kind": "stock",
+        "train_sampling_strategy": "group_by_length",
+        "layers": "compiled",  # each by itself: one kernel for all of them, in a twelfth of the time of `stock-static`
+        "pad_to_multiple_of": 32,
+        "dataloader_drop_last": True,
+    },
     "cross-encoder": {"kind": "cross_encoder"},
     "naive-pcgrad": {"kind": "naive"},
     "padded": {"packing": False},
@@ -160,7 +167,7 @@ class Loops:
         )  # fmt: skip
 
     def _stock(self, settings: dict[str, Any], attn: str) -> Trainer:
-        multiple = settings.pop("pad_to_multiple_of", None)
+        multiple, compiled = settings.pop("pad_to_multiple_of", None), settings.pop("layers", None) == "compiled"
         (task,) = get_tasks([list(self.rows)[-1]])
         made = {
             "num_labels": max(task.num_outputs, 2),
@@ -171,6 +178,9 @@ class Loops:
             model = BertForSequenceClassification._from_config(BertConfig(**{**made, **SIZES[self.size]}))
         else:
             model = BertForSequenceClassification.from_pretrained(self.model, dtype="float32", **made)
+        if compiled:
+            for layer in model.bert.encoder.layer:
+                layer.compile()
         encoded = self.rows[task.name].map(
             lambda batch: self.tokenizer(
                 *(batch[name] for name in task.text_columns), truncation=True, max_length=MAX_LENGTH
@@ -186,7 +196,7 @@ class Loops:
 
 def _sizes(options: Mapping[str, Any]) -> dict[str, bool]:
     """How a compiled stock model takes sizes: a few, each compiled by itself, or any. Else each is compiled anew."""
-    if "torch_compile" not in options:
+    if not {"torch_compile", "layers"} & {*options}:
         return {}
     few = "pad_to_multiple_of" in options
     return {"automatic_dynamic_shapes": False} if few else {"assume_static_by_default": False}
