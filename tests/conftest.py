@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import string
@@ -31,6 +32,13 @@ def _real(variable: str, default: Path) -> Path:
     if not path.is_dir():
         pytest.skip(f"${variable} is not set and {default} is not there")
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries_are_no_garbage() -> None:
+    """The trainer collects garbage in every training: 0.4 s if all objects of the libraries are searched too."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Fixtures for training: toy rows that show their origin, a trainer over a tiny model, a second aggregator."""
 
-import gc
 from collections.abc import Callable, Hashable, Sequence
 
 import pytest
@@ -14,15 +13,6 @@ LABELS = {"sst": lambda i: i % 5, "para": lambda i: i % 2, "sts": lambda i: i % 
 WORDS = ["good", "bad", "not good", "very bad", "a film", "the man plays", "why is it"]
 #: Five, three and two batches of four.
 SIZES = {"sst": 20, "para": 12, "sts": 8}
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _imported_objects_are_not_searched_for_garbage():
-    """Each training collects garbage once, which takes longer than the training while all libraries are searched."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
