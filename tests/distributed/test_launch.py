@@ -1,6 +1,6 @@
 """`scripts/train.py` under `accelerate launch` with `multi_gpu.yaml`, on two processes of a CPU.
 
-A run comes out once, and so does an error.
+A run comes out once, and so does an error. Errors are those of two forked processes, which start in no time.
 """
 
 import json
@@ -9,14 +9,18 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Together
 from safetensors.torch import load_file
 
 from hf_minbert import run
+from hf_minbert.cli import main
 from hf_minbert.recipe import read_recipe
 
 pytestmark = pytest.mark.slow
@@ -36,18 +40,16 @@ save_steps: 2
 load_best_model_at_end: true
 logging_steps: 1
 """
-#: Run by Python at its start: the first process is the last one to get to work.
-LATE_FIRST_PROCESS = "import os, time\nif os.environ.get('RANK') == '0':\n    time.sleep(5)\n"
 
 
-def launch(recipe: Path, *overrides: str, path: str = "") -> subprocess.CompletedProcess:
+def launch(recipe: Path) -> subprocess.CompletedProcess:
     """Standard output and error come as one text, `stdout`. Fails if the launch hangs."""
     file = ROOT / "recipes" / "accelerate" / "multi_gpu.yaml"
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file), "--mixed_precision", "no",
-        str(ROOT / "scripts" / "train.py"), str(recipe), "use_cpu=true", *overrides,
+        str(ROOT / "scripts" / "train.py"), str(recipe), "use_cpu=true",
     ]  # fmt: skip
-    python_path = os.pathsep.join(filter(None, [path, str(ROOT), os.environ.get("PYTHONPATH")]))
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
@@ -90,10 +92,39 @@ def test_a_run_says_everything_once(finished):
         assert len(re.findall(rf"{bar}\S* (12/12|39/39)", finished.stdout)) == 1, finished.stdout
 
 
-def test_pretraining_takes_the_steps_of_one_process_with_as_many_texts(recipe, tmp_path):
+@pytest.fixture
+def train(together, recipe, monkeypatch) -> Callable[..., Together]:
+    """`train(word, ..., late=0)` is the command in two processes, of which the first is so many seconds late."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def start(*words: object, late: float = 0, **options) -> Together:
+        def job(rank: int) -> None:
+            time.sleep(late if rank == 0 else 0)
+            main(["train", str(recipe), "use_cpu=true", *map(str, words)])
+
+        return together(job, **options)
+
+    return start
+
+
+@pytest.fixture
+def one_error(train) -> Callable[..., str]:
+    """`one_error(word, ...)` is the one line of the one error, where the end of a process stops the other."""
+
+    def end(*words: object, **options) -> str:
+        ended = train(*words, stop={0: 0.1, 1: 0.1}, **options)
+        assert 2 in ended.status and 0 not in ended.status, ended.said
+        errors = re.findall(r"minbert: error: .*", "\n".join(ended.said))
+        assert len(errors) == 1, ended.said
+        return errors[0]
+
+    return end
+
+
+def test_pretraining_takes_the_steps_of_one_process_with_as_many_texts(train, recipe, tmp_path):
     words = ["objective=mlm", "max_steps=2", "optim=sgd", "learning_rate=0.1", "load_best_model_at_end=false"]
-    launched = launch(recipe, *words, f"output_dir={tmp_path / 'two'}")
-    assert launched.returncode == 0, launched.stdout
+    ended = train(*words, f"output_dir={tmp_path / 'two'}")
+    assert ended.status == [0, 0], ended.said
     alone = [f"output_dir={tmp_path / 'one'}", "use_cpu=true", "per_device_train_batch_size=4"]
     metrics = run.train(read_recipe(recipe, [*words, *alone]))
     together = json.loads((tmp_path / "two" / "metrics.json").read_text())
@@ -104,38 +135,30 @@ def test_pretraining_takes_the_steps_of_one_process_with_as_many_texts(recipe, t
         torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-5)
 
 
-def one_error(launched: subprocess.CompletedProcess) -> str:
-    """The one line of the one error."""
-    assert launched.returncode != 0, launched.stdout
-    errors = re.findall(r"minbert: error: .*", launched.stdout)
-    assert len(errors) == 1, launched.stdout
-    return errors[0]
-
-
-def test_an_error_of_both_processes_is_told_once_even_if_the_first_is_late(recipe, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(LATE_FIRST_PROCESS)
-    error = one_error(launch(recipe, f"output_dir={tmp_path / 'run'}", "learning_rat=1", path=str(tmp_path)))
+def test_an_error_of_both_processes_is_told_once_even_if_the_first_is_late(one_error, tmp_path):
+    error = one_error(f"output_dir={tmp_path / 'run'}", "learning_rat=1", late=3)
+    assert not error.endswith("(process 1)")  # it is the first that says it
     assert "'learning_rat'" in error and "'learning_rate'" in error
 
 
-def test_a_bad_label_is_told_once(recipe, course_dir, tmp_path):
+def test_a_bad_label_is_told_once(one_error, course_dir, tmp_path):
     data = shutil.copytree(course_dir, tmp_path / "data")
     file = data / "ids-sst-train.csv"
     lines = file.read_text().splitlines()
     file.write_text("\n".join([*lines[:3], lines[3].rpartition("\t")[0] + "\t7", *lines[4:]]) + "\n")
-    error = one_error(launch(recipe, f"output_dir={tmp_path / 'run'}", f"data_dir={data}"))
+    error = one_error(f"output_dir={tmp_path / 'run'}", f"data_dir={data}")
     assert f"{file}, line 4" in error and "7" in error
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 
-def test_a_misspelt_metric_is_told_once(recipe, tmp_path):
-    error = one_error(launch(recipe, f"output_dir={tmp_path / 'run'}", "metric_for_best_model=eval_sts_pearsn"))
+def test_a_misspelt_metric_is_told_once(one_error, tmp_path):
+    error = one_error(f"output_dir={tmp_path / 'run'}", "metric_for_best_model=eval_sts_pearsn")
     assert "'eval_sts_pearson'" in error
 
 
-def test_a_folder_that_holds_a_run_is_refused_once_and_left_as_it_is(finished, recipe):
+def test_a_folder_that_holds_a_run_is_refused_once_and_left_as_it_is(finished, one_error, recipe):
     """Only the first process looks, so the other one has to be stopped."""
     metrics = recipe.parent / "run" / "metrics.json"
     before = metrics.stat().st_mtime_ns
-    assert "holds a run already" in one_error(launch(recipe))
+    assert "holds a run already" in one_error()
     assert metrics.stat().st_mtime_ns == before
