@@ -46,6 +46,16 @@ def train(recipe):
     return lambda *words: run.train(read_recipe(recipe, words))
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_bert, course_dir, tmp_path_factory) -> Path:
+    """A run that nothing stopped. Not to be changed."""
+    folder = tmp_path_factory.mktemp("whole")
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(bert=tiny_bert, data=course_dir, root=folder / "run"), encoding="utf-8")
+    run.train(read_recipe(path))
+    return folder / "run"
+
+
 @pytest.fixture
 def stop_at(monkeypatch):
     """`stop_at(n)`: the n-th training step from now on fails."""
@@ -116,9 +126,8 @@ def test_a_stage_is_the_run_that_one_would_start_by_hand(train, recipe, tmp_path
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 9], ids=lambda step: f"in_step_{step + 1}_of_10")
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(train, stop_at, tmp_path, step):
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(train, whole, stop_at, tmp_path, step):
     """In the first stage before its checkpoint, on the borders, after a checkpoint, in the last stage."""
-    train(f"output_dir={tmp_path / 'whole'}")
     stopped = stop_at(step)
     with pytest.raises(RuntimeError, match="stopped"):
         train()
@@ -127,7 +136,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(train, stop_at, tmp_pat
     before = {path: path.stat().st_mtime_ns for path in finished}
     assert len(finished) == (step >= 3) + (step >= 8)
     train("resume_from_checkpoint=true")
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert_same_end(tmp_path / "run", whole)
     assert before == {path: path.stat().st_mtime_ns for path in finished}  # what had finished was not run again
 
 
@@ -139,13 +148,12 @@ def test_a_finished_run_that_is_resumed_trains_nothing_and_says_the_same(train, 
     assert again == metrics
 
 
-def test_behind_a_stage_that_has_not_finished_none_has(train, tmp_path):
+def test_behind_a_stage_that_has_not_finished_none_has(train, whole, tmp_path):
     """A new run over an old one may be killed while it clears the folder."""
-    train(f"output_dir={tmp_path / 'whole'}")
     train("seed=7")
     shutil.rmtree(tmp_path / "run" / "stages" / "1-heads")
     train("resume_from_checkpoint=true")
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    assert_same_end(tmp_path / "run", whole)
     (tmp_path / "run" / "stages" / "1-heads" / "environment.json").unlink()
     with pytest.raises(
         MinBertError, match=r"Stage 'heads' has finished, but .* lacks recipe.yaml or environment.json"
@@ -228,16 +236,15 @@ def test_an_older_run_is_kept_or_replaced_whole(train, tmp_path):
     assert [path.name for path in (root / "stages").iterdir()] == ["1-only"]
 
 
-def test_what_an_older_run_left_is_not_taken_for_finished(train, stop_at, tmp_path):
-    train()
+def test_what_an_older_run_left_is_not_taken_for_finished(train, whole, stop_at, tmp_path):
+    train("seed=7")
     stopped = stop_at(1)
     with pytest.raises(RuntimeError, match="stopped"):
-        train("overwrite=true", "seed=7")
+        train("overwrite=true")
     stopped.undo()
     assert not list((tmp_path / "run").rglob("metrics.json"))
-    train("resume_from_checkpoint=true", "seed=7")
-    train("seed=7", f"output_dir={tmp_path / 'whole'}")
-    assert_same_end(tmp_path / "run", tmp_path / "whole")
+    train("resume_from_checkpoint=true")
+    assert_same_end(tmp_path / "run", whole)
 
 
 @pytest.mark.parametrize(
