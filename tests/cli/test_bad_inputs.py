@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -606,14 +607,32 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_ends_so_too(place, write_recipe_file, name):
+#: One Python for all, as a start takes seconds; it ends as the last one does.
+ONE_AFTER_THE_OTHER = """
+import json, sys
+from hf_minbert.cli import main
+*others, last = json.loads(sys.argv[1])
+for words in others:
+    try:
+        main(words)
+    except SystemExit as exit:
+        print(f"=== {exit.code}", file=sys.stderr)
+main(last)
+"""
+
+
+def test_a_program_ends_so_too(place, write_recipe_file):
     write_recipe_file()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "hf_minbert", *map(place, PROGRAMS[name])]
+    words = json.dumps([list(map(place, words)) for words in PROGRAMS.values()])
+    command = [sys.executable, "-c", ONE_AFTER_THE_OTHER, words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert_one_line(done.returncode, done.stderr)
     assert done.stdout == ""
+    parts = re.split(r"^=== (\d+)\n", done.stderr, flags=re.MULTILINE)
+    said, statuses = parts[::2], [*map(int, parts[1::2]), done.returncode]
+    assert len(said) == len(PROGRAMS), done.stderr
+    for status, err in zip(statuses, said, strict=True):
+        assert_one_line(status, err)
 
 
 def test_the_traceback_can_be_had(monkeypatch, write_recipe_file):
