@@ -122,7 +122,7 @@ class Clock(TrainerCallback):
 
 
 class Profile(TrainerCallback):
-    """Of the last steps: time in communication, with that of waiting for the others, and bytes that a process sends."""
+    """Of the last steps: time in communication, the wait for others included, and bytes that a process sends."""
 
     def __init__(self, on_gpu: bool):
         activity = torch.profiler.ProfilerActivity
