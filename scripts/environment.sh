@@ -68,6 +68,7 @@ _empty_environment() {
 
 _install() {
     local package=. pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input)
+    pip+=(--no-compile) # below, on all cores
     [[ $1 == plain ]] || package=".[$1]"
     pip+=(--constraint scripts/constraints.txt)
     [[ -t 1 ]] || pip+=(-qq) # on a terminal its bars show how far a long download is
@@ -81,6 +82,9 @@ _install() {
     "${pip[@]}" setuptools || fail "pip could not install setuptools: its message is above. Is there a network?"
     "${pip[@]}" --no-build-isolation --editable "$package" ||
         fail "pip could not install the versions of scripts/constraints.txt: its message is above."
+    # Without what is compiled each start takes seconds more. The libraries' own tests are left out, and some files are
+    # for other versions of Python, which is no failure.
+    "$venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$venv/lib" || true
 }
 
 # On Linux, PyPI's torch is the one with CUDA, several GB. Where PyTorch's own index is out of reach it has to do.
