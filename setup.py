@@ -40,7 +40,7 @@ DEMO = ["gradio>=6.31,<7"]
 # `minbert export --to onnx`: torch's exporter writes through onnxscript, and onnxruntime runs what it wrote.
 EXPORT = ["onnx>=1.19", "onnxscript>=0.5.4", "onnxruntime>=1.22"]
 # playwright drives the browser that Debian has, and downloads none.
-TEST = ["pytest>=8.2", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.14", "playwright>=1.50"]
+TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.14", "playwright>=1.50"]
 TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
 
 

@@ -20,5 +20,6 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 # The tokenizers library warns, and then goes serial anyway, when a test forks after using it.
 export TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 say "Tests: pytest"
-# A file stays with one worker, so that what its tests share (a trained toy model) is made once.
-exec "$venv/bin/python" -m pytest -n "${MINBERT_TEST_WORKERS:-2}" --dist loadfile "$@"
+# A file stays with one worker, so that what its tests share (a trained toy model) is made once. The order is that of
+# tests/conftest.py, and not by numbers of tests, which are many where each is short.
+exec "$venv/bin/python" -m pytest -n "${MINBERT_TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

@@ -34,6 +34,12 @@ def _real(variable: str, default: Path) -> Path:
     return path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: of several workers none begins one when the others are at their end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _libraries_are_no_garbage() -> None:
     """The trainer collects garbage in every training: 0.4 s if all objects of the libraries are searched too."""

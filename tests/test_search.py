@@ -428,6 +428,7 @@ def test_a_line_that_each_stage_has_itself_is_no_key_to_search(recipe, tmp_path)
 # ---- Trials as they are
 
 
+@pytest.mark.slow
 def test_a_search_that_was_cut_off_ends_its_trial_and_goes_on_to_a_trained_model(recipe, tmp_path, monkeypatch):
     """With real processes. What ends the first is that its search lets go of it, as it does where it is killed."""
     given = {"space": {"learning_rate": [1e-3]}, "method": "grid", "output_dir": tmp_path / "search"}

@@ -16,6 +16,8 @@ from transformers import AutoTokenizer, pipeline
 from hf_minbert import MinBertForMaskedLM, MinBertForMultiTask, get_tasks
 from hf_minbert.pooling import JOINS, POOLINGS
 
+pytestmark = pytest.mark.slow
+
 PAIRS = [["the film is good", "a dog"], ["why is it", "how is it not very bad ?"]]
 TRAVELLING = {
     "configuration_minbert.py", "heads.py", "inference.py", "inputs.py", "losses.py", "modeling_minbert.py",

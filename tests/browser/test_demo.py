@@ -14,6 +14,8 @@ import pytest
 
 from hf_minbert import Predictor
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 WAIT = 120_000  # milliseconds, on a busy machine
 #: Python imports a module of this name first: the server notes down whose address it looks up.

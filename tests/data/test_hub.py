@@ -20,6 +20,8 @@ from hub_server import serve
 
 from hf_minbert.data.hub import HUB
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 STARS = ["1 star", "2 star", "3 stars", "4 stars", "5 stars"]
 INFERENCE = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])

@@ -35,6 +35,7 @@ def test_there_is_no_other_file():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_launchers_make_one_run_in_the_precision_of_the_file(tiny_bert, course_dir, tmp_path):
     """`two_nodes.yaml` with both machines here and a process on each."""
     with socket.socket() as free:

@@ -507,6 +507,7 @@ def of_random_points_of_mt_dnn(model, batch, draws):
     return torch.stack(found).mean()
 
 
+@pytest.mark.slow
 def test_on_a_real_checkpoint_the_paper_attacks_and_mt_dnn_does_not(minilm):
     from transformers import AutoTokenizer
 
