@@ -179,6 +179,12 @@ class RunFolder(TrainerCallback):
     # ---- During the run --------------------------------------------------------------------------------------
 
     def on_step_begin(self, args, state, control, **kwargs):
+        self._begin(state)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self._begin(state)  # a run that was cut off behind its last step has no other
+
+    def _begin(self, state):
         if self.begun:
             return
         self.begun = True

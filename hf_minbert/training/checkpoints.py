@@ -1,13 +1,17 @@
-"""Which checkpoint to resume from: the newest that was written to its end."""
+"""Checkpoints that are whole or known not to be, and which one to resume from: the newest that is whole."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
+import shutil
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from transformers import EarlyStoppingCallback
 
 from ..errors import MinBertError
 
@@ -20,6 +24,40 @@ WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 TEACHER = "teacher.safetensors"  # of `proximal`
 AGGREGATOR = "aggregator.pt"  # of one that sees each task's gradient
 INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
+
+
+class WholeCheckpoints:
+    """The half of a trainer that writes checkpoints and goes on from them.
+
+    `trainer_state.json` is written last, when the files of all processes are there: a folder with it is whole.
+    """
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        if self.args.should_save:  # what is left there of a run that was cut off must not be taken for this one's
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            shutil.rmtree(folder, ignore_errors=True)
+        self._wait_for_all()
+        super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self._wait_for_all()  # else the first one deletes older checkpoints while this one may never become whole
+
+    def _wait_for_all(self) -> None:
+        if self.args.world_size > 1:
+            dist.barrier()
+
+    def _run_epoch(self, **given: Any) -> None:
+        """As the stock one, which takes a step before it asks whether the run that resumes had come to its end."""
+        stopping = (each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback))
+        out_of_patience = any(
+            each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping
+        )
+        if self.state.global_step >= self.state.max_steps or out_of_patience:
+            logger.info("Training had ended already, with step %d.", self.state.global_step)
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(**given)
 
 
 def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:

@@ -33,7 +33,7 @@ from ..publishing.trainer import PushesToHub
 from ..tasks import Task
 from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
-from .checkpoints import AGGREGATOR, to_resume
+from .checkpoints import AGGREGATOR, WholeCheckpoints, to_resume
 from .class_weights import auto_options, check_batch, counted, in_words, warnings_of
 from .conflicts import ConflictMeter, EpochTotals, is_whole
 from .distillation import distillation_of
@@ -53,7 +53,7 @@ from .smoothing import Smoothing
 logger = logging.getLogger(__name__)
 
 
-class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Trainer):
+class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, PushesToHub, Trainer):
     """A `Trainer` for one model with several tasks.
 
     Args:
@@ -570,17 +570,16 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, PushesToHub, Traine
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
         return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        if self.args.should_save and not self.args.save_only_model:
-            # First, so that a checkpoint that is complete has these.
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            if self.proximal is not None:
-                self.proximal.save(folder)
-            if state := self._gradients.state_dict():
-                folder.mkdir(parents=True, exist_ok=True)
-                settings = {name: getattr(self.args, name) for name in ("aggregator", "gradient_smoothing")}
-                torch.save({**state, "settings": settings}, folder / AGGREGATOR)
-        super()._save_checkpoint(model, trial)
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """As the stock one, and what else a resumed run needs."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        if not self.args.should_save:
+            return
+        if self.proximal is not None:
+            self.proximal.save(Path(output_dir))
+        if state := self._gradients.state_dict():
+            settings = {name: getattr(self.args, name) for name in ("aggregator", "gradient_smoothing")}
+            torch.save({**state, "settings": settings}, Path(output_dir) / AGGREGATOR)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()

@@ -63,6 +63,29 @@ def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(build_trainer, dropou
     assert_same_end(resumed, trainer)
 
 
+@pytest.mark.parametrize("why", ["max_steps", "patience"])
+def test_a_run_that_was_cut_off_behind_its_last_step_takes_no_other(build_trainer, dropout_model, tmp_path, why):
+    """Within an epoch, where the stock loop asks only after a step whether it was the last one."""
+    given = {**RUN, "max_steps": 2}
+    if why == "patience":  # no score rises that much
+        patience = {"early_stopping_patience": 1, "early_stopping_threshold": 9.0, "eval_strategy": "steps"}
+        given = {**RUN, **patience, "eval_steps": 1, "dev": {"sst": 4}, "eval_tasks": "sst"}
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    assert trainer.state.global_step == 2
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_end(resumed, trainer)
+
+
+def test_what_is_left_of_a_run_that_was_cut_off_is_no_part_of_a_checkpoint(build_trainer, dropout_model, tmp_path):
+    trainer = build_trainer(tmp_path / "run", dropout_model(), **{**RUN, "max_steps": 1})
+    left = tmp_path / "run" / "checkpoint-1" / "rng_state_1.pth"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    trainer.train()
+    assert not left.exists() and incomplete(left.parent) is None
+
+
 def test_worker_processes_do_not_change_a_run_nor_its_resuming(build_trainer, dropout_model, whole_run, tmp_path):
     folder, trainer = whole_run
     resumed = build_trainer(tmp_path / "run", dropout_model(seed=9), dataloader_num_workers=2, **RUN)
