@@ -35,7 +35,7 @@ from .publishing.trainer import PushesToHub
 from .recipe import RunSettings
 from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import to_resume
+from .training.checkpoints import WholeCheckpoints, to_resume
 from .training.trainer import MultiTaskTrainer, compile_layers
 
 logger = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def _dataset(texts: list[str]) -> Any:
 # ---- The trainer ---------------------------------------------------------------------------------------------------
 
 
-class MaskedLMTrainer(PushesToHub, Trainer):
+class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
     """The stock Trainer, for texts in an order of their own and a perplexity over all tokens that are asked for.
 
     Args:
@@ -198,7 +198,9 @@ class MaskedLMTrainer(PushesToHub, Trainer):
         return output
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        return SequentialSampler(train_dataset or self.train_dataset)  # which draws its order itself
+        texts = train_dataset or self.train_dataset  # which draws its order itself, and fills up the last step
+        per_step = self.args.train_batch_size * self.args.world_size if self.args.world_size > 1 else 1
+        return SequentialSampler(range(-(-len(texts) // per_step) * per_step))
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **given: Any) -> Any:
         return super().compute_loss(model, {**inputs, "predicted_only": True}, *arguments, **given)
@@ -290,6 +292,7 @@ def _prepare_arguments(args: MultiTaskTrainingArguments) -> None:
         logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
     if args.metric_for_best_model is not None:
         args.metric_for_best_model, args.greater_is_better = "eval_loss", False
+    args.ddp_find_unused_parameters = False  # there are none, and to look for them takes time and a warning
     if args.device.type != "cuda":
         args.dataloader_pin_memory = args.accelerator_config.non_blocking = False  # for a GPU: elsewhere torch warns
 

@@ -22,10 +22,10 @@ from .rows import EncodedRows
 
 
 class Text(NamedTuple):
-    """An encoded text, [T], and what its draws are a function of: seed, epoch and number."""
+    """An encoded text, [T], and what its draws are a function of: seed, epoch and number. `None` asks for no token."""
 
     ids: np.ndarray
-    place: tuple[int, int, int]
+    place: tuple[int, int, int] | None
 
 
 class HeldOutTexts(Dataset):
@@ -48,6 +48,9 @@ class TrainingTexts(Dataset):
     An epoch of the dataset is as many texts as there are, wherever among them the sources begin and end. With one
     source it is simply a shuffle of its texts. The order is drawn here and not by a sampler of torch's, because such a
     sampler's epoch is lost when several processes resume in the middle of an epoch.
+
+    Items behind the last text ask for nothing. They fill up the last step of an epoch, in which every process needs a
+    batch: accelerate would fill it with the epoch's first texts, and several processes would train on them twice.
 
     Args:
         rows: the texts of all sources.
@@ -83,6 +86,8 @@ class TrainingTexts(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Text:
+        if index >= len(self):
+            return Text(self.rows.ids_of(0)[:1], None)
         number = int(self._numbers[index])
         return Text(self.rows.ids_of(number), (self.seed, int(self._epochs[index]), number))
 
@@ -141,7 +146,10 @@ class MaskingCollator:
 
     def _masked(self, text: Text) -> tuple[np.ndarray, np.ndarray]:
         """The text's ids as the model sees them, and its labels."""
-        ids, generator = text.ids, np.random.default_rng(text.place)
+        ids = text.ids
+        if text.place is None:
+            return ids, np.full_like(ids, IGNORED)
+        generator = np.random.default_rng(text.place)
         # As many draws for every text of a length, so that none depends on what another one came to.
         choice, fate = generator.random((2, len(ids)))
         random = generator.integers(len(self.is_special), size=len(ids))

@@ -206,6 +206,13 @@ def test_in_sequence_half_an_epoch_is_half_of_each_source_and_the_last_goes_on(t
 # ---- Refused
 
 
+def test_behind_the_last_text_nothing_is_asked_for(tiny_tokenizer):
+    texts = TrainingTexts(rows_of(tiny_tokenizer), [4], epochs=1, seed=0)
+    batch = MaskingCollator(tiny_tokenizer, probability=1.0)([texts[index] for index in (3, 4, 9)])
+    assert (batch["labels"] != -100).any(dim=1).tolist() == [True, False, False]
+    assert batch["attention_mask"].sum(dim=1).tolist()[1:] == [1, 1]
+
+
 def test_tokenizers_without_what_is_needed_are_refused(tmp_path):
     file = tmp_path / "vocab.txt"
     file.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\nfilm\n", encoding="utf-8")

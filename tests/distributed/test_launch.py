@@ -122,14 +122,19 @@ def one_error(train) -> Callable[..., str]:
 
 
 def test_pretraining_takes_the_steps_of_one_process_with_as_many_texts(train, recipe, tmp_path):
-    words = ["objective=mlm", "max_steps=2", "optim=sgd", "learning_rate=0.1", "load_best_model_at_end=false"]
-    ended = train(*words, f"output_dir={tmp_path / 'two'}")
+    """Two epochs of 11 texts in steps of 10: the second one has 1, and the second process none of it."""
+    words = [
+        "objective=mlm", "max_steps=-1", "num_train_epochs=2", "optim=sgd", "learning_rate=0.1",
+        "load_best_model_at_end=false", "eval_strategy=epoch", "save_strategy=no",
+    ]  # fmt: skip
+    ended = train(*words, f"output_dir={tmp_path / 'two'}", "per_device_train_batch_size=5")
     assert ended.status == [0, 0], ended.said
-    alone = [f"output_dir={tmp_path / 'one'}", "use_cpu=true", "per_device_train_batch_size=4"]
-    metrics = run.train(read_recipe(recipe, [*words, *alone]))
-    together = json.loads((tmp_path / "two" / "metrics.json").read_text())
+    alone = [f"output_dir={tmp_path / 'one'}", "use_cpu=true", "per_device_train_batch_size=10"]
+    run.train(read_recipe(recipe, [*words, *alone]))
+    ours, metrics = (json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("two", "one"))
+    assert sum(metrics["train_texts"].values()) == 11 and metrics["global_step"] == ours["global_step"] == 4
     for name in ("train_loss", "eval_loss", "eval_loss_before"):
-        assert together[name] == pytest.approx(metrics[name], rel=1e-5)
+        assert ours[name] == pytest.approx(metrics[name], rel=1e-5)
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("two", "one"))
     for key, value in ours.items():
         torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-5)
