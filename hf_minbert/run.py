@@ -30,8 +30,8 @@ from .loading import check_encoder, is_adapter, load_adapter, load_config, load_
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .recipe import RunSettings, Value, split_recipe
-from .run_folder import AVERAGED, RunFolder
-from .stages import Stage, carry_out, plan, with_later_held_out
+from .run_folder import AVERAGED, OF_A_MACHINE, RunFolder
+from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 from .tasks import Task, get_tasks, revisions
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
@@ -54,14 +54,28 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     Raises:
         MinBertError: anything wrong before the first step. Later errors pass as they are.
     """
-    stages = plan(values)
-    if stages:
-        check_stages(stages)
-        stages = with_later_held_out(stages)
+    stages = _plan_together(values)
     metrics = carry_out(values, stages, _train) if stages else _train(values)
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
     return metrics
+
+
+def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
+    """The stages of a recipe, if it has some, after what can be checked of all; on all processes or on none."""
+    stages, error = plan(values), None
+    if not stages:
+        return []
+    # Each run compares its own recipe too, but a later one only after hours.
+    words = {key: given.value for key, given in values.items() if key in OF_ALL and key != "stages"}
+    words |= {f"stages.{each.name}.{key}": given.value for each in stages for key, given in each.values.items()}
+    try:
+        check_stages(stages)
+        stages = with_later_held_out(stages)
+    except MinBertError as found:
+        error = found
+    check_alike({key: word for key, word in words.items() if key.split(".")[-1] not in OF_A_MACHINE}, {}, error)
+    return stages
 
 
 def check_stages(stages: Sequence[Stage]) -> None:

@@ -1,5 +1,6 @@
 """What goes wrong with two processes ends in one sentence, soon, and nothing that was saved is lost."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Trainer
 
-from hf_minbert import MultiTaskTrainer, cli
+from hf_minbert import MultiTaskTrainer, cli, run
 from hf_minbert.cli import main
 from hf_minbert.training import processes
 
@@ -85,6 +87,40 @@ def test_where_one_is_killed_the_other_says_so_and_the_run_resumes_to_the_same_b
         assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    "killed, owner, method, step, left",
+    [
+        (1, Trainer, "_save_rng_state", 4, 2),  # the first one must not have deleted the checkpoint before
+        (0, run, "_score", None, 6),  # no step is left, and none more is taken
+    ],
+)
+def test_wherever_one_is_killed_a_whole_checkpoint_is_left(
+    together, minbert_train, monkeypatch, tmp_path, killed, owner, method, step, left
+):
+    def until_killed(rank: int) -> None:
+        usual = getattr(owner, method)
+
+        def end(*given, **named):
+            if step is None or given[0].state.global_step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return usual(*given, **named)
+
+        if rank == killed:
+            monkeypatch.setattr(owner, method, end)
+        minbert_train(tmp_path / "run", "save_total_limit=1")
+
+    ended = together(until_killed)
+    assert ended.status[killed] == -signal.SIGKILL and ended.status[1 - killed] == 1
+    assert f"is {tmp_path / 'run' / f'checkpoint-{left}'}. Go on with" in ended.said[1 - killed].splitlines()[-1]
+    ended = together(lambda rank: minbert_train(tmp_path / "run", "resume_from_checkpoint=true"))
+    assert ended.status == [0, 0], ended.said
+    entries = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in entries if "loss_sst" in entry] == [1, 2, 3, 4, 5, 6]
+    assert "train_runtime" in entries[-1]
+    together(lambda rank: minbert_train(tmp_path / "whole"))
+    assert_same_bits(tmp_path / "run", tmp_path / "whole")
+
+
 def test_a_process_that_waits_for_one_that_is_gone_says_so_when_the_launcher_stops_it(
     together, minbert_train, at_step, tmp_path
 ):
@@ -125,6 +161,19 @@ def test_other_recipes_are_refused_before_weights_load(together, minbert_train, 
     )
     said = refused(together(lambda rank: minbert_train(tmp_path / "run", *["packing=true"][rank:])))
     assert "Process 0 has `packing` = True, and process 1 has (nothing)" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_stages_are_refused_before_the_first_one(together, minbert_train, tmp_path):
+    first, second = "{name: heads, freeze: encoder, max_steps: 1}", "{name: all, max_steps: 1}"
+
+    def told(*stages: str) -> str:
+        return refused(together(lambda rank: minbert_train(tmp_path / "run", f"stages={stages[rank]}")))
+
+    said = told(f"[{first}, {second}]", f"[{first}, {second.replace('1', '2')}]")
+    assert "Process 0 has `stages.all.max_steps` = 1, and process 1 has 2." in said
+    assert "and process 1 has (nothing)" in told(f"[{first}, {second}]", f"[{first}]")
+    assert "(nothing)" in told(f"[{first}]", "null")
     assert not (tmp_path / "run").exists()
 
 
