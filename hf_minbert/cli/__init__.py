@@ -46,13 +46,23 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+#: Verbs that say themselves what several processes are to them.
+KNOW_PROCESSES = ("train", "search")
+
+
 @app.callback()
 def minbert(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="The version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     """One BERT, several sentence tasks: train it from a recipe, score it, predict with it."""
+    processes, verb = int(os.environ.get("WORLD_SIZE", "1")), context.invoked_subcommand
+    if processes > 1 and verb not in KNOW_PROCESSES:  # each would write the same files, and send them
+        raise MinBertError(
+            f"`minbert {verb}` is for one process, and the launcher started {processes}. Run it without a launcher."
+        )
 
 
 #: What typer raises for a wrong command line. Taken from a class that typer exports: newer versions carry a copy of

@@ -19,7 +19,7 @@ import torch
 from forked import Together
 from safetensors.torch import load_file
 
-from hf_minbert import run
+from hf_minbert import cli, run
 from hf_minbert.cli import main
 from hf_minbert.recipe import read_recipe
 
@@ -167,3 +167,14 @@ def test_a_folder_that_holds_a_run_is_refused_once_and_left_as_it_is(finished, o
     before = metrics.stat().st_mtime_ns
     assert "holds a run already" in one_error()
     assert metrics.stat().st_mtime_ns == before
+
+
+def test_what_is_for_one_process_is_refused_with_several(together, monkeypatch):
+    """Two would write the same predictions, and send the same model."""
+    monkeypatch.setattr(cli, "WAIT_FOR_FIRST", 0)
+    ended = together(lambda rank: main(["publish", "somewhere", "me/model"]))
+    assert ended.status == [2, 2]
+    said = (
+        "minbert: error: `minbert publish` is for one process, and the launcher started 2. Run it without a launcher."
+    )
+    assert [text.splitlines() for text in ended.said] == [[said], [f"{said} (process 1)"]]
