@@ -62,9 +62,10 @@ RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SI
 
 @dataclass
 class Bench:
-    """Makes trainers on the package's sample, all from the same weights."""
+    """Makes trainers on the same rows, all from the same weights."""
 
     model: str
+    data_dir: str
     size: Literal["checkpoint", "base"]
     packing: bool
     use_cpu: bool
@@ -77,7 +78,7 @@ class Bench:
         self.max_length = min(MAX_LENGTH, self.tokenizer.model_max_length)
         for split in ("train", "dev"):
             self.rows[split] = {
-                task.name: encode(load_split(task, "sample", split), task, self.tokenizer, self.max_length)
+                task.name: encode(load_split(task, self.data_dir, split), task, self.tokenizer, self.max_length)
                 for task in get_tasks([*TASKS])
             }
         self.weights = self.make_model()
@@ -309,6 +310,7 @@ def main(
     size: Annotated[
         Literal["checkpoint", "base"], typer.Option(help="The checkpoint's weights, or random ones of BERT-base.")
     ] = "checkpoint",
+    data_dir: Annotated[str, typer.Option(help="The course's files; or `sample`, for the package's.")] = "sample",
     batch_size: Annotated[
         list[int] | None, typer.Option(help="Rows of each task in a process; several times.")
     ] = None,
@@ -334,7 +336,7 @@ def main(
     datasets.disable_progress_bars()
     torch.backends.cuda.enable_cudnn_sdp(False)  # as `minbert train` does: it compiles anew for every length
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(model, size, packing, not torch.cuda.is_available(), folder, warm_up)
+        bench = Bench(model, data_dir, size, packing, not torch.cuda.is_available(), folder, warm_up)
         numbers = measure(bench, ways, batch_size or [32, 256], steps, not fp32, equality_batch_size, equality_steps)
     _print(numbers)
     if json_file is not None:
@@ -370,7 +372,8 @@ def measure(
     return {
         "machine": torch.cuda.get_device_name() if device.type == "cuda" else "CPU", "processes": PROCESSES,
         "precision": "bf16" if bf16 else "fp32", "torch": torch.__version__, "transformers": transformers.__version__,
-        "weights": bench.model if bench.size == "checkpoint" else bench.size, "packing": bench.packing,
+        "weights": bench.model if bench.size == "checkpoint" else bench.size, "data": bench.data_dir,
+        "packing": bench.packing,
         "parameters": parameters, "all_reduce_milliseconds": reduction, "speed": speed,
         "equality_steps": equality_steps, "equality": equality,
     }  # fmt: skip

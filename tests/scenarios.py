@@ -129,7 +129,12 @@ class Scenarios:
     def compare(self) -> None:
         """What one process and two must agree on."""
         four = 4 * 2 // self.processes
-        self.train("plain", rows=48, per_device_train_batch_size=four)
+        plain = self.train("plain", rows=48, per_device_train_batch_size=four)
+        self.recorded["plain"]["wrapped"] = plain.model_wrapped is not plain.model
+        other = copy.deepcopy(self.model)
+        for tensor in (*other.parameters(), *other.buffers()):
+            tensor.detach().mul_(1 + self.rank)
+        self.train("weights_of_the_first", rows=48, model=other, per_device_train_batch_size=four)
         # Two processes take 4 rows twice a step, one process all 16 of them at once.
         twice = {"gradient_accumulation_steps": 2} if self.processes == 2 else {}
         own = four if self.processes == 2 else 2 * four

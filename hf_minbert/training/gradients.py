@@ -108,8 +108,7 @@ class Gradients(ABC):
 class SummedGradients(Gradients):
     """For an aggregator without rows: losses accumulate in `.grad`, averaged once per optimizer step.
 
-    The backward pass does not go through DDP: that would average once per task, and refuses several forward
-    passes before one backward pass.
+    DDP would average once per task, and refuses several forward passes before one backward pass.
     """
 
     def add(self, task: str, loss: torch.Tensor) -> None:

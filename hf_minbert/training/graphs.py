@@ -92,6 +92,7 @@ class GraphedSteps:
         for _ in range(self.repeats):
             recording.generators.append(_generator().clone_state())
             recording.graph.register_generator_state(recording.generators[-1])
+        outside = torch.cuda.current_stream()
         try:
             # Other threads (a loader that pins memory) may use the GPU meanwhile.
             with (
@@ -101,8 +102,9 @@ class GraphedSteps:
                 recording.found, differentiated = self.forward(static, factor)
                 self.gradients.accumulate(task, differentiated)
         except RuntimeError as error:
-            # A recording that failed leaves its memory and its random generator waiting for its end, and those of all
-            # earlier recordings are the same.
+            # A recording that failed leaves its stream in place, and its memory and its random generator waiting for
+            # its end, and those of all earlier recordings are the same.
+            torch.cuda.set_stream(outside)
             self._refused = True
             self._recordings.clear()
             _generator().graphsafe_set_state(_generator().clone_state())

@@ -21,6 +21,7 @@ from ..errors import MinBertError
 from .checkpoints import newest_complete_checkpoint
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
     from transformers import TrainingArguments
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,27 @@ def launched_precision() -> str | None:
     """The half precision that a launcher's `mixed_precision` asks for."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     return launched if launched in ("bf16", "fp16") else None
+
+
+def without_ddp(accelerator: Accelerator) -> None:
+    """Lets an accelerator prepare a model for several processes as for one, and give all the first one's weights.
+
+    DDP would average each task's gradient during its backward pass. It also keeps, for every parameter, the node that
+    accumulates its gradient, on the stream on which the model was wrapped: then no step can be recorded as a CUDA
+    graph.
+    """
+    stock = accelerator.prepare_model
+
+    def prepare_model(
+        model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> torch.nn.Module:
+        model = stock(model, device_placement, evaluation_mode=True)
+        if not evaluation_mode and accelerator.num_processes > 1:
+            for tensor in (*model.parameters(), *model.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+        return model
+
+    accelerator.prepare_model = prepare_model
 
 
 def check_alike(recipe: Mapping[str, object], data: Mapping[str, str], error: MinBertError | None) -> None:

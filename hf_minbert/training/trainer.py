@@ -46,6 +46,7 @@ from .hyperparameters import HyperparameterSearch
 from .optimizers import OPTIMIZERS
 from .parameter_groups import has_groups, rates_by_group, split_groups
 from .passes import Place, RecordedPlace
+from .processes import without_ddp
 from .proximal import PretrainedDecay, proximal_of
 from .regularizers import regularizer_of
 from .smoothing import Smoothing
@@ -193,6 +194,10 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
             if "labels" not in rows[0]:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
         return encoded
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        without_ddp(self.accelerator)
 
     # ---- Data ------------------------------------------------------------------------------------------------
 
@@ -470,15 +475,14 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
         """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
 
         Args:
-            model: the wrapped model. The step calls the module inside: DDP refuses several forward passes
-                before one backward pass, and its hooks would average each task's gradient at once.
+            model: that of the trainer.
             inputs: one batch per task.
             num_items_in_batch: not used, a task's loss is a mean over its batch.
 
         Returns:
             the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
         """
-        if not self.model.training:  # DDP's own flag stays when an evaluation changes the mode of what is inside
+        if not self.model.training:  # a compiled model's own flag stays when an evaluation changes what is inside
             model.train()  # the call alone visits every module
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
             self.optimizer.train()

@@ -13,9 +13,9 @@ from scenarios import STEPS, record
 pytestmark = pytest.mark.slow
 
 COMPARED = [
-    "plain", "accumulated", "uneven", "proportional", "row_sum", "random_units", "leaving", "frozen", "freed",
-    "smart", "clipped", "two_of_three", "pcgrad", "pcgrad_sharded", "pcgrad_2", "pcgrad_3", "surgery_leaving",
-    "surgery_frozen_layer", "surgery_lora",
+    "plain", "weights_of_the_first", "accumulated", "uneven", "proportional", "row_sum", "random_units", "leaving",
+    "frozen", "freed", "smart", "clipped", "two_of_three", "pcgrad", "pcgrad_sharded", "pcgrad_2", "pcgrad_3",
+    "surgery_leaving", "surgery_frozen_layer", "surgery_lora",
 ]  # fmt: skip
 CLIPPED = {"clipped": 1.0, "pcgrad_2": 0.1}
 if find_spec("peft") is None:
@@ -124,6 +124,11 @@ def test_measured_conflicts_are_those_of_one_process(recorded, scenario):
         entry["conflicts_epoch"] for entry in one["totals"]
     ]
     assert len(one["totals"]) == 2 and all(entry["tensor_conflicts_epoch"] > 0 for entry in first["totals"])
+
+
+def test_no_process_wraps_the_model(recorded):
+    """DDP keeps what hinders the recording of CUDA graphs."""
+    assert [recorded[name]["plain"]["wrapped"] for name in ("one", "first", "second")] == [False] * 3
 
 
 def test_a_head_that_is_not_trained_keeps_its_bits(recorded):

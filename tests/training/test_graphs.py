@@ -164,6 +164,7 @@ def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog, monk
     with caplog.at_level(logging.WARNING):
         graphed = on_gpu("auto", dropout=0.0)
     assert caplog.text.count("cuda_graphs: the step of sts cannot be recorded, so steps run without") == 1
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
     for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
     assert on_gpu("auto", dropout=0.5).state.global_step == 12  # the generator still works
