@@ -42,12 +42,12 @@ logging_steps: 1
 """
 
 
-def launch(recipe: Path) -> subprocess.CompletedProcess:
+def launch(recipe: Path, *words: str) -> subprocess.CompletedProcess:
     """Standard output and error come as one text, `stdout`. Fails if the launch hangs."""
     file = ROOT / "recipes" / "accelerate" / "multi_gpu.yaml"
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file), "--mixed_precision", "no",
-        str(ROOT / "scripts" / "train.py"), str(recipe), "use_cpu=true",
+        str(ROOT / "scripts" / "train.py"), str(recipe), *words,
     ]  # fmt: skip
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1"}
@@ -69,7 +69,7 @@ def recipe(tmp_path_factory, tiny_bert, course_dir) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(recipe) -> subprocess.CompletedProcess:
-    return launch(recipe)
+    return launch(recipe, "use_cpu=true")
 
 
 def test_a_run_finishes_and_its_files_are_whole(finished, recipe):
@@ -178,3 +178,11 @@ def test_what_is_for_one_process_is_refused_with_several(together, monkeypatch):
         "minbert: error: `minbert publish` is for one process, and the launcher started 2. Run it without a launcher."
     )
     assert [text.splitlines() for text in ended.said] == [[said], [f"{said} (process 1)"]]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_record_their_steps(recipe):
+    """All batches of so few rows are filled to the same size, so that the second one of a task is recorded."""
+    words = ["packing=true", "attention_probs_dropout_prob=0", "bf16=true", "aggregator=pcgrad"]
+    ended = launch(recipe, *words, f"output_dir={recipe.parent / 'on-gpus'}")
+    assert ended.returncode == 0 and "cannot be recorded" not in ended.stdout, ended.stdout
