@@ -79,7 +79,7 @@ def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
-    """Raises, as a `MinBertError`, what a later stage's tasks, heads and layers would only after hours of training."""
+    """Raises, as a `MinBertError`, what a later stage's tasks, heads, layers and data would only after hours."""
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
             "`push_to_hub` would send each stage by itself. Leave it out, and send the whole by `minbert publish`."
@@ -94,9 +94,24 @@ def check_stages(stages: Sequence[Stage]) -> None:
             config = _config(settings, stage.args, tasks, None if begins else config)
             if not begins:
                 adapters.check_follows(before.settings, settings)
+            if before is not None:
+                with _unheard():  # what there is to say is said when the stage begins
+                    _load(settings, stage.args, tasks)
         except MinBertError as error:
             raise MinBertError(f"Stage {number} ({stage.name}): {error}") from error
         before = stage
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Inside, the package says errors alone."""
+    log = logging.getLogger(__package__)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _config(
@@ -157,10 +172,9 @@ def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
     folder.pin(folder.commits())
     if args.should_save:
         folder.check()
-    predicts_words = settings.objective == "mlm"
     config = _config(settings, args, tasks)
     tasks = _pinned(tasks, folder)
-    data = (pretraining.load_texts if predicts_words else load_data)(folder.settings, args, tasks)
+    data = _load(folder.settings, args, tasks)
     if args.should_save:
         folder.check_rows(data["train"])
     return config, data
@@ -328,6 +342,11 @@ def _pinned(tasks: list[Task], folder: RunFolder) -> list[Task]:
     found = [pinned_sources(task, by_name, data_dir) if task.name in trained else task for task in by_name.values()]
     folder.pin(revisions(found))
     return found
+
+
+def _load(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
+    """What a run reads, whatever its objective."""
+    return (pretraining.load_texts if settings.objective == "mlm" else load_data)(settings, args, tasks)
 
 
 def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
