@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, explain
+from ..io import write_json
 from ..tasks import Task
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 1  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
-CUT = "cut.json"
+FORMAT = 2  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
+KEPT = "kept.json"  # how many inputs were cut, and the hash of each other file
 
 
 class EncodedCache:
@@ -54,8 +55,12 @@ class EncodedCache:
         if not self.folder.is_dir():
             return None
         with explain(f"Reading encoded rows from {self.folder}", "Delete this folder; it is made anew."):
-            cut = json.loads((self.folder / CUT).read_text(encoding="utf-8"))
-            return datasets.load_from_disk(self.folder, keep_in_memory=True), cut
+            kept = json.loads((self.folder / KEPT).read_text(encoding="utf-8"))
+            # The library reads a file that ends early without a word where it was cut between two thousands of rows.
+            changed = [name for name, found in _hashes(self.folder).items() if kept["sha256"].get(name) != found]
+            if changed:
+                raise ValueError(f"{' and '.join(changed)} changed since it was written")
+            return datasets.load_from_disk(self.folder, keep_in_memory=True), kept["cut"]
 
     def write(self, rows: datasets.Dataset, cut: int) -> None:
         """Keeps the rows. A folder stands under its name only when it is whole."""
@@ -64,7 +69,7 @@ class EncodedCache:
             part.mkdir(parents=True)
             try:
                 rows.save_to_disk(part)
-                (part / CUT).write_text(json.dumps(cut), encoding="utf-8")
+                write_json(part / KEPT, {"cut": cut, "sha256": _hashes(part)})
                 if not self.folder.exists():  # another process may have been faster
                     os.replace(part, self.folder)
             finally:
@@ -74,6 +79,12 @@ class EncodedCache:
                 raise MinBertError(
                     f"`cache_dir`: cannot write {self.folder}: {error.strerror}. Give a folder that can be written."
                 ) from error
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file of a folder but `KEPT`, by name."""
+    files = [path for path in sorted(folder.iterdir()) if path.name != KEPT]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datasets
+import pyarrow
 import pytest
 from transformers import BertTokenizer
 
@@ -111,6 +112,23 @@ def test_rows_that_are_refused_leave_nothing(tmp_path, tiny_tokenizer):
     with pytest.raises(MinBertError, match="Found 7"):
         encode(rows, SST, tiny_tokenizer, 16, cache_dir=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+def test_kept_rows_of_which_some_are_gone_or_changed_are_not_trained_on(tmp_path, tiny_tokenizer):
+    rows = datasets.Dataset.from_list(ROWS * 400)  # a thousand make a part of the file, which can be read alone
+    expected = [*encode(rows, SST, tiny_tokenizer, 16, cache_dir=tmp_path)]
+    (file,) = tmp_path.glob("*/*.arrow")
+    whole = file.read_bytes()
+    with pyarrow.memory_map(str(file)) as source:
+        pyarrow.ipc.open_stream(source).read_next_batch()
+        first_part = whole[: source.tell()]
+    middle = len(whole) // 2
+    for damaged in (first_part, whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
+        file.write_bytes(damaged)
+        with pytest.raises(MinBertError, match=f"{file.name} changed since it was written. Delete this folder"):
+            encode(rows, SST, tiny_tokenizer, 16, cache_dir=tmp_path)
+    file.write_bytes(whole)
+    assert [*encode(rows, SST, tiny_tokenizer, 16, cache_dir=tmp_path)] == expected
 
 
 def test_a_cache_that_is_broken_or_no_folder_says_what_to_do(tmp_path, tiny_tokenizer):
