@@ -146,8 +146,7 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
         trainer = make(settings, args, config, data, [*callbacks, folder])
         metrics = _train_and_score(folder, trainer, data)
-        if dist.is_available() and dist.is_initialized():
-            dist.barrier()
+        trainer.accelerator.wait_for_everyone()
     return metrics
 
 

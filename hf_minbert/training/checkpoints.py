@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from transformers import EarlyStoppingCallback
 
 from ..errors import MinBertError
@@ -36,16 +35,13 @@ class WholeCheckpoints:
         if self.args.should_save:  # what is left there of a run that was cut off must not be taken for this one's
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             shutil.rmtree(folder, ignore_errors=True)
-        self._wait_for_all()
+        self.accelerator.wait_for_everyone()
         super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        self._wait_for_all()  # else the first one deletes older checkpoints while this one may never become whole
-
-    def _wait_for_all(self) -> None:
-        if self.args.world_size > 1:
-            dist.barrier()
+        # Else the first one deletes older checkpoints while this one may never become whole.
+        self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, **given: Any) -> None:
         """As the stock one, which takes a step before it asks whether the run that resumes had come to its end."""
