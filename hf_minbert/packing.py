@@ -94,7 +94,6 @@ def packed_attention(
         starts, longest = packing.starts, packing.longest
         return varlen_attn(query[0], key[0], value[0], starts, starts, longest, longest, scale=scaling)[None]
     padded = (packing.unpack(states).transpose(1, 2) for states in (query, key, value))  # [N, A, T, D]
-    lengths = packing.starts.diff()[: packing.shape[0]]
-    mask = torch.arange(packing.shape[1], device=query.device) < lengths[:, None]  # [N, T]
+    mask = packing.unpack(torch.ones_like(packing.tokens, dtype=torch.bool)[None])  # [N, T], wherever padding stands
     mixed = F.scaled_dot_product_attention(*padded, attn_mask=mask[:, None, None], dropout_p=dropout, scale=scaling)
     return packing.pack(mixed.transpose(1, 2))

@@ -113,6 +113,16 @@ def test_a_batch_of_one(tiny_model, multiple):
     torch.testing.assert_close(*logits)
 
 
+def test_padding_may_stand_anywhere(tiny_model):
+    (task,) = get_tasks({"sst": {"pooling": "mean"}})
+    model, (plain, _) = tiny_model([task]), both(task)
+    plain["attention_mask"] = torch.tensor([[1] * 9, [0] * 5 + [1] * 4, [1] + [0] * 7 + [1], [0, 1, 1] * 3])
+    mask = plain["attention_mask"].bool().numpy()
+    for fill in (False, True):
+        packed = {**plain, "packing": Packing.describe(mask, fill)}
+        torch.testing.assert_close(model(**packed).logits, model(**plain).logits, atol=1e-5, rtol=1e-5)
+
+
 def test_only_real_tokens_go_through_the_layers(tiny_model):
     (task,) = get_tasks(["sst"])
     model, seen = tiny_model([task]), []
