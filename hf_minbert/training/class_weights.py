@@ -2,13 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import MinBertError
 from ..losses import AUTO, COMPARING, COUNTED
 from ..tasks import Task
+from .data import batch_sizes_of, is_balanced, samplers_of
+
+if TYPE_CHECKING:
+    from ..configuration_minbert import MinBertConfig
+    from ..data.rows import EncodedRows
+    from .args import MultiTaskTrainingArguments
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_losses(
+    args: MultiTaskTrainingArguments, config: MinBertConfig, tasks: dict[str, Task], rows: Mapping[str, EncodedRows]
+) -> None:
+    """Counts what the loss options leave to be counted, and says what goes ill with what.
+
+    Args:
+        config: its `tasks`, from which the model reads them, get the numbers, and so does `tasks`.
+        rows: to train on, by task.
+
+    Raises:
+        MinBertError: as `check_batch` and `counted`.
+    """
+    samplers = samplers_of(args, tasks, rows)
+    for name, size in batch_sizes_of(args, samplers).items():
+        check_batch(tasks[name], size)
+    for saved in config.tasks:
+        name = saved["name"]
+        if name not in rows:
+            continue
+        if auto_options(tasks[name]):
+            labels = rows[name].labels[samplers[name].within_reach()]
+            numbers = counted(tasks[name], labels)
+            saved["loss_options"].update(numbers)
+            tasks[name] = Task.from_config(saved)
+            logger.info("Counted from %d training rows of %s: %s.", len(labels), name, in_words(numbers))
+        for warning in warnings_of(tasks[name], is_balanced(args, name)):
+            logger.warning(warning)
+
+
+def check_counted(tasks: Iterable[Task]) -> None:
+    """Raises `MinBertError` if an option of one of the tasks is still to be counted, as it is not trained."""
+    for task in tasks:
+        for option in auto_options(task):
+            raise MinBertError(
+                f"Task {task.name!r}: `{option}: auto` is counted from training rows, and the task is not trained. "
+                f"Give `{option}` in numbers, or add the task to `train_tasks`."
+            )
 
 
 def auto_options(task: Task) -> list[str]:

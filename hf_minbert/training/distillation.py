@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ..errors import MinBertError
 from ..tasks import Task
 
 if TYPE_CHECKING:
+    from ..data.rows import EncodedRows
     from ..prediction import Predictor
     from .args import MultiTaskTrainingArguments
 
@@ -60,6 +62,29 @@ def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping
             )
         logger.info("%s is taught by %d of %d teachers.", name, len(answers), len(teachers))
     return {name: mean_answer(wanted[name].kind, answers) for name, answers in found.items()}
+
+
+def taught(
+    args: MultiTaskTrainingArguments,
+    tasks: Mapping[str, Task],
+    rows: Mapping[str, EncodedRows],
+    logits: Mapping[str, np.ndarray] | None,
+) -> Mapping[str, EncodedRows]:
+    """The rows with what `teacher_logits` gave for them.
+
+    Raises:
+        MinBertError: there are teachers and no `logits`, or the reverse; or those of a task are not of its shape.
+    """
+    if (args.teachers is None) != (logits is None):
+        raise MinBertError("`teachers` and `teacher_logits` go together: give both or neither.")
+    if logits is None:
+        return rows
+    for name, of in rows.items():
+        expected = (len(of), tasks[name].num_outputs)
+        if name not in logits or logits[name].shape != expected:
+            found = list(logits[name].shape) if name in logits else "nothing"
+            raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
+    return {name: replace(of, teacher=logits[name].astype(np.float32)) for name, of in rows.items()}
 
 
 def _shared(folder: str, predictor: Predictor, wanted: Mapping[str, Task]) -> list[str]:

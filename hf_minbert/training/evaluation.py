@@ -20,6 +20,7 @@ from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import overall, task_metrics
 from ..packing import Packing
 from ..tasks import Task
+from .data import data_loader
 
 #: Losses that compare the rows of a batch: their mean depends on which rows meet in one.
 COMPARING_LOSSES = ("mnr", "cosent")
@@ -122,17 +123,7 @@ class TaskEvaluation:
     def _task_dataloader(self, task: str, rows: EncodedRows) -> DataLoader:
         # Packed even where training is not: without dropout nothing tells the two apart.
         collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=True)
-        return self.accelerator.prepare(
-            DataLoader(
-                rows,
-                batch_size=self.args.eval_batch_size,
-                collate_fn=collate,
-                num_workers=self.args.dataloader_num_workers,
-                pin_memory=self.pin_memory,
-                multiprocessing_context=self.args.dataloader_multiprocessing_context,
-                prefetch_factor=self.args.dataloader_prefetch_factor,
-            )
-        )
+        return self.accelerator.prepare(data_loader(self.args, rows, self.args.eval_batch_size, collate))
 
     def prediction_step(
         self,

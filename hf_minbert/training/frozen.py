@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,11 +16,20 @@ from ..data.collators import PaddedCollator
 from ..data.rows import EncodedRows, PooledRows
 from ..modeling_minbert import MinBertForMultiTask
 
+if TYPE_CHECKING:
+    from .args import MultiTaskTrainingArguments
+
 logger = logging.getLogger(__name__)
 
 
-def is_constant(model: nn.Module) -> bool:
-    """Whether an encoder in training says the same of a row each time: it has no dropout."""
+def is_constant(args: MultiTaskTrainingArguments, model: nn.Module) -> bool:
+    """Whether the encoder says the same of a row at every step: it is frozen, has no dropout, and nothing moves words.
+
+    A regularizer moves them or asks twice, and a proximal term asks other weights.
+    """
+    frozen = args.freeze == "encoder" and not args.unfreeze
+    if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
+        return False
     if not isinstance(model, MinBertForMultiTask) or model.config.attention_probs_dropout_prob:
         return False
     parts = (model.bert, model.private)

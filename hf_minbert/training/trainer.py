@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,6 @@ from transformers.trainer_utils import TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import check_max_length, encode
-from ..data.rounds import (
-    MIXING,
-    Rounds,
-    RowSampler,
-    inverse_batch_size_weights,
-    label_groups,
-    proportional_batch_sizes,
-)
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
 from ..publishing.trainer import PushesToHub
@@ -34,9 +24,10 @@ from ..tasks import Task
 from .aggregators import make_aggregator
 from .args import MultiTaskTrainingArguments
 from .checkpoints import AGGREGATOR, WholeCheckpoints, to_resume
-from .class_weights import auto_options, check_batch, counted, in_words, warnings_of
+from .class_weights import check_counted, prepare_losses
 from .conflicts import ConflictMeter, EpochTotals, is_whole
-from .distillation import distillation_of
+from .data import data_loader, loss_weights_of, rounds_of
+from .distillation import distillation_of, taught
 from .evaluation import TaskEvaluation, TrainingScores
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
 from .frozen import is_constant, read_once
@@ -122,11 +113,11 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
         }
         if train_dataset is not None:
             train_dataset = self._encode(train_dataset, self.train_tasks, "train_dataset")
-            self._prepare_losses(train_dataset, args)
-            train_dataset = self._taught(train_dataset, teacher_logits, args)
+            prepare_losses(args, model.config, self.tasks, train_dataset)
+            train_dataset = taught(args, self.tasks, train_dataset, teacher_logits)
         if eval_dataset is not None:
             eval_dataset = self._encode(eval_dataset, self.eval_tasks, "eval_dataset")
-        self._check_counted([*(train_dataset or ()), *(eval_dataset or ())])
+        check_counted(self.tasks[name] for name in [*(train_dataset or ()), *(eval_dataset or ())])
         if args.eval_strategy != "no" and not eval_dataset:
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
         self.freezing = Freezing(model, args.freeze, args.unfreeze, self._forget_recordings)
@@ -203,93 +194,17 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
 
     def get_train_dataloader(self) -> DataLoader:
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
-        args, rounds = self.args, self._rounds(self._rows_of_steps())
-        return self.accelerator.prepare(
-            DataLoader(
-                rounds,
-                batch_size=1,
-                collate_fn=RoundCollator({name: self.collators[name] for name in self.train_dataset}),
-                num_workers=args.dataloader_num_workers,
-                pin_memory=self.pin_memory,
-                multiprocessing_context=args.dataloader_multiprocessing_context,
-                prefetch_factor=args.dataloader_prefetch_factor,
-            )
-        )
-
-    def _rounds(self, rows: Mapping[str, EncodedRows | PooledRows] | None) -> Rounds:
-        if rows is None:
-            raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
-        samplers = self._samplers(rows, self.args)
-        args = self.args
-        return MIXING[args.mixing](
-            rows,
-            self._batch_sizes(samplers, args),
-            samplers,
-            num_processes=args.world_size,
-            seed=args.seed if args.data_seed is None else args.data_seed,
-            temperature=args.mixing_temperature,
-            epochs=math.ceil(args.num_train_epochs),
-        )
-
-    def _samplers(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> dict[str, RowSampler]:
-        """How each task's rows are drawn."""
-        samplers = {}
-        for name, rows in train.items():
-            groups = None
-            if _is_balanced(name, args):
-                groups = label_groups(self.tasks[name], rows.labels, args.score_bins)
-            samplers[name] = RowSampler(
-                name,
-                len(rows),
-                seed=args.seed if args.data_seed is None else args.data_seed,
-                groups=groups,
-                rows=(args.rows_per_epoch or {}).get(name),
-                redraw=args.redraw_rows,
-            )
-        return samplers
-
-    def _taught(
-        self, train: Mapping[str, Any], logits: Mapping[str, np.ndarray] | None, args: MultiTaskTrainingArguments
-    ) -> dict[str, Any]:
-        """The rows with what their teachers answer."""
-        if (args.teachers is None) != (logits is None):
-            raise MinBertError("`teachers` and `teacher_logits` go together: give both or neither.")
-        if logits is None:
-            return dict(train)
-        for name, rows in train.items():
-            expected = (len(rows), self.tasks[name].num_outputs)
-            if name not in logits or logits[name].shape != expected:
-                found = list(logits[name].shape) if name in logits else "nothing"
-                raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
-        return {name: replace(rows, teacher=logits[name].astype(np.float32)) for name, rows in train.items()}
+        rounds = rounds_of(self.args, self.tasks, self._rows_of_steps())
+        collate = RoundCollator({name: self.collators[name] for name in rounds.datasets})
+        return self.accelerator.prepare(data_loader(self.args, rounds, batch_size=1, collate=collate))
 
     def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows] | None:
         """The training rows; with what a frozen encoder says of them, where that is the same at every step."""
-        args, model = self.args, self.accelerator.unwrap_model(self.model)
-        frozen = args.freeze == "encoder" and not args.unfreeze
-        changed = self.regularizer is not None or self.proximal is not None or args.neftune_noise_alpha
-        if self.train_dataset is None or not frozen or changed or not is_constant(model):
+        model = self.accelerator.unwrap_model(self.model)
+        if self.train_dataset is None or not is_constant(self.args, model):
             return self.train_dataset
         autocast = self.accelerator.autocast
-        return read_once(model, self.train_dataset, self.collators, args.eval_batch_size, autocast)
-
-    def _prepare_losses(self, train: Mapping[str, Any], args: MultiTaskTrainingArguments) -> None:
-        """Counts what the loss options leave to be counted, and says what goes ill with what."""
-        samplers = self._samplers(train, args)
-        for name, rows in self._batch_sizes(samplers, args).items():
-            check_batch(self.tasks[name], rows)
-        for saved in self.model.config.tasks:
-            name = saved["name"]
-            if name not in train:
-                continue
-            if auto_options(self.tasks[name]):
-                labels = train[name].labels[samplers[name].within_reach()]
-                numbers = counted(self.tasks[name], labels)
-                saved["loss_options"].update(numbers)  # where the model reads them
-                self.tasks[name] = Task.from_config(saved)
-                logger.info("Counted from %d training rows of %s: %s.", len(labels), name, in_words(numbers))
-            for warning in warnings_of(self.tasks[name], _is_balanced(name, args)):
-                logger.warning(warning)
+        return read_once(model, self.train_dataset, self.collators, self.args.eval_batch_size, autocast)
 
     def _prepare_regularizers(self, args: MultiTaskTrainingArguments) -> None:
         """Says what has no effect and what precision goes ill with, and adds what works between steps."""
@@ -306,38 +221,6 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
         if args.pretrained_decay:
             self.add_callback(PretrainedDecay(args.pretrained_decay, encoder_parameters(self.model)))
 
-    def _check_counted(self, names: Iterable[str]) -> None:
-        for name in names:
-            for option in auto_options(self.tasks[name]):
-                raise MinBertError(
-                    f"Task {name!r}: `{option}: auto` is counted from training rows, and the task is not trained. "
-                    f"Give `{option}` in numbers, or add the task to `train_tasks`."
-                )
-
-    @property
-    def pin_memory(self) -> bool:
-        return self.args.dataloader_pin_memory and self.args.device.type == "cuda"  # elsewhere torch only warns
-
-    def _batch_sizes(self, samplers: Mapping[str, RowSampler], args: MultiTaskTrainingArguments) -> dict[str, int]:
-        """Rows that a round takes from each task, per device."""
-        usual = args.per_device_train_batch_size
-        if args.task_batch_sizes == "proportional":
-            return proportional_batch_sizes({name: sampler.rows for name, sampler in samplers.items()}, usual)
-        own = args.by_task("task_batch_sizes")
-        return {name: own.get(name, usual) for name in samplers}
-
-    def _loss_weights(self) -> dict[str, float]:
-        """The factor on each task's loss. Says in the log what was computed and not given."""
-        rounds = self._rounds(self.train_dataset)
-        if self.args.task_batch_sizes == "proportional":
-            sizes = (f"{name} {size} ({rounds.rounds_to_see(name):,})" for name, size in rounds.batch_sizes.items())
-            logger.info("Batch sizes, and how many rounds it takes to see all rows: %s.", ", ".join(sizes))
-        if self.args.task_weights != "inverse_batch_size":
-            return {name: self.args.by_task("task_weights").get(name, 1.0) for name in rounds.batch_sizes}
-        weights = inverse_batch_size_weights(rounds.batch_sizes)
-        logger.info("Weights of the losses: %s.", ", ".join(f"{name} {w:.4g}" for name, w in weights.items()))
-        return weights
-
     def num_examples(self, dataloader: DataLoader) -> int:
         """Rows an epoch of this loader shows; the stock count would be of rounds."""
         if isinstance(dataloader.collate_fn, RoundCollator):
@@ -346,7 +229,7 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
 
     def get_total_train_batch_size(self, args: MultiTaskTrainingArguments) -> int:
         """Rows of all tasks that an optimizer step sees, over all processes; a mean, where tasks leave the rounds."""
-        rounds = self._rounds(self.train_dataset)
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset)
         return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
     def floating_point_ops(self, inputs: dict[str, dict[str, Any]]) -> int:
@@ -391,7 +274,7 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
         if self.freezing.changes:
             self.freezing.release()  # the gradients and the optimizer take in all that is ever trained
         graphed = self.args.uses_graphs and self.proximal is None
-        self._weights = self._loss_weights()
+        self._weights = loss_weights_of(self.args, rounds_of(self.args, self.tasks, self.train_dataset))
         self.conflicts = self._conflict_meter()
         self._gradients = self.make_gradients(static=graphed)
         if resume_from_checkpoint:
@@ -635,10 +518,6 @@ class MultiTaskTrainer(TaskEvaluation, HyperparameterSearch, WholeCheckpoints, P
             if is_whole(self.state.epoch):
                 logs.update(self.conflicts.end_epoch())
         super().log(logs, start_time)
-
-
-def _is_balanced(task: str, args: MultiTaskTrainingArguments) -> bool:
-    return (args.task_sampling or {}).get(task) == "balanced"
 
 
 def compile_layers(model: nn.Module) -> None:
