@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import SequentialSampler
-from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerCallback
+from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
 from .configuration_minbert import MinBertConfig
@@ -35,7 +35,7 @@ from .publishing.trainer import PushesToHub
 from .recipe import RunSettings
 from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import WholeCheckpoints, to_resume
+from .training.checkpoints import WholeCheckpoints, early_stopping, to_resume
 from .training.trainer import MultiTaskTrainer, compile_layers
 
 logger = logging.getLogger(__name__)
@@ -263,9 +263,6 @@ def make_trainer(
     collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing)
     model = _load_model(settings, config)
     _prepare_arguments(args)
-    if args.early_stopping_patience is not None:
-        stopping = EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)
-        callbacks = [*callbacks, stopping]
     if args.compile_layers:
         compile_layers(model)
     in_sequence = settings.mlm_order == "sequence"
@@ -278,7 +275,7 @@ def make_trainer(
             eval_dataset=HeldOutTexts(dev),
             data_collator=collator,
             processing_class=tokenizer,
-            callbacks=[*callbacks],
+            callbacks=[*callbacks, *early_stopping(args)],
             held_out=held_out,
             about={"train_texts": sizes, "held_out_texts": held_out, "leaks": data["leaks"]},
         )

@@ -10,12 +10,16 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import EarlyStoppingCallback
+import torch
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ..errors import MinBertError
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+
+    from .args import MultiTaskTrainingArguments
+    from .gradients import Gradients
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +96,44 @@ def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
             args.world_size,
         )
     return str(checkpoint)
+
+
+def early_stopping(args: MultiTaskTrainingArguments) -> list[TrainerCallback]:
+    """What ends a training that gets no better, if the arguments ask for it."""
+    if args.early_stopping_patience is None:
+        return []
+    return [EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)]
+
+
+def save_gradients(gradients: Gradients, args: MultiTaskTrainingArguments, folder: Path) -> None:
+    """Writes what the collector of the tasks' gradients keeps from step to step, if anything."""
+    if state := gradients.state_dict():
+        settings = {name: getattr(args, name) for name in ("aggregator", "gradient_smoothing")}
+        torch.save({**state, "settings": settings}, folder / AGGREGATOR)
+
+
+def load_gradients(gradients: Gradients, args: MultiTaskTrainingArguments, folder: Path) -> None:
+    """Goes on with what `save_gradients` wrote.
+
+    Raises:
+        MinBertError: there is none, or it is of other settings.
+    """
+    if not gradients.state_dict():
+        return
+    path = folder / AGGREGATOR
+    if not path.is_file():
+        raise MinBertError(
+            f"{folder} has no {AGGREGATOR}: it was written with an aggregator that keeps no gradient of a task by "
+            "itself. Resume as it was trained, or anew."
+        )
+    state = torch.load(path, map_location=args.device, weights_only=True)
+    for name, then in state.pop("settings").items():
+        if (now := getattr(args, name)) != then:
+            before, found = (f"no `{name}`" if it is None else f"`{name}: {it}`" for it in (then, now))
+            raise MinBertError(
+                f"{folder} was written with {before}. Found {found}. Resume as it was trained, or anew."
+            )
+    gradients.load_state_dict(state)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

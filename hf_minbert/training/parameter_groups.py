@@ -60,6 +60,15 @@ def has_groups(args: MultiTaskTrainingArguments) -> bool:
     return bool(args.learning_rates or args.weight_decays) or args.layer_decay != 1
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer | None, args: MultiTaskTrainingArguments) -> None:
+    """Raises `MinBertError` if an optimizer was made already that the arguments would have in groups."""
+    if optimizer is not None and has_groups(args):
+        raise MinBertError(
+            "`learning_rates`, `weight_decays` and `layer_decay` are for an optimizer that `args.optim` names. Leave "
+            "them out, or `optimizers`."
+        )
+
+
 def split_groups(
     optimizer: torch.optim.Optimizer, model: nn.Module, args: MultiTaskTrainingArguments, decayed: Collection[str]
 ) -> None:
