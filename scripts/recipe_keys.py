@@ -28,7 +28,8 @@ from hf_minbert.pooling import JOINS, POOLINGS
 from hf_minbert.recipe import RunSettings, packaged_recipes, type_in_words
 from hf_minbert.tasks import Source, Task
 from hf_minbert.training.aggregators import AGGREGATORS
-from hf_minbert.training.args import REFUSED, MultiTaskTrainingArguments
+from hf_minbert.training.args import MultiTaskTrainingArguments
+from hf_minbert.training.refused import REFUSED
 from hf_minbert.training.regularizers import REGULARIZERS
 
 README = Path(__file__).parents[1] / "recipes" / "README.md"

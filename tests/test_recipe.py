@@ -15,7 +15,7 @@ import pytest
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.recipe import RunSettings, Value, cast, read_recipe, settings_types, split_recipe, write_recipe
-from hf_minbert.training.args import REFUSED as REFUSED_ARGUMENTS
+from hf_minbert.training.refused import REFUSED as REFUSED_ARGUMENTS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING_TYPES = typing.get_type_hints(MultiTaskTrainingArguments)

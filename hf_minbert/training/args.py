@@ -2,75 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from itertools import combinations
-from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from ..data.rounds import MIXING, Drawn
-from ..errors import MinBertError, explain, unknown_name
+from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import metric_names
 from ..tasks import Task
-from .aggregators import make_aggregator
+from .checks import check_ranges, check_tasks, check_values
 from .conflicts import ConflictDetail
-from .distillation import distillation_of
-from .freezing import Freeze, Unfreeze, schedule_of
+from .data import BatchSizes, Sampling, TaskWeights
+from .evaluation import TrainMetrics
+from .freezing import Freeze, Unfreeze
+from .gradients import GradientReduction
+from .graphs import CudaGraphs
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .parameter_groups import check_groups
-from .passes import check_number
 from .processes import check_launch, launched_precision, tell_of_idle_gpus
-from .proximal import proximal_of
-from .regularizers import REGULARIZERS, regularizer_of
+from .proximal import Proximal
+from .refused import refuse_settings, refuse_unsupported
+from .regularizers import REGULARIZERS
 from .smart import Form, Level, Norm, ScoreDivergence, Variant
-
-#: Stock arguments that a step of several tasks cannot honour: the only value allowed, and why.
-#: They are refused, never ignored.
-REFUSED: dict[str, tuple[Any, str]] = {
-    "label_smoothing_factor": (0.0, "a head owns its loss"),
-    "train_sampling_strategy": ("random", "`mixing` decides which rows make a step"),
-    "dataloader_drop_last": (False, "every batch is full: a task that runs out starts again"),
-    "dataloader_persistent_workers": (False, "workers that outlive an epoch would repeat its order"),
-    "dataloader_in_order": (True, "at each step all processes must take rounds that follow each other"),
-    "include_num_input_tokens_seen": ("no", "tokens are not counted over several tasks"),
-    "auto_find_batch_size": (False, "it restarts training with sizes that the rounds do not follow"),
-    "batch_eval_metrics": (False, "a correlation needs all rows at once"),
-    "eval_do_concat_batches": (True, "a metric needs all rows in one array"),
-    "include_for_metrics": ([], "a task's metric sees outputs and labels only"),
-    "prediction_loss_only": (False, "`eval_overall` needs predictions"),
-    "remove_unused_columns": (False, "columns are chosen by task"),
-    "label_names": (None, "labels are named by the task"),
-    "length_column_name": ("length", "rows are not grouped by length"),
-    "use_cache": (False, "an encoder generates no text, and keeps nothing for it"),
-    "use_liger_kernel": (False, "its kernels are for models of the library"),
-    "liger_kernel_config": (None, "it is for Liger's kernels, which are for models of the library"),
-    "torch_empty_cache_steps": (None, "the step of several tasks does not empty the cache"),
-    "ddp_find_unused_parameters": (None, "the step averages gradients itself, without DDP's hooks"),
-    "ddp_bucket_cap_mb": (None, "the step averages gradients itself, in buckets of its own"),
-    "ddp_broadcast_buffers": (None, "the step does not go through DDP's forward"),
-    "ddp_static_graph": (None, "the step averages gradients itself, without DDP's hooks"),
-    "average_tokens_across_devices": (True, "a task's loss is a mean over rows, which processes have equally many of"),
-    "fsdp": (None, "the step runs on the unwrapped model, whose parameters FSDP would have sharded"),
-    "fsdp_config": (None, "it is for FSDP, which the step does not go with"),
-    "deepspeed": (None, "the step averages gradients itself, and DeepSpeed takes them away"),
-    "parallelism_config": (None, "the step averages over whole copies of the model"),
-    "local_rank": (-1, "the launcher tells each process its number"),
-    "do_train": (False, "`minbert train` trains"),
-    "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
-}
-
-TrainMetrics = Literal["running", "full", "none"]
-CudaGraphs = Literal["auto", "off"]
-GradientReduction = Literal["all_reduce", "sharded"]
-BatchSizes = Literal["proportional"]
-TaskWeights = Literal["inverse_batch_size"]
-Sampling = Literal["shuffle", "balanced"]
-Proximal = Literal["none", "previous", "momentum"]
 
 
 @dataclass
@@ -250,8 +206,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         )
         if wants_best and self.metric_for_best_model is None:
             self.metric_for_best_model = "eval_overall"
-        self._refuse_unsupported()  # before the stock class acts on them, as it does for DeepSpeed
-        self._check_ranges()  # nor are the stock words for what is out of range always to the point
+        refuse_unsupported(self)  # before the stock class acts on them, as it does for DeepSpeed
+        check_ranges(self)  # nor are the stock words for what is out of range always to the point
         check_launch(self.use_cpu)
         if (launched := launched_precision()) and not (self.bf16 or self.fp16):
             setattr(self, launched, True)  # else some of the code would follow the launcher, and some the recipe
@@ -260,10 +216,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         self.optim = own or self.optim
         # Else every batch waits, before it is copied, for all that the GPU has still to do.
         self.accelerator_config.non_blocking |= self.dataloader_pin_memory
-        self._refuse_settings()
-        self._check_values()
-        if self.compile_layers and self.torch_compile:
-            raise MinBertError("`compile_layers` and `torch_compile` compile the same layers. Leave one out.")
+        refuse_settings(self)
+        check_values(self)
         if self.n_gpu > 1:
             tell_of_idle_gpus(self.n_gpu)
             self._n_gpu = 1  # with more, the stock Trainer wraps the model in DataParallel, which no step would use
@@ -294,171 +248,6 @@ class MultiTaskTrainingArguments(TrainingArguments):
         if self.optim not in stock:
             raise unknown_name("optim", self.optim, [*OPTIMIZERS, *stock])
         return None
-
-    def _refuse_unsupported(self) -> None:
-        known = {f.name for f in fields(self)}
-        for name, (allowed, reason) in REFUSED.items():
-            if name not in known:  # a field that only newer versions of transformers have
-                continue
-            value = getattr(self, name)
-            asks_for_nothing = not value and allowed not in (True, -1)
-            if value != allowed and not asks_for_nothing:
-                raise MinBertError(f"`{name}: {value}` is not supported: {reason}. Leave it out.")
-
-    def _refuse_settings(self) -> None:
-        accelerator = self.accelerator_config
-        for name, allowed in (
-            ("dispatch_batches", (None, False)),
-            ("split_batches", (False,)),
-            ("even_batches", (True,)),
-        ):
-            if getattr(accelerator, name) not in allowed:
-                raise MinBertError(
-                    f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: rounds are dealt "
-                    f"to processes whole. Leave it out."
-                )
-        if "lomo" in str(self.optim.value):
-            reason = "it steps within the backward pass of one task"
-            raise MinBertError(f"`optim: {self.optim.value}` is not supported: {reason}. Use adamw_torch.")
-        if self.fp16 and self.device.type != "cuda":
-            raise MinBertError(
-                "`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither."
-            )
-
-    def _check_ranges(self) -> None:
-        for name, lowest in (
-            ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
-            ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
-            ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
-            ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
-            ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("mixing_temperature", 1),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not value >= lowest:
-                raise MinBertError(f"`{name}` must be at least {lowest}. Found {value}.")
-            if value == math.inf:
-                raise MinBertError(f"`{name}` must be finite. Found {value}.")
-        if self.max_steps == 0:  # the stock loop would take one step
-            raise MinBertError("`max_steps` must be at least 1. Found 0. Leave it out to train by `num_train_epochs`.")
-        if self.max_steps < 0 and not self.num_train_epochs > 0:
-            raise MinBertError(f"`num_train_epochs` must be more than 0. Found {self.num_train_epochs}.")
-        if self.max_steps < 0 and self.num_train_epochs == math.inf:
-            raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
-
-    def _check_values(self) -> None:
-        for name in ("mixing", "aggregator"):
-            if not isinstance(getattr(self, name), str):
-                raise MinBertError(f"`{name}` must be a name. Found {getattr(self, name)!r}.")
-        choices = {"mixing": MIXING, "proximal": get_args(Proximal)}
-        choices |= {"train_metrics": get_args(TrainMetrics), "conflict_detail": get_args(ConflictDetail)}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise unknown_name(name, getattr(self, name), known)
-        self._check_freezing()
-        check_groups(self)
-        self._check_per_task()
-        self._check_aggregator()
-        self._check_regularizer()
-        if self.do_eval and self.eval_strategy == "no":
-            raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
-        if self.early_stopping_patience is not None and self.eval_strategy == "no":
-            raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
-
-    def _check_freezing(self) -> None:
-        frozen = {*schedule_of(self.freeze, self.unfreeze).values()}
-        in_part = self.unfreeze == "gradual" or not frozen <= {"none", "encoder"}
-        if in_part and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise MinBertError(
-                "`freeze` in part does not go with checkpoints that re-enter the backward pass: above frozen layers "
-                "nothing would have a gradient. Leave `gradient_checkpointing_kwargs` out."
-            )
-
-    def _check_aggregator(self) -> None:
-        if not isinstance(self.aggregator_options, Mapping | None):
-            raise MinBertError(
-                f"`aggregator_options` must be a mapping like {{reduction: mean}}. Found {self.aggregator_options!r}."
-            )
-        aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
-        if self.gradient_reduction not in get_args(GradientReduction):
-            raise unknown_name("gradient_reduction", self.gradient_reduction, get_args(GradientReduction))
-        if self.gradient_reduction == "sharded" and (self.gradient_smoothing is not None or not aggregator.needs_rows):
-            raise MinBertError(
-                "`gradient_reduction: sharded` is for an aggregator with rows, such as pcgrad, and without "
-                "`gradient_smoothing`. Leave it out."
-            )
-        if self.conflict_detail != "none" and not aggregator.needs_rows:
-            raise MinBertError(
-                f"`conflict_detail: {self.conflict_detail}` needs an aggregator that sees each task's gradient. Found "
-                f"{self.aggregator!r}. Take another, such as pcgrad, or measure with `minbert conflicts --detail`."
-            )
-        if self.gradient_smoothing is None:
-            return
-        if not _is_number(self.gradient_smoothing) or not 0 <= self.gradient_smoothing < 1:
-            raise MinBertError(
-                f"`gradient_smoothing` must be 0 or more and below 1. Found {self.gradient_smoothing!r}. Leave it out "
-                "to smooth nothing."
-            )
-        if not aggregator.needs_rows:
-            raise MinBertError(
-                f"`gradient_smoothing` needs an aggregator that sees each task's gradient. Found {self.aggregator!r}. "
-                "Take another, such as pcgrad, or leave it out."
-            )
-
-    def _check_regularizer(self) -> None:
-        searches = self.regularizer != "none" and regularizer_of(self).searches
-        if searches and (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise MinBertError(
-                f"`regularizer: {self.regularizer}` differentiates by the input, which torch does not do where "
-                "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
-            )
-        if self.regularizer == "smart" and self.smart_form == "mt-dnn" and self.torch_compile:
-            raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
-        proximal_of(self)
-        if self.teachers is not None:
-            if not self.teachers:
-                raise MinBertError("`teachers` is empty. Name a saved model, or leave it out.")
-            distillation_of(self)
-        if self.proximal_evaluate and self.proximal == "none":
-            raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
-        if self.proximal_evaluate and self.eval_strategy == "no":
-            raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
-        check_number("pretrained_decay", self.pretrained_decay)
-        own = self.learning_rates or {}  # a task's may be that of its private layers
-        rate = max(own.get("encoder", self.learning_rate), *(own[name] for name in own if name != "heads"), 0)
-        if rate * self.pretrained_decay > 1:
-            raise MinBertError(
-                f"`pretrained_decay: {self.pretrained_decay:g}` with `learning_rate: {rate:g}` takes a step of "
-                f"{rate * self.pretrained_decay:g} times the way back, and more than 1 overshoots. Give at most "
-                f"{1 / rate:g}."
-            )
-
-    def _check_per_task(self) -> None:
-        for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):
-            value = getattr(self, name)
-            if isinstance(value, str) and value not in words:
-                raise unknown_name(name, value, words)
-            if not isinstance(value, str | Mapping | None):
-                said = f"`{name}` must be a mapping from tasks to numbers, or {words[0]!r}."
-                raise MinBertError(f"{said} Found {value!r}.")
-        for name in ("task_sampling", "rows_per_epoch"):
-            if not isinstance(getattr(self, name), Mapping | None):
-                raise MinBertError(f"`{name}` must be a mapping from tasks. Found {getattr(self, name)!r}.")
-        for task, size in self.by_task("task_batch_sizes").items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
-        for task, weight in self.by_task("task_weights").items():
-            if not _is_number(weight) or not 0 <= weight < math.inf:
-                raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
-        for task, sampling in (self.task_sampling or {}).items():
-            if sampling not in get_args(Sampling):
-                raise unknown_name(f"`task_sampling` of {task!r}:", sampling, get_args(Sampling))
-        for task, rows in (self.rows_per_epoch or {}).items():
-            counts = type(rows) is int and rows >= 1
-            if not counts and not (type(rows) is float and 0 < rows <= 1):
-                raise MinBertError(
-                    f"`rows_per_epoch` of {task!r} must be a whole number of rows from 1, or a share of them above 0 "
-                    f"and up to 1.0. Found {rows!r}."
-                )
 
     # ---- What depends on the model's tasks -------------------------------------------------------------------
 
@@ -520,66 +309,19 @@ class MultiTaskTrainingArguments(TrainingArguments):
             raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
         return list(dict.fromkeys(names))
 
+    def check_tasks(self, tasks: Mapping[str, Task]) -> None:
+        """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
+
+        Raises:
+            MinBertError: as `checks.check_tasks`.
+        """
+        check_tasks(self, tasks)
+
     def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
         """Names of what an evaluation during training reports on these tasks."""
         names = metric_names(tasks)
         averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate else []
         return [f"eval_{name}" for name in names] + averaged
-
-    def check_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
-
-        Raises:
-            MinBertError: a task or a metric is unknown, the regularizer is not for such a task, all tasks in training
-                have the weight 0, or the aggregator cannot serve so many tasks, or tasks of such names.
-        """
-        check_groups(self, tasks)
-        for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
-            self.chosen_tasks(option, tasks)
-        for option in ("task_batch_sizes", "task_weights", "smart_variant"):
-            if self.by_task(option):  # else it may be one word for all
-                self.chosen_tasks(option, tasks)
-        regularizer = regularizer_of(self)
-        trained = [tasks[name] for name in self.chosen_tasks("train_tasks", tasks)]
-        if not any(self.by_task("task_weights").get(task.name, 1.0) for task in trained):
-            raise MinBertError(
-                f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
-                "would be trained. Give one of them more."
-            )
-        self._check_aggregator_of([task.name for task in trained])
-        if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
-            raise MinBertError(reason)
-        if (metric := self.metric_for_best_model) is not None:
-            known = self.metrics_of(tasks[name] for name in self.chosen_tasks("eval_tasks", tasks))
-            if metric.removeprefix("eval_").startswith("averaged_") and not self.proximal_evaluate:
-                raise MinBertError(
-                    f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, "
-                    "or leave `averaged_` out."
-                )
-            if metric not in known and f"eval_{metric}" not in known:
-                raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
-
-    def _check_aggregator_of(self, trained: Sequence[str]) -> None:
-        """Raises `MinBertError` where it would in a step, and where the log would have one name for two pairs."""
-        aggregator = make_aggregator(self.aggregator, **(self.aggregator_options or {}))
-        if not aggregator.needs_rows:
-            return
-        pairs: dict[str, tuple[str, str]] = {}
-        for a, b in combinations(trained, 2):
-            if (other := pairs.setdefault(f"{a}_{b}", (a, b))) != (a, b):
-                raise MinBertError(
-                    f"Aggregator {self.aggregator!r} would log `conflict_{a}_{b}` of the tasks {other[0]!r} and "
-                    f"{other[1]!r} and of {a!r} and {b!r}. Give one of them another name."
-                )
-        all_in_each = self.mixing in ("cycle", "shortest")
-        for count in range(len(trained) if all_in_each else min(2, len(trained)), len(trained) + 1):
-            remedy = f"`aggregator_options` must serve steps of {count} tasks."
-            with explain(f"Combining the gradients of {count} tasks with {self.aggregator!r}", remedy):
-                aggregator.weights(torch.eye(count, dtype=torch.float64), torch.Generator())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _default_of(field: Field) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ..packing import Packing
 from ..tasks import Task
 from .data import data_loader
 
+TrainMetrics = Literal["running", "full", "none"]
 #: Losses that compare the rows of a batch: their mean depends on which rows meet in one.
 COMPARING_LOSSES = ("mnr", "cosent")
 

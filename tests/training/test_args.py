@@ -11,8 +11,8 @@ from transformers import TrainingArguments
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.recipe import Value, cast
-from hf_minbert.training.args import REFUSED
 from hf_minbert.training.processes import tell_of_idle_gpus
+from hf_minbert.training.refused import REFUSED
 
 STOCK = {field.name for field in fields(TrainingArguments)}
 

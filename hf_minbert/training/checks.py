@@ -1,0 +1,247 @@
+"""What the training arguments may be: each by itself, beside the others, and for the model's tasks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from numbers import Real
+from typing import TYPE_CHECKING, get_args
+
+import torch
+
+from ..data.rounds import MIXING
+from ..errors import MinBertError, explain, unknown_name
+from ..tasks import Task
+from .aggregators import make_aggregator
+from .conflicts import ConflictDetail
+from .data import BatchSizes, Sampling, TaskWeights
+from .distillation import distillation_of
+from .evaluation import TrainMetrics
+from .freezing import schedule_of
+from .gradients import GradientReduction
+from .parameter_groups import check_groups
+from .passes import check_number
+from .proximal import Proximal, proximal_of
+from .regularizers import regularizer_of
+
+if TYPE_CHECKING:
+    from .args import MultiTaskTrainingArguments
+
+
+def check_ranges(args: MultiTaskTrainingArguments) -> None:
+    """Raises `MinBertError` if a number is out of range."""
+    for name, lowest in (
+        ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
+        ("early_stopping_patience", 1), ("early_stopping_threshold", 0), ("learning_rate", 0), ("warmup_steps", 0),
+        ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
+        ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
+        ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("mixing_temperature", 1),
+    ):  # fmt: skip
+        value = getattr(args, name)
+        if value is not None and not value >= lowest:
+            raise MinBertError(f"`{name}` must be at least {lowest}. Found {value}.")
+        if value == math.inf:
+            raise MinBertError(f"`{name}` must be finite. Found {value}.")
+    if args.max_steps == 0:  # the stock loop would take one step
+        raise MinBertError("`max_steps` must be at least 1. Found 0. Leave it out to train by `num_train_epochs`.")
+    if args.max_steps < 0 and not args.num_train_epochs > 0:
+        raise MinBertError(f"`num_train_epochs` must be more than 0. Found {args.num_train_epochs}.")
+    if args.max_steps < 0 and args.num_train_epochs == math.inf:
+        raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
+
+
+def check_values(args: MultiTaskTrainingArguments) -> None:
+    """Raises `MinBertError` if a value is unknown, or does not go with another one."""
+    for name in ("mixing", "aggregator"):
+        if not isinstance(getattr(args, name), str):
+            raise MinBertError(f"`{name}` must be a name. Found {getattr(args, name)!r}.")
+    choices = {"mixing": MIXING, "proximal": get_args(Proximal)}
+    choices |= {"train_metrics": get_args(TrainMetrics), "conflict_detail": get_args(ConflictDetail)}
+    for name, known in choices.items():
+        if getattr(args, name) not in known:
+            raise unknown_name(name, getattr(args, name), known)
+    _check_freezing(args)
+    check_groups(args)
+    _check_per_task(args)
+    _check_aggregator(args)
+    _check_terms(args)
+    _check_pretrained_decay(args)
+    if args.do_eval and args.eval_strategy == "no":
+        raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
+    if args.early_stopping_patience is not None and args.eval_strategy == "no":
+        raise MinBertError("`early_stopping_patience` needs evaluations. Set `eval_strategy` to epoch or steps.")
+    if args.compile_layers and args.torch_compile:
+        raise MinBertError("`compile_layers` and `torch_compile` compile the same layers. Leave one out.")
+
+
+def _check_freezing(args: MultiTaskTrainingArguments) -> None:
+    frozen = {*schedule_of(args.freeze, args.unfreeze).values()}
+    in_part = args.unfreeze == "gradual" or not frozen <= {"none", "encoder"}
+    if in_part and _reenters(args):
+        raise MinBertError(
+            "`freeze` in part does not go with checkpoints that re-enter the backward pass: above frozen layers "
+            "nothing would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+        )
+
+
+def _check_per_task(args: MultiTaskTrainingArguments) -> None:
+    for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):
+        value = getattr(args, name)
+        if isinstance(value, str) and value not in words:
+            raise unknown_name(name, value, words)
+        if not isinstance(value, str | Mapping | None):
+            said = f"`{name}` must be a mapping from tasks to numbers, or {words[0]!r}."
+            raise MinBertError(f"{said} Found {value!r}.")
+    for name in ("task_sampling", "rows_per_epoch"):
+        if not isinstance(getattr(args, name), Mapping | None):
+            raise MinBertError(f"`{name}` must be a mapping from tasks. Found {getattr(args, name)!r}.")
+    for task, size in args.by_task("task_batch_sizes").items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise MinBertError(f"`task_batch_sizes` of {task!r} must be a whole number from 1. Found {size!r}.")
+    for task, weight in args.by_task("task_weights").items():
+        if not _is_number(weight) or not 0 <= weight < math.inf:
+            raise MinBertError(f"`task_weights` of {task!r} must be a number from 0. Found {weight!r}.")
+    for task, sampling in (args.task_sampling or {}).items():
+        if sampling not in get_args(Sampling):
+            raise unknown_name(f"`task_sampling` of {task!r}:", sampling, get_args(Sampling))
+    for task, rows in (args.rows_per_epoch or {}).items():
+        counts = type(rows) is int and rows >= 1
+        if not counts and not (type(rows) is float and 0 < rows <= 1):
+            raise MinBertError(
+                f"`rows_per_epoch` of {task!r} must be a whole number of rows from 1, or a share of them above 0 "
+                f"and up to 1.0. Found {rows!r}."
+            )
+
+
+def _check_aggregator(args: MultiTaskTrainingArguments) -> None:
+    if not isinstance(args.aggregator_options, Mapping | None):
+        raise MinBertError(
+            f"`aggregator_options` must be a mapping like {{reduction: mean}}. Found {args.aggregator_options!r}."
+        )
+    aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
+    if args.gradient_reduction not in get_args(GradientReduction):
+        raise unknown_name("gradient_reduction", args.gradient_reduction, get_args(GradientReduction))
+    if args.gradient_reduction == "sharded" and (args.gradient_smoothing is not None or not aggregator.needs_rows):
+        raise MinBertError(
+            "`gradient_reduction: sharded` is for an aggregator with rows, such as pcgrad, and without "
+            "`gradient_smoothing`. Leave it out."
+        )
+    if args.conflict_detail != "none" and not aggregator.needs_rows:
+        raise MinBertError(
+            f"`conflict_detail: {args.conflict_detail}` needs an aggregator that sees each task's gradient. Found "
+            f"{args.aggregator!r}. Take another, such as pcgrad, or measure with `minbert conflicts --detail`."
+        )
+    if args.gradient_smoothing is None:
+        return
+    if not _is_number(args.gradient_smoothing) or not 0 <= args.gradient_smoothing < 1:
+        raise MinBertError(
+            f"`gradient_smoothing` must be 0 or more and below 1. Found {args.gradient_smoothing!r}. Leave it out "
+            "to smooth nothing."
+        )
+    if not aggregator.needs_rows:
+        raise MinBertError(
+            f"`gradient_smoothing` needs an aggregator that sees each task's gradient. Found {args.aggregator!r}. "
+            "Take another, such as pcgrad, or leave it out."
+        )
+
+
+def _check_terms(args: MultiTaskTrainingArguments) -> None:
+    searches = args.regularizer != "none" and regularizer_of(args).searches
+    if searches and _reenters(args):
+        raise MinBertError(
+            f"`regularizer: {args.regularizer}` differentiates by the input, which torch does not do where "
+            "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
+        )
+    if args.regularizer == "smart" and args.smart_form == "mt-dnn" and args.torch_compile:
+        raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
+    proximal_of(args)
+    if args.teachers is not None:
+        if not args.teachers:
+            raise MinBertError("`teachers` is empty. Name a saved model, or leave it out.")
+        distillation_of(args)
+    if args.proximal_evaluate and args.proximal == "none":
+        raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
+    if args.proximal_evaluate and args.eval_strategy == "no":
+        raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+
+def _check_pretrained_decay(args: MultiTaskTrainingArguments) -> None:
+    check_number("pretrained_decay", args.pretrained_decay)
+    own = args.learning_rates or {}  # a task's may be that of its private layers
+    rate = max(own.get("encoder", args.learning_rate), *(own[name] for name in own if name != "heads"), 0)
+    if rate * args.pretrained_decay > 1:
+        raise MinBertError(
+            f"`pretrained_decay: {args.pretrained_decay:g}` with `learning_rate: {rate:g}` takes a step of "
+            f"{rate * args.pretrained_decay:g} times the way back, and more than 1 overshoots. Give at most "
+            f"{1 / rate:g}."
+        )
+
+
+def _reenters(args: MultiTaskTrainingArguments) -> bool:
+    return bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+# ---- For the model's tasks ---------------------------------------------------------------------------------------
+
+
+def check_tasks(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
+    """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
+
+    Raises:
+        MinBertError: a task or a metric is unknown, the regularizer is not for such a task, all tasks in training
+            have the weight 0, or the aggregator cannot serve so many tasks, or tasks of such names.
+    """
+    check_groups(args, tasks)
+    for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
+        args.chosen_tasks(option, tasks)
+    for option in ("task_batch_sizes", "task_weights", "smart_variant"):
+        if args.by_task(option):  # else it may be one word for all
+            args.chosen_tasks(option, tasks)
+    regularizer = regularizer_of(args)
+    trained = [tasks[name] for name in args.chosen_tasks("train_tasks", tasks)]
+    if not any(args.by_task("task_weights").get(task.name, 1.0) for task in trained):
+        raise MinBertError(
+            f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
+            "would be trained. Give one of them more."
+        )
+    _check_aggregator_of(args, [task.name for task in trained])
+    if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
+        raise MinBertError(reason)
+    if args.metric_for_best_model is not None:
+        evaluated = [tasks[name] for name in args.chosen_tasks("eval_tasks", tasks)]
+        _check_metric(args, args.metric_for_best_model, evaluated)
+
+
+def _check_metric(args: MultiTaskTrainingArguments, metric: str, evaluated: Sequence[Task]) -> None:
+    known = args.metrics_of(evaluated)
+    if metric.removeprefix("eval_").startswith("averaged_") and not args.proximal_evaluate:
+        raise MinBertError(
+            f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, or leave "
+            "`averaged_` out."
+        )
+    if metric not in known and f"eval_{metric}" not in known:
+        raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
+
+
+def _check_aggregator_of(args: MultiTaskTrainingArguments, trained: Sequence[str]) -> None:
+    """Raises `MinBertError` where it would in a step, and where the log would have one name for two pairs."""
+    aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
+    if not aggregator.needs_rows:
+        return
+    pairs: dict[str, tuple[str, str]] = {}
+    for a, b in combinations(trained, 2):
+        if (other := pairs.setdefault(f"{a}_{b}", (a, b))) != (a, b):
+            raise MinBertError(
+                f"Aggregator {args.aggregator!r} would log `conflict_{a}_{b}` of the tasks {other[0]!r} and "
+                f"{other[1]!r} and of {a!r} and {b!r}. Give one of them another name."
+            )
+    all_in_each = args.mixing in ("cycle", "shortest")
+    for count in range(len(trained) if all_in_each else min(2, len(trained)), len(trained) + 1):
+        remedy = f"`aggregator_options` must serve steps of {count} tasks."
+        with explain(f"Combining the gradients of {count} tasks with {args.aggregator!r}", remedy):
+            aggregator.weights(torch.eye(count, dtype=torch.float64), torch.Generator())
