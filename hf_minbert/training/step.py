@@ -44,7 +44,7 @@ class RoundStep:
             load_gradients(self._gradients, self.args, Path(checkpoint))
         repeats = 0 if self.regularizer is None else self.regularizer.repeats
         self._graphs = GraphedSteps(self._forward, self._gradients, repeats) if graphed else None
-        self._rounds_of_step = 0  # that have been taken
+        self._rounds_of_step = 0  # how many of the current step have been taken
 
     def begin_measuring(self) -> None:
         """Sets to nothing what the steps of one training add up for the log."""
