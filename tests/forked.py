@@ -76,7 +76,7 @@ def _fork(job: Callable[[int], object], rank: int, processes: int, port: int, sa
 
 
 def _wait(pids: list[int], stop: Mapping[int, float]) -> list[int]:
-    """The status of each, after at most two minutes; what is still there then is killed."""
+    """The status of each, after at most five minutes; what is still there then is killed."""
     ended: dict[int, int] = {}
     deadline, first_end = time.monotonic() + 300, None
     while len(ended) < len(pids) and time.monotonic() < deadline:
