@@ -283,6 +283,12 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     Returns:
         the model with the tasks of all. A task's answers are those of its run while that run's adapter is on.
 
+    peft alone loads one adapter, heads included, onto a model that has the adapter's tasks:
+
+        config = MinBertConfig.from_pretrained("runs/lora")
+        base = MinBertForMultiTask.from_pretrained("sentence-transformers/all-MiniLM-L6-v2", config=config)
+        model = PeftModel.from_pretrained(base, "runs/lora")
+
     Raises:
         MinBertError: they lie on different models, or their tasks do not go together.
     """

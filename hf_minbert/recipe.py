@@ -63,7 +63,11 @@ class RunSettings:
             one, with `load_best_model_at_end`), and has its own folder in `output_dir`, where the last one's results
             end up too.
         objective: what is trained: `tasks`; or `mlm`, masked language modelling, which pre-trains the encoder further
-            without heads, and is scored by its perplexity on the texts of the dev splits.
+            without heads, and is scored by its perplexity on the texts of the dev splits, before and after, of all and
+            of each task. Texts that are also in dev or test rows are left out. The folder is a checkpoint, from which
+            the next run or stage takes encoder and pooler. Start from one with BERT's language modelling head, such as
+            google-bert/bert-base-uncased; without it, as in all-MiniLM, the head starts from random numbers. Keys
+            about several tasks, such as `aggregator`, have no effect.
         mlm_texts: the texts of `objective: mlm`, a list: `tasks` for those of the training splits, or the path of a
             file with a text a line, looked for in `data_dir` and in the working directory. Each text is taken once.
         mlm_probability: the share of tokens, or of words, that the model is asked for.

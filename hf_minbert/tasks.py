@@ -149,7 +149,8 @@ class Task:
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
         files: split (`train`, `dev`, `test`) to a path or a list of them, relative to the run's `data_dir` where
-            there is one. The ending tells the format; see `hf_minbert.data.tables`.
+            it is a folder, else to the working directory. The ending tells the format: `.csv` (tabs if its header has
+            one, else commas), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.

@@ -32,6 +32,52 @@ from hf_minbert.training.args import MultiTaskTrainingArguments
 from hf_minbert.training.refused import REFUSED
 from hf_minbert.training.regularizers import REGULARIZERS
 
+OWN_TASK = """`tasks` can be a mapping of a task's name to these keys. For a task of the package they replace its own.
+
+```yaml
+tasks:
+  ticket:                                     # do two tickets report the same fault?
+    kind: binary
+    text_columns: [first, second]             # two columns make a pair
+    labels: [different, same]                 # the second one is the "yes"
+    files:
+      train: [tickets/2023.csv, tickets/2024.jsonl]
+      dev: tickets/dev.parquet
+    columns: {first: summary, second: candidate, label: is_same}   # the task's names to those in the files
+  sst:                                        # beside it, a task of the package as it is
+data_dir: sample                              # the data of sst
+```
+
+A label cell is a name from `labels` or its id, which is its position there, from 0. Names that are numbers
+themselves, such as 1 to 5 for stars, are always read as names. A row with a blank text or label is left out of
+training and scoring, and a message says which (`strict_data: true` makes it an error); in prediction every row stays.
+Without a column `id`, rows are numbered from 0. A malformed cell is an error that names file and line.
+"""
+
+BORROWED = """What may stand in an entry of a task's `sources`, which names a `task`, `files` or a `dataset`:
+
+```yaml
+tasks:
+  para:
+    sources:
+      - files: mrpc-train.tsv
+        quotes: false                                                      # quotes are ordinary characters there
+        columns: {sentence1: "#1 String", sentence2: "#2 String", label: Quality}
+  sts:
+    sources:
+      - {task: para, mapping: paraphrase_to_score, rows: 10000}            # scores drawn from [4, 5] and [0, 4]
+      - {files: sick-train.tsv, mapping: relatedness_to_score}             # 1 to 5 becomes 0 to 5
+      - {files: snli_1.0_train.jsonl, mapping: nli_to_score}               # votes 0, 3 and 5, averaged
+  sst: {sources: [{files: yelp.csv, mapping: stars_to_classes, fraction: 0.1}]}
+```
+
+The column names of these corpora are known; `columns` gives others. A borrowed row that occurs whole in a dev or test
+row of any task, also of a later stage's, is dropped: compared without case, quotes, punctuation and spaces, and in
+either order of a pair. A single sentence that occurs there is counted, and drops its row with
+`drop_shared_sentences: true`; `held_out` names further tasks. A task's own training rows stay, and its dev and test
+rows among them are counted. The counts are in `metrics.json`, under `leaks`.
+"""
+
 README = Path(__file__).parents[1] / "recipes" / "README.md"
 MANY = 12  # names that a table's cell takes
 REGISTRIES = {
@@ -162,12 +208,10 @@ def render() -> str:
         "## How the tasks share a step",
         own_keys(MultiTaskTrainingArguments, ours),
         "## A task of your own",
-        "`tasks` can be a mapping of a task's name to these keys. For one of the package's tasks they replace what it "
-        "has.",
+        OWN_TASK,
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
         "### Borrowed rows",
-        "What may stand in an entry of a task's `sources`, which says `task`, `files` or `dataset`: "
-        "`sources: [{task: para, mapping: paraphrase_to_score, rows: 10000}]`.",
+        BORROWED,
         own_keys(Source, [f.name for f in fields(Source)]),
         table(
             ("mapping", "what becomes of the labels"),

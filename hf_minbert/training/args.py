@@ -72,10 +72,16 @@ class MultiTaskTrainingArguments(TrainingArguments):
         conflict_detail: what an aggregator that sees each task's gradient logs of conflicts, beside those of whole
             gradients. `layers`: rate and cosine of every two tasks layer by layer; `tensors`: also in how many
             parameter tensors they conflict, per step and in each epoch; `none`. Costs a second pass over gradients.
+            Logged of whole gradients: `conflict_sst_para`, `cosine_sst_para`, `norm_sst`, `removed_sst`,
+            `surgery_turn`, and `conflicts_epoch` at an epoch's end; of layers: `cosine_sst_para/layer.0`; of tensors:
+            `tensor_conflicts_sst_para`, `tensor_conflicts` of `shared_tensors`, and `tensor_conflicts_epoch`. Means
+            over training are in `metrics.json`.
         optim: the optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.
         freeze: what is not trained. `encoder`: everything but the heads; `embeddings`; or a number n, the embeddings
             and the first n layers, private ones by their place in the stack. Weight decay does not move it, and its
-            dropout stays on, as in the course and in all training, so a head sees other features in each epoch.
+            dropout stays on, as in the course and in all training, so a head sees other features in each epoch. With
+            `hidden_dropout_prob: 0` and `attention_probs_dropout_prob: 0` a frozen encoder reads each row once, and
+            epochs take seconds.
         unfreeze: until when. `{100: 4, 200: none}`: `freeze` is 4 after 100 optimizer steps, and nothing is frozen
             after 200; each time it must be less. `gradual`: each epoch from the second on frees one layer more, the
             uppermost first (with the pooler), the embeddings last. What is freed begins with a new state of the
@@ -119,7 +125,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         proximal_steps: optimizer steps between two moves of the teacher.
         proximal_momentum: the share that the average keeps at a move, in the first tenth of the steps and after it.
         proximal_evaluate: whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`, and
-            `minbert train` leaves them as a model in the folder `averaged` of the run's.
+            `minbert train` leaves them as a model in the folder `averaged` of the run's. In Python:
+            `with trainer.proximal.in_place(): trainer.save_model("averaged")`.
         pretrained_decay: weight decay of the encoder towards the weights it began with, beside `weight_decay` towards
             zero. A step takes `learning_rate * pretrained_decay` of the way.
         packing: compute on real tokens alone, not on the padding that is half of a usual batch. Answers and gradients

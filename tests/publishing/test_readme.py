@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from hf_minbert import MinBertForMultiTask, Predictor
 
 ROOT = Path(__file__).parents[2]
-NAME = "runs/baseline"
+NAME = "runs/quickstart"
 #: What makes the recipe's run on two GPUs a short one on a CPU.
 SMALL = ["use_cpu=true", "max_steps=1", "max_length=64", "per_device_train_batch_size=2", "disable_tqdm=true"]
 #: Runs a script in two processes; `result` is how they ended and what they said.
