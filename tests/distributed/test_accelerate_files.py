@@ -31,7 +31,7 @@ def test_accelerate_reads_the_file_as_it_is_meant(name, kind, machines, processe
 
 def test_there_is_no_other_file():
     assert {path.name for path in FILES.iterdir()} == {
-        "one_gpu.yaml", "multi_gpu.yaml", "two_nodes.yaml", "launch.slurm"
+        "one_gpu.yaml", "multi_gpu.yaml", "two_nodes.yaml", "launch.slurm", "README.md"
     }  # fmt: skip
 
 
