@@ -34,7 +34,7 @@ def conflicts(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="How many of the recipe's first steps to measure.")] = 100,
     detail: Annotated[
-        Detail, typer.Option(help="Tell layers apart; with tensors also count the parameter tensors in conflict.")
+        Detail, typer.Option(help="layers: per layer too; tensors: also count the parameter tensors in conflict.")
     ] = Detail.none,
     output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
 ) -> None:

@@ -14,14 +14,16 @@ from ..errors import MinBertError
 
 def demo(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the page is served.")] = 7860,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 7860,
     host: Annotated[str, typer.Option(help="127.0.0.1 is this machine alone; 0.0.0.0 lets others in.")] = "127.0.0.1",
     export_space: Annotated[
         Path | None,
-        typer.Option(help="Instead, write the page as a Hugging Face Space, into this folder.", show_default=False),
+        typer.Option(
+            help="Instead of serving it, write the page as a Hugging Face Space to this folder.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """A page to try a model: type a sentence or two, see every task's answer and which words moved it."""
+    """Serve a page to try a model: each task's answer to what you type, and which words moved it."""
     if importlib.util.find_spec("gradio") is None:
         raise MinBertError("The page needs gradio, which is not installed. Run: pip install 'hf_minbert[demo]'")
     if export_space is not None:

@@ -21,16 +21,18 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
     data_dir: Annotated[
         str | None,
-        typer.Option(help="The folder with the tasks' files; or sample, or hub.", show_default=False),
+        typer.Option(help="The folder with the tasks' files; sample (in the package); or hub.", show_default=False),
     ] = None,
     input: Annotated[
-        Path | None, typer.Option(help="A labelled table of one task, instead of --data-dir.", show_default=False)
+        Path | None, typer.Option(help="A labelled file of one task, instead of --data-dir.", show_default=False)
     ] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS_HELP, show_default=False)] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task; may be repeated.  [default: all of them]")] = None,
     split: Annotated[str, typer.Option(help="The split of --data-dir to score on.")] = "dev",
     output: Annotated[Path | None, typer.Option(help="Write the metrics there, as JSON.", show_default=False)] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of full length per batch; of shorter ones more.")] = 32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
+    ] = 32,
 ) -> None:
     """Score a saved model on labelled rows: those of --data-dir, or those of one --input."""
     from ..io import check_writable, write_json

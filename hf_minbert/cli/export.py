@@ -19,17 +19,19 @@ class Form(str, Enum):
 
 def export(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
-    to: Annotated[Form, typer.Option(help="What it becomes.", show_default=False)],
-    output_dir: Annotated[Path, typer.Option(help="Where it goes: a new folder.", show_default=False)],
+    to: Annotated[Form, typer.Option(help="The form to export to.", show_default=False)],
+    output_dir: Annotated[Path, typer.Option(help="A new folder for the export.", show_default=False)],
     task: Annotated[
         str | None,
-        typer.Option(help="Whose encoder and pooling, where the tasks' differ; not for onnx.", show_default=False),
+        typer.Option(
+            help="The task whose encoder and pooling are taken, where they differ; not for onnx.", show_default=False
+        ),
     ] = None,
     quantize: Annotated[bool, typer.Option("--quantize", help="With onnx: an int8 variant too.")] = False,
     data_dir: Annotated[
         str | None,
         typer.Option(
-            help="With --quantize: the tasks' files, or sample, or hub; scores both variants on dev.",
+            help="With --quantize, score both variants on dev: the folder with the tasks' files, sample or hub.",
             show_default=False,
         ),
     ] = None,

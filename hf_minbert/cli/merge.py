@@ -26,7 +26,7 @@ OutputDir = Annotated[Path, typer.Option(help="Where the new model goes.", show_
 DataDir = Annotated[
     str | None,
     typer.Option(
-        help="The folder with the tasks' files, or sample, or hub: scores models and result on dev.",
+        help="Score members and result on dev: the folder with the tasks' files, sample or hub.",
         show_default=False,
     ),
 ]
@@ -53,7 +53,7 @@ def average(
     data_dir: DataDir = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Average the weights of models that were trained from one start (a "model soup"); heads per task."""
+    """Average the weights of models fine-tuned from one checkpoint (a "model soup")."""
     if (method is Method.weighted) != (weights is not None):
         raise MinBertError("--method weighted and --weights 2,1,1 go together: give both or neither.")
     if method is Method.greedy and data_dir is None:

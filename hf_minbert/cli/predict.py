@@ -37,18 +37,27 @@ def predict(
         list[str] | None,
         typer.Option(help="A task of the model; may be repeated.  [default: its only or active one]"),
     ] = None,
-    input: Annotated[Path | None, typer.Option(help="A table with the text columns.", show_default=False)] = None,
+    input: Annotated[
+        Path | None,
+        typer.Option(help="A file with the text columns: .csv, .tsv, .jsonl, .parquet.", show_default=False),
+    ] = None,
     columns: Annotated[str | None, typer.Option(help=COLUMNS_HELP, show_default=False)] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Where the predictions go; with several tasks a folder, for TASK.csv.", show_default=False),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="One sentence, answered here.", show_default=False)] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A sentence to predict; the answer is printed.", show_default=False)
+    ] = None,
     text_pair: Annotated[str | None, typer.Option(help="Its second sentence.", show_default=False)] = None,
-    format: Annotated[Format, typer.Option(help="csv, or the course's own.")] = Format.csv,
+    format: Annotated[
+        Format, typer.Option(help="csv: id, prediction, probabilities; course: that of the CS224N project.")
+    ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of full length per batch; of shorter ones more.")] = 32,
-    dtype: Annotated[Dtype, typer.Option(help="What to compute in.")] = Dtype.float32,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
+    ] = 32,
+    dtype: Annotated[Dtype, typer.Option(help="Precision; bfloat16 is faster on a GPU.")] = Dtype.float32,
 ) -> None:
     """Predict a file, one row of output per row of input, or a single --text.
 

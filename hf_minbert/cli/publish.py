@@ -13,25 +13,26 @@ def publish(
         Path, typer.Argument(help="The folder of a finished run, or of another saved model.", show_default=False)
     ],
     repo_id: Annotated[str, typer.Argument(help="Its name on the Hub, owner/name.", show_default=False)],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository that others do not see.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
     adapter_only: Annotated[
-        bool, typer.Option("--adapter-only", help="Send the adapter, not the model that it goes with.")
+        bool, typer.Option("--adapter-only", help="Upload the adapter without its base model.")
     ] = False,
     base_model: Annotated[
         str | None,
-        typer.Option(
-            help="The Hub id of what it was trained from, where the recipe has a folder.", show_default=False
-        ),
+        typer.Option(help="The Hub id of the base model, if the recipe names a folder.", show_default=False),
     ] = None,
     license: Annotated[
-        str | None, typer.Option(help="Of the weights, as the Hub writes it: apache-2.0.", show_default=False)
+        str | None,
+        typer.Option(help="Licence of the weights, by the Hub's identifier, such as apache-2.0.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go up, and send nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be uploaded, and upload nothing.")
+    ] = False,
     card: Annotated[
-        Path | None, typer.Option(help="With --dry-run: write the model card there.", show_default=False)
+        Path | None, typer.Option(help="With --dry-run: write the model card to this file.", show_default=False)
     ] = None,
 ) -> None:
-    """Put a model on the Hub with a model card made from its run: it then loads anywhere, without this package."""
+    """Upload a model to the Hub, with a model card made from its run. It then loads without this package."""
     from ..errors import MinBertError
     from ..io import check_writable, write_atomically
     from ..publishing.publish import prepare, push

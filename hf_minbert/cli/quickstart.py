@@ -13,7 +13,7 @@ def quickstart(
         typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace those of the recipe quickstart."),
     ] = None,
 ) -> None:
-    """Train on the sample in the package, with small weights that it fetches, and show what came of it."""
+    """Train on the sample in the package, with a small BERT that it downloads, and show scores and predictions."""
     import typing
 
     from ..recipe import Value, read_recipe, split_recipe

@@ -24,15 +24,15 @@ def report(
     ] = None,
     data_dir: Annotated[
         str | None,
-        typer.Option(help="Where the data lies now, if not where the recipe says.", show_default=False),
+        typer.Option(help="Where the data are now, if they have moved since training.", show_default=False),
     ] = None,
     ordered: Annotated[
-        list[str] | None, typer.Option(help="A task whose labels are steps of a scale; may be repeated.")
+        list[str] | None, typer.Option(help="A task whose labels are ordered, like a scale; may be repeated.")
     ] = None,
-    examples: Annotated[int, typer.Option(min=1, help="Errors in full text, per class.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Of what the bootstrap draws.")] = 0,
+    examples: Annotated[int, typer.Option(min=1, help="How many errors to show in full text, per class.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap.")] = 0,
 ) -> None:
-    """Show what a run came to and where its model is weak: a page (HTML), Markdown and pictures."""
+    """Report a run's results and its model's weaknesses: an HTML page, Markdown and pictures."""
     if more and not compare:
         raise MinBertError(f"A report is of one run. Give those to compare it with by --compare {more[0]}.")
     from ..reporting.report import report as write_report

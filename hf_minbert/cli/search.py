@@ -35,7 +35,7 @@ def search(
             show_default=False,
         ),
     ],
-    output_dir: Annotated[Path, typer.Option(help="The search's folder.", show_default=False)],
+    output_dir: Annotated[Path, typer.Option(help="The folder of the search.", show_default=False)],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, in all trials."),
@@ -45,13 +45,15 @@ def search(
     ] = Method.grid,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="How many at most; unless given, all of grid and coordinate, 20 of the others."),
+        typer.Option(min=1, help="Most trials to run; by default all of grid and coordinate, 20 of the others."),
     ] = None,
-    metric: Annotated[str, typer.Option(help="Of metrics.json, as eval_sst_accuracy.")] = "eval_overall",
+    metric: Annotated[
+        str, typer.Option(help="What to maximize: a key of metrics.json, such as eval_sst_accuracy.")
+    ] = "eval_overall",
     parallel: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of what random and optuna draw; runs have the recipe's.")] = 42,
+    seed: Annotated[int, typer.Option(help="For what random and optuna draw; training uses the recipe's seed.")] = 42,
 ) -> None:
-    """Train a recipe with other values of some keys, and find the best.
+    """Hyperparameter search: train a recipe with other values of some keys, and find the best.
 
     The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
     """

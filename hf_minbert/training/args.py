@@ -59,9 +59,10 @@ class MultiTaskTrainingArguments(TrainingArguments):
         redraw_rows: whether each epoch draws its `rows_per_epoch` anew, or all epochs keep the first draw.
         aggregator: how the tasks' gradients become one. `sum`; `pcgrad` and `gradvac`, gradient surgery; or
             `unconditional`, which takes from each gradient what it has along the others, in conflict or not. Or a
-            class of the library torchjd that works from the gradients' dot products, as `torchjd.UPGrad`. With
-            accumulation, a task's gradient is the mean over the window, zero where the task is missing. Where one is
-            not finite, only fp16 skips the step; in fp32 and bf16 weights become NaN, as in the stock `Trainer`.
+            class of the library torchjd that works from the gradients' dot products, as `torchjd.UPGrad`; it computes
+            on the CPU, so that each step waits for the GPU. With accumulation, a task's gradient is the mean over the
+            window, zero where the task is missing. Where one is not finite, only fp16 skips the step; in fp32 and bf16
+            weights become NaN, as in the stock `Trainer`.
         aggregator_options: keyword arguments of the aggregator: `{reduction: mean}` of `pcgrad`, which else adds;
             `{beta: 0.01}` of `gradvac`, how fast its targets follow; those of a torchjd class.
         gradient_smoothing: averages each task's gradient over steps before the aggregator sees it: that of `n` steps
