@@ -177,7 +177,7 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
     """The one or two sentences of an input. Raises `ValueError` if it is none, or a sentence is empty."""
     if isinstance(value, Mapping):
         if "text" not in value or not value.keys() <= {"text", "text_pair"}:
-            raise ValueError(f"{where}: a dict must hold `text` and perhaps `text_pair`. Found {', '.join(value)}.")
+            raise ValueError(f"{where}: a dict must hold `text` and perhaps `text_pair`. Found {value!r:.100}.")
         parts = (value["text"],) if value.get("text_pair") is None else (value["text"], value["text_pair"])
     else:
         parts = (value,) if isinstance(value, str) else value

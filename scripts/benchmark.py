@@ -13,6 +13,8 @@ Each command is a function in the folder benchmarks; how they measure, print and
 
 from __future__ import annotations
 
+from typing import Any
+
 import datasets
 import torch
 import transformers
@@ -22,8 +24,22 @@ from benchmarks.growth import growth
 from benchmarks.predict import predict
 from benchmarks.step import smart, step, surgery
 from benchmarks.train import train
+from typer.core import TyperGroup
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from hf_minbert.errors import MinBertError
+
+
+class Commands(TyperGroup):
+    """What is wrong with a model or its data is said as what is wrong with an option is, without a traceback."""
+
+    def invoke(self, context: typer.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except MinBertError as error:
+            raise typer.BadParameter(str(error)) from error
+
+
+app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
 for command in (step, smart, surgery, train, predict, growth):
     app.command()(command)
 app.command("all")(everything)

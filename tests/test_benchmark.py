@@ -109,6 +109,26 @@ def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
     assert result.exit_code == 2 and "faster" in result.stderr and "packed" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["step", "--device", "tpu9"], "no device 'tpu9'"),
+        (["smart", "--model", "no/such/model"], "no model no/such/model"),
+        (["surgery", "--length", 4000], "512"),
+        (["predict", "--json-file", "."], "it is not a file"),
+        (["train", "--tasks", "stst"], "Unknown task 'stst'"),
+        (["growth", "--data-dir", "nowhere"], "nowhere"),
+        (["all", "--batch-sizes", "8,0"], "whole numbers from 1"),
+    ],
+)
+def test_a_wrong_word_is_said_before_anything_is_measured(benchmarks, tiny_bert, monkeypatch, words, said):
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(benchmarks("floor").Hardware, "measure", lambda setting: None)
+    model = [] if words[0] in ("step", "surgery") or "--model" in words else ["--model", tiny_bert]
+    result = CliRunner().invoke(benchmarks().app, [*map(str, [*words, *model])])
+    assert result.exit_code == 2 and said in result.stderr and not result.stdout
+
+
 # ---- Ratios and the floor
 
 

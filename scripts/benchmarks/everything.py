@@ -39,10 +39,11 @@ def everything(
     """Training of one task and of three, and prediction, at several batch sizes: one table."""
     setting, plan = Setting(DEVICE, bf16), {ONE: one_task.split(","), THREE: three_tasks.split(",")}
     check_loops([*plan[ONE], *plan[THREE]])
+    sizes = _whole_numbers(batch_sizes)
     hardware, rows = Hardware.measure(setting), pairs_of(data_dir, pairs)
     loops = {tasks: make_loops(model, random_size, data_dir, tasks, setting) for tasks in plan}
     table: Table = {}
-    for batch_size in map(int, batch_sizes.split(",")):
+    for batch_size in sizes:
         for tasks, names in plan.items():
             made = replace(loops[tasks], batch_size=batch_size, steps=steps)
             found = run_loops(made, names, rounds, hardware)
@@ -51,3 +52,10 @@ def everything(
         table |= {f"predict {ONE}, {batch_size}: {name}": row for name, row in found.items()}
     heading = f"{random_size or model}; {data_dir}; {steps} steps; {pairs:,} pairs\n{hardware}"
     report(setting, heading, table, json_file, hardware=hardware, steps=steps, pairs=pairs)
+
+
+def _whole_numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"--batch-sizes must be whole numbers from 1, with commas. Found {text!r}.")
+    return list(map(int, parts))

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from hf_minbert import MinBertConfig, MinBertForMultiTask, get_tasks
 from hf_minbert.data.files import load_split
 from hf_minbert.inference import tokenize
+from hf_minbert.loading import load_config, load_weights
 from hf_minbert.prediction import Predictor
 
 from .floor import PASSES, Cost, Hardware, forward_flops
@@ -26,6 +27,7 @@ from .shared import (
     RandomSize,
     Setting,
     Table,
+    bert_checkpoint,
     in_turns,
     report,
     speeds,
@@ -42,7 +44,10 @@ Rows = list[dict[str, Any]]
 
 def predict(
     model: Annotated[
-        str, typer.Option(help="A BERT checkpoint or a finished run; its tokenizer is used in any case.")
+        str,
+        typer.Option(
+            help="A BERT checkpoint or a finished run; its tokenizer is used in any case.", callback=bert_checkpoint
+        ),
     ],
     random_size: RandomSize = None,
     data_dir: DataDir = "sample",
@@ -98,7 +103,7 @@ class Answers:
         torch.manual_seed(0)
         self.tokenizer, tasks = AutoTokenizer.from_pretrained(model), get_tasks(["para"])
         if size is None:
-            ours = MinBertForMultiTask.from_pretrained(model, tasks=tasks, dtype=torch.float32)
+            ours, _ = load_weights(model, load_config(model, tasks=tasks))
         else:
             ours = MinBertForMultiTask(MinBertConfig(tasks=tasks, **SIZES[size]))
         dtype = "bfloat16" if setting.bf16 else "float32"

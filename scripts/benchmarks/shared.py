@@ -17,6 +17,9 @@ import torch
 import transformers
 import typer
 
+from hf_minbert.io import check_writable, write_atomically
+from hf_minbert.loading import load_config
+
 WARM_UP = 3  # the first steps allocate AdamW's state and choose kernels
 MAX_LENGTH = 128  # of a row that is trained on, in tokens
 SIZES = {
@@ -25,9 +28,32 @@ SIZES = {
 }
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-Device = Annotated[str, typer.Option(help="A torch device.")]
+
+
+# Whatever is wrong with an option is said before anything is measured.
+def _device(name: str) -> str:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise typer.BadParameter(f"There is no device {name!r} here: {str(error).splitlines()[0]}") from error
+    return name
+
+
+def _json_file(path: Path | None) -> Path | None:
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+def bert_checkpoint(name: str | None) -> str | None:
+    if name is not None:
+        load_config(name)
+    return name
+
+
+Device = Annotated[str, typer.Option(help="A torch device.", callback=_device)]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="All under bf16 autocast.")]
-JsonFile = Annotated[Path | None, typer.Option(help="Where to write the numbers too.")]
+JsonFile = Annotated[Path | None, typer.Option(help="Where to write the numbers too.", callback=_json_file)]
 RandomSize = Annotated[
     Literal["base", "tiny"] | None, typer.Option(help="Random weights of this shape instead of the checkpoint's.")
 ]
@@ -137,7 +163,7 @@ def report(setting: Setting, heading: str, table: Table, json_file: Path | None,
             typer.echo("|" + "|".join("-" * (width + 2) for width in widths) + "|")
     if json_file is not None:
         numbers = {**setting.describe(), "heading": heading, **facts, "table": table}
-        json_file.write_text(json.dumps(numbers, indent=1, default=asdict) + "\n", encoding="utf-8")
+        write_atomically(json_file, json.dumps(numbers, indent=1, default=asdict) + "\n")
 
 
 def _cell(value: Any) -> str:

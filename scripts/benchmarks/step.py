@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,16 +26,32 @@ from .models import (
     sample_batch,
     surgery_step,
 )
-from .shared import DEVICE, WARM_UP, Bf16, Device, JsonFile, Setting, Table, in_turns, over, report, step_times
+from .shared import (
+    DEVICE,
+    WARM_UP,
+    Bf16,
+    Device,
+    JsonFile,
+    Setting,
+    Table,
+    bert_checkpoint,
+    in_turns,
+    over,
+    report,
+    step_times,
+)
 
 TASKS = ("sst", "para", "sts")
 
 Model = Annotated[
-    str | None, typer.Option(help="A BERT checkpoint, on sentences of the sample. Without one, random weights.")
+    str | None,
+    typer.Option(
+        help="A BERT checkpoint, on sentences of the sample. Without one, random weights.", callback=bert_checkpoint
+    ),
 ]
 Size = Annotated[Literal["base", "tiny"], typer.Option(help="Shape of the random weights.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows of each task.")]
-Length = Annotated[int, typer.Option(min=2, help="Tokens of the longest row, where they are random.")]
+Length = Annotated[int, typer.Option(min=2, max=512, help="Tokens of the longest row, where they are random.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each kind.")]
 AtMost = Annotated[float | None, typer.Option(help="Exit with status 1 if the ratio of the two is above this.")]
 
@@ -42,7 +59,9 @@ Run = Callable[[], None]
 
 
 def step(
-    model: Annotated[str | None, typer.Option(help="A BERT checkpoint. Without one, random weights.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A BERT checkpoint. Without one, random weights.", callback=bert_checkpoint)
+    ] = None,
     size: Size = "base",
     batch_size: BatchSize = 32,
     length: Length = 64,
@@ -84,6 +103,8 @@ def smart(
     json_file: JsonFile = None,
 ) -> None:
     """One training step (forward, backward, AdamW) of sst, plain and with SMART's term: time and memory."""
+    if peer and find_spec("smart_pytorch") is None:
+        raise typer.BadParameter("--peer needs `pip install smart-pytorch`. Or leave it out.")
     torch.manual_seed(0)
     setting = Setting(device, bf16)
     minbert = make_minbert(model, size).to(device).train()

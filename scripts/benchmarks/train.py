@@ -18,9 +18,23 @@ from hf_minbert.data.files import load_split
 
 from .floor import ADAMW_BYTES, PASSES, Cost, Hardware, forward_flops
 from .loops import LOOPS, Loops, check_loops, minbert_config, trains_one, work_of
-from .shared import DEVICE, MAX_LENGTH, Bf16, JsonFile, RandomSize, Setting, Table, in_turns, report, speeds
+from .shared import (
+    DEVICE,
+    MAX_LENGTH,
+    Bf16,
+    JsonFile,
+    RandomSize,
+    Setting,
+    Table,
+    bert_checkpoint,
+    in_turns,
+    report,
+    speeds,
+)
 
-Model = Annotated[str, typer.Option(help="A BERT checkpoint; its tokenizer is used in any case.")]
+Model = Annotated[
+    str, typer.Option(help="A BERT checkpoint; its tokenizer is used in any case.", callback=bert_checkpoint)
+]
 DataDir = Annotated[str, typer.Option(help="The course's files; or `sample`, for the package's.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps, after a quarter as many that warm up.")]
 
