@@ -290,7 +290,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
         model = PeftModel.from_pretrained(base, "runs/lora")
 
     Raises:
-        MinBertError: they lie on different models, or their tasks do not go together.
+        MinBertError: they lie on different models, their kinds or tasks do not go together, or peft refuses a name.
     """
     if not runs:
         raise MinBertError("There is no adapter to load. Give at least one.")
@@ -317,9 +317,10 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     config = configs[first]
     config.rearrange(tasks=[*tasks.values()])
     base, _ = load_weights(bases[first][0], config, bases[first][1])
-    model = AdaptedModel.from_pretrained(base, places[first], adapter_name=first)
-    for name in [*runs][1:]:
-        model.load_adapter(places[name], adapter_name=name)
+    with explain(f"Loading the adapters {', '.join(map(repr, runs))}", "Give adapters of one kind, and plain names."):
+        model = AdaptedModel.from_pretrained(base, places[first], adapter_name=first)
+        for name in [*runs][1:]:
+            model.load_adapter(places[name], adapter_name=name)
     return model.eval()
 
 

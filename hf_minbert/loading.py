@@ -76,7 +76,7 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     """The checkpoint's tokenizer.
 
     Raises:
-        MinBertError: there is none, or it has more tokens than the model.
+        MinBertError: there is none, it has more tokens than the model, or it adds no [CLS] and [SEP].
     """
     with explain(f"Loading the tokenizer of {name!r}", REMEDY):
         tokenizer = AutoTokenizer.from_pretrained(_place(name, revision), revision=revision)
@@ -87,6 +87,11 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
         raise MinBertError(
             f"The tokenizer of {name!r} has {len(tokenizer):,} tokens and its model {config.vocab_size:,}. "
             f"They do not belong together. {REMEDY}"
+        )
+    if not tokenizer("")["input_ids"]:  # an empty text would have no token, and nothing would part a pair
+        raise MinBertError(
+            f"The tokenizer of {name!r} adds no [CLS] and [SEP] to a text, which a BERT reads. Save one that does, "
+            f"such as a BertTokenizer of its vocabulary."
         )
     return tokenizer
 

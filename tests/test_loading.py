@@ -1,10 +1,14 @@
 """Loading a checkpoint to train it on: which heads are taken over and which start anew."""
 
+import shutil
+
 import pytest
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from hf_minbert import get_tasks
-from hf_minbert.loading import load_config, load_weights
+from hf_minbert.errors import MinBertError
+from hf_minbert.loading import load_config, load_tokenizer, load_weights
 from hf_minbert.recipe import RunSettings
 from hf_minbert.run import model_config
 
@@ -101,3 +105,15 @@ def test_a_head_of_other_sizes_starts_anew(tiny_model, tmp_path, caplog):
     loaded, missing = load_weights(str(tmp_path), config)
     assert set(missing) == {f"heads.sst.{name}" for name, _ in loaded.heads.sst.named_parameters()}
     assert "starts anew" in caplog.text
+
+
+def test_a_tokenizer_without_cls_and_sep_is_refused(tiny_bert, tiny_tokenizer, tmp_path):
+    """Of an empty text it would give nothing to encode."""
+    folder = shutil.copytree(tiny_bert, tmp_path / "model")
+    assert load_tokenizer(str(folder), load_config(str(folder)))("")["input_ids"]
+    backend = type(tiny_tokenizer.backend_tokenizer).from_str(tiny_tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = None
+    bare = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
+    bare.save_pretrained(folder)
+    with pytest.raises(MinBertError, match=r"adds no \[CLS\] and \[SEP\]"):
+        load_tokenizer(str(folder), load_config(str(folder)))

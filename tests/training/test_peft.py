@@ -452,6 +452,8 @@ def test_several_adapters_share_one_encoder(train, new_task, question, published
     assert not np.allclose(predictor.logits("sst", rows), Predictor.from_pretrained(sst).logits("sst", rows))
     with pytest.raises(MinBertError, match="lies on .*Give adapters of one model"):
         load_adapters({"question": question, "lora": lora})
+    with pytest.raises(MinBertError, match="Loading the adapters 'a.b' failed: .*plain names"):
+        load_adapters({"a.b": question})
 
 
 def test_an_old_head_that_is_not_trained_stays_with_its_model(train, published):
