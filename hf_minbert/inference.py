@@ -150,7 +150,7 @@ def answer(
     Args:
         tasks: tasks that share a pass; see `shared_passes`.
         batch_size: how many rows of the model's full length go through it at once. Of shorter rows more do, as many as
-            fill the same space.
+            fill the same space; on a CPU at most `room_of`.
         dtype: what to compute in; half precision under autocast.
         progress: called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
 
@@ -158,7 +158,7 @@ def answer(
         each task's outputs, float32 [R, C], in the order of the rows.
     """
     device, done = model.device, 0
-    batches = batches_of(rows.row_lengths, batch_size * model.config.max_position_embeddings)
+    batches = batches_of(rows.row_lengths, room_of(model.config, batch_size, device))
     logits: dict[str, list[torch.Tensor]] = {name: [] for name in tasks}
     # Around the loop: autocast keeps the weights that it converts until its end.
     with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -172,6 +172,17 @@ def answer(
     # Fetched at the end: after each batch a GPU would wait until the next one is made ready.
     back = np.argsort(np.concatenate(batches))
     return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+
+
+def room_of(config: Any, batch_size: int, device: torch.device) -> int:
+    """Tokens of a batch: those of `batch_size` rows of full length; on a CPU no more than 32 MB of a layer's widest.
+
+    The C library asks the system for each larger piece of memory anew, and the CPU waits while it is cleared: from
+    text to logits, batches of four times that size took a third longer.
+    """
+    full = config.max_position_embeddings
+    room = batch_size * full
+    return min(room, max(full, 2**23 // config.intermediate_size)) if device.type == "cpu" else room
 
 
 def batches_of(lengths: np.ndarray, room: int) -> list[np.ndarray]:

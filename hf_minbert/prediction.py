@@ -42,7 +42,7 @@ class Predictor:
 
         Args:
             batch_size: how many rows of the model's full length go through it at once. Of shorter rows more do, as
-                many as fill the same space.
+                many as fill the same space; on a CPU no more than it is fastest with.
             dtype: what to compute in: `float32`; or `bfloat16` or `float16`, under autocast, faster on a GPU and with
                 some two or three digits.
 

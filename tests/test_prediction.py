@@ -9,6 +9,7 @@ from torch.nn.functional import softmax
 
 from hf_minbert import MinBertError, Predictor, get_tasks
 from hf_minbert.evaluation.metrics import task_metrics
+from hf_minbert.inference import room_of
 from hf_minbert.prediction import score
 
 SENTENCES = [
@@ -133,6 +134,16 @@ def test_a_batch_holds_what_rows_of_full_length_would_take(tiny_model, tiny_toke
     )
     predictor.logits("sst", [{"sentence": text} for text in [*["good"] * 50, "bad " * 100, "good " * 30]])
     assert sizes == [(2, 64), (42, 3), (8, 3)]
+
+
+def test_a_batch_on_a_cpu_is_at_most_32_mb_wide(tiny_config):
+    """By hand: 8,388,608 numbers of 4 bytes; a layer of 1,536 has room for 5,461 tokens, and never less than a row."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    config = tiny_config(intermediate_size=1536, max_position_embeddings=512)
+    assert [room_of(config, size, cpu) for size in (1, 10, 32)] == [512, 5120, 5461]
+    assert room_of(config, 32, gpu) == 32 * 512
+    wide = tiny_config(intermediate_size=2**20, max_position_embeddings=512)
+    assert room_of(wide, 32, cpu) == 512
 
 
 def test_the_random_numbers_of_a_training_stay(predictor):
