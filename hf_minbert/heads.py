@@ -83,9 +83,9 @@ class Head(nn.Module, ABC):
         self.pooling = POOLINGS[task["pooling"]](config, **task["pooling_options"])
         self.layer_mix = LayerMix(config.num_hidden_layers) if task["layers"] == "mix" else None
         self.sentence_dropout = nn.Dropout(check_rate("sentence_dropout", task["sentence_dropout"]))
-        self._join = JOINS[task["join"] or "concat"]
+        self.join = task["join"] or "concat"  # by name: the functions are no part of a pickled model
         size = self.pooling.output_size
-        self.input_size = size if self.compares or self.sentences == 1 else self._join.size(size)
+        self.input_size = size if self.compares or self.sentences == 1 else JOINS[self.join].size(size)
 
     @property
     def trains_pooling(self) -> bool:
@@ -103,7 +103,7 @@ class Head(nn.Module, ABC):
 
     def joined(self, vectors: Tensor) -> Tensor:
         """An example's sentences as one vector, [B, S, D] -> [B, input_size]."""
-        return vectors[:, 0] if self.sentences == 1 else self._join.function(*vectors.unbind(dim=1))
+        return vectors[:, 0] if self.sentences == 1 else JOINS[self.join].function(*vectors.unbind(dim=1))
 
     @abstractmethod
     def forward(self, vectors: Tensor) -> Tensor:

@@ -457,7 +457,7 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, packing=packing, **kwargs
         )
         states, loss = outputs.last_hidden_state, None
-        if predicted_only:
+        if predicted_only and labels is not None:
             states, labels = states[labels != IGNORED], labels[labels != IGNORED]
         logits = self.cls(states)
         if labels is not None:
@@ -495,6 +495,14 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         others = vars(self.config).get("custom_pipelines", {})
         self.config.custom_pipelines = {**others, **deepcopy(CUSTOM_PIPELINES)}
         super().save_pretrained(save_directory, **kwargs)
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """As the library's; every private encoder gets as many words. The embeddings of the first encoder."""
+        for encoder in self.private.children():
+            encoder.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def set_active_task(self, name: str | None) -> None:
         """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -245,6 +246,24 @@ def test_a_larger_vocabulary_in_a_multitask_model(tiny_model):
     model = tiny_model()
     model.resize_token_embeddings(model.config.vocab_size + 3)
     assert model(torch.tensor([[2, model.config.vocab_size - 1, 3]]), task="sst").logits.shape == (1, 5)
+
+
+def test_a_larger_vocabulary_reaches_private_encoders(tmp_path, tiny_model):
+    model = tiny_model(private_encoders=True)
+    last = model.config.vocab_size + 2
+    model.resize_token_embeddings(last + 1)
+    model.save_pretrained(tmp_path)
+    loaded = MinBertForMultiTask.from_pretrained(tmp_path)
+    ids = torch.tensor([[2, last, 3]])
+    for task in model.config.task_names:
+        assert torch.equal(loaded(ids, task=task).logits, model.eval()(ids, task=task).logits)
+
+
+def test_a_model_can_be_pickled(tiny_model):
+    model = tiny_model().eval()
+    copied = pickle.loads(pickle.dumps(model))
+    ids = torch.tensor([[2, 5, 3]])
+    assert torch.equal(copied(ids, task="sts").logits, model(ids, task="sts").logits)
 
 
 # -- Auto classes, pipelines, remote code ------------------------------------------------------------------------

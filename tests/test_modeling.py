@@ -86,6 +86,11 @@ def test_words_that_are_not_predicted_cost_no_logits_and_change_nothing(tiny_con
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
+def test_without_labels_all_words_are_predicted(tiny_config):
+    ids = torch.tensor([[2, 5, 3]])
+    assert MinBertForMaskedLM(tiny_config())(ids, predicted_only=True).logits.shape[:2] == ids.shape
+
+
 @pytest.mark.parametrize("predicted_only", [False, True])
 def test_no_word_to_predict_is_no_loss_and_no_gradient(tiny_config, predicted_only):
     model = MinBertForMaskedLM(tiny_config())
