@@ -232,6 +232,11 @@ def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _plain_tasks(tasks: list) -> list[dict[str, Any]]:
+    if not isinstance(tasks, list | tuple) or any(isinstance(task, str) for task in tasks):
+        raise ValueError(
+            "`tasks` must be a list of tasks, as `hf_minbert.get_tasks` gives it for names of the package's. Found "
+            f"{tasks!r:.100}."
+        )
     plain = [_plain_task(task) for task in tasks]
     names = [task["name"] for task in plain]
     for name in names:

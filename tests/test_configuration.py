@@ -135,6 +135,13 @@ def test_tasks_given_at_loading_leave_a_saved_active_task_behind(tmp_path):
     assert shown(config) == SHOWN[None]
 
 
+@pytest.mark.parametrize("tasks", ["sst", ["sst"], {"sst": TASKS["sst"]}, TASKS["sst"]])
+def test_names_and_a_lone_task_are_no_list_of_tasks(tmp_path, tasks):
+    MinBertConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="`tasks` must be a list of tasks, as `hf_minbert.get_tasks` gives it"):
+        MinBertConfig.from_pretrained(tmp_path, tasks=tasks)
+
+
 def test_an_encoder_without_tasks_keeps_its_labels():
     assert MinBertConfig(id2label={0: "yes", 1: "no", 2: "maybe"}).num_labels == 3
 
