@@ -7,6 +7,7 @@ inputs together, T tokens of a batch's longest, C outputs of a task.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,6 +19,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .packing import Packing
+
+#: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Progress = Callable[[int, int], None]
 

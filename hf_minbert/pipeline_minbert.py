@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import Pipeline
 
-from .inference import answer, encode_texts, read_logits, shared_passes
+from .inference import LONE_SURROGATE, answer, encode_texts, read_logits, shared_passes
 
 PIPELINE = "minbert-multitask"
 #: What config.json says of it, so that the library finds it in a saved folder.
@@ -183,6 +183,8 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
         parts = (value,) if isinstance(value, str) else value
     if not isinstance(parts, (tuple, list)) or len(parts) not in (1, 2) or not all(isinstance(p, str) for p in parts):
         raise ValueError(f"{where}: expected a sentence, or a pair as (text, text_pair). Found {value!r:.100}.")
+    if any(LONE_SURROGATE.search(part) for part in parts):
+        raise ValueError(f"{where}: a text holds half a character (a lone surrogate). Found {ascii(value):.100}.")
     if not all(part.strip() for part in parts):
         raise ValueError(f"{where}: the sentence is empty. Found {value!r:.100}. Give at least one word.")
     return tuple(parts)

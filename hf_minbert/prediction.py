@@ -47,7 +47,7 @@ class Predictor:
                 some two or three digits.
 
         Raises:
-            MinBertError: there is no such `dtype`, or `batch_size` is below 1.
+            MinBertError: there is no such `dtype`, `batch_size` is below 1, or the model has no tasks.
         """
         if batch_size < 1:
             raise MinBertError(f"`batch_size` must be at least 1. Found {batch_size}.")
@@ -56,7 +56,7 @@ class Predictor:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.batch_size, self.dtype = batch_size, dtype
-        self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
+        self.tasks = tasks_of(model.config, type(model).__name__)
         self.max_length = check_max_length(None, model.config.max_position_embeddings)
 
     @classmethod

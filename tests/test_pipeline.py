@@ -159,6 +159,7 @@ def test_answers_are_plain_json(ask):
         (lambda ask: ask(["good", ""]), "Input 1: the sentence is empty. Found ''"),
         (lambda ask: ask(("good", "  ")), "Input 0: the sentence is empty"),
         (lambda ask: ask({"text": "good", "text_pairs": "bad"}), "must hold `text` and perhaps `text_pair`. Found"),
+        (lambda ask: ask(["good", "a \ud83d"]), "Input 1: a text holds half a character (a lone surrogate). Found"),
         (lambda ask: ask({1: "good"}), "must hold `text` and perhaps `text_pair`. Found {1: 'good'}"),
         (lambda ask: ask([None]), "Input 0: expected a sentence, or a pair as (text, text_pair). Found None"),
         (lambda ask: ask(("a", "b", "c")), "Input 0: expected a sentence, or a pair"),

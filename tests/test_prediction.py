@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import softmax
 
-from hf_minbert import MinBertError, Predictor, get_tasks
+from hf_minbert import MinBertError, MinBertModel, Predictor, get_tasks
 from hf_minbert.evaluation.metrics import task_metrics
 from hf_minbert.inference import room_of
 from hf_minbert.prediction import score
@@ -274,6 +274,11 @@ def test_a_plain_encoder_is_refused(tiny_bert):
         Predictor.from_pretrained(tiny_bert)
 
 
+def test_a_model_without_tasks_is_refused(tiny_config, tiny_tokenizer):
+    with pytest.raises(MinBertError, match="The model 'MinBertModel' has no tasks"):
+        Predictor(MinBertModel(tiny_config()), tiny_tokenizer)
+
+
 def test_loading_prints_no_report_of_the_library(saved, capfd):
     Predictor.from_pretrained(saved)
     assert "LOAD REPORT" not in capfd.readouterr().err
@@ -291,6 +296,10 @@ def test_loading_prints_no_report_of_the_library(saved, capfd):
         (lambda p: p("sts", ["a"]), "Task 'sts' needs `text_pairs`."),
         (lambda p: p("sst", ["a"], ["b"]), "Task 'sst' takes no `text_pairs`."),
         (lambda p: p("sts", ["a", "b"], ["c"]), "must be equally long. Found 2 and 1."),
+        (
+            lambda p: p("sts", ["a"], ["a \ud83d"]),
+            "row 0: 'sentence2' holds half a character (a lone surrogate). Found",
+        ),
         (lambda p: p("sst", [None]), "Task 'sst', row 0: 'sentence' must be text. Found None."),
         (lambda p: p.logits("sst", [{"text": "a"}]), "no column 'sentence'. Columns found: text."),
         (lambda p: p.logits("sst", []), "the dataset is empty"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..inference import tokenize
+from ..inference import LONE_SURROGATE, tokenize
 from ..tasks import Task
 from .cache import EncodedCache
 from .labels import label_value
@@ -164,10 +164,12 @@ class _Encoder:
         texts = [batch[name] for name in self.task.text_columns]
         for name, column in zip(self.task.text_columns, texts, strict=True):
             for number, text in zip(numbers, column, strict=True):
-                if not isinstance(text, str):
-                    raise MinBertError(
-                        f"Task {self.task.name!r}, row {number}: {name!r} must be text. Found {text!r}."
-                    )
+                if isinstance(text, str) and not LONE_SURROGATE.search(text):
+                    continue
+                wrong = "holds half a character (a lone surrogate)" if isinstance(text, str) else "must be text"
+                raise MinBertError(
+                    f"Task {self.task.name!r}, row {number}: {name!r} {wrong}. Found {ascii(text):.100}."
+                )
         if not self.apart:
             encoded, cut = self._inputs(*texts)
         else:
@@ -241,7 +243,13 @@ def _size(dataset: Any, task: Task) -> int:
 
 
 def _row(dataset: Any, number: int, task: Task) -> Mapping[str, Any]:
-    row = dataset[number]
+    try:
+        row = dataset[number]
+    except KeyError as error:
+        raise MinBertError(
+            f"Task {task.name!r}: a {type(dataset).__name__} has no `dataset[{number}]`. Give a list of dicts or a "
+            "`datasets.Dataset`; of a table of pandas, `Dataset.from_pandas(table)`."
+        ) from error
     if not isinstance(row, Mapping):
         found = type(row).__name__
         raise MinBertError(f"Task {task.name!r}, row {number}: a row must be a dict of columns. Found a {found}.")

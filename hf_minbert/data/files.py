@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, did_you_mean, unknown_name
+from ..inference import LONE_SURROGATE
 from ..tasks import SPLITS, TASKS, Task
 from . import hub
 from .labels import ids_of, label_value
@@ -322,6 +323,8 @@ def labels_of(table: Table, task: Task) -> list[int | float | None]:
 def _text(cell: Any, where: str) -> str:
     """The cell as text: the year 2016 is "2016" where blank cells beside it made it 2016.0, too."""
     if isinstance(cell, str):
+        if LONE_SURROGATE.search(cell):  # JSON can spell one
+            raise MinBertError(f"{where}: half a character (a lone surrogate) in a cell. Found {ascii(cell):.50}.")
         return re.sub(r"[\r\n]+", " ", cell) if "\n" in cell or "\r" in cell else cell
     if cell is None:
         return ""

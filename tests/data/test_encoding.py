@@ -5,6 +5,7 @@ import sys
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -203,6 +204,7 @@ def test_bad_rows_are_refused(tiny_tokenizer, container, rows, said):
         (iter([GOOD]), "has no length"),
         (datasets.Dataset.from_list([GOOD]).to_iterable_dataset(), "an? IterableDataset has no length"),
         ([("good", 1)], "row 0: a row must be a dict of columns. Found a tuple"),
+        (pandas.DataFrame([GOOD]), r"a DataFrame has no `dataset\[0\]`.*`Dataset.from_pandas"),
         ([GOOD, {"sentence": "x"}], "row 1: no 'label', which row 0 has"),
     ],
 )

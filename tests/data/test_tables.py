@@ -128,6 +128,7 @@ def test_byte_order_mark_line_ends_and_a_line_separator_inside_a_text(tmp_path):
     ("name", "content", "said"),
     [
         ("a.jsonl", '{"sentence": "x"}\n{"sentence": \n', "line 2: not readable as JSON"),
+        ("a.jsonl", '{"sentence": "x"}\n{"sentence": "y \\ud83d"}\n', r"line 2: half a character .*y \\ud83d"),
         ("a.jsonl", '{"sentence": "x"}\n\n{"sentence": "y"}\n', "line 2: not readable as JSON"),
         ("a.jsonl", '{"sentence": "x"}\n["y"]\n', r"line 2: expected an object like .*Found \['y'\]"),
         ("a.jsonl", '{"sentence": "x", "sentence": "y"}\n', "line 1: the key 'sentence' stands twice"),
