@@ -94,7 +94,12 @@ class TaskEvaluation:
         Returns:
             `predictions` `[rows, classes]`, or `[rows, 1]` for a binary task or a score; `label_ids` or `None`;
             and the task's metrics where there are labels.
+
+        Raises:
+            MinBertError: no task is named where there are several, or there is no such task.
         """
+        if isinstance(test_dataset, Mapping):
+            raise MinBertError("`predict` answers one task: give its rows alone, and its name as `task=`.")
         task = self._one_task(task)
         rows = encode(test_dataset, self.tasks[task], self.processing_class, self.max_length)
         output = self._run(task, rows, f"{metric_key_prefix}_{task}", ignore_keys)

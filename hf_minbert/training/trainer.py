@@ -66,8 +66,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         optimizers: optimizer and schedule to use instead of those that `args` name.
 
     Raises:
-        MinBertError: a task, a metric or a length does not fit the model, or a task has no rows, or fewer than an
-            epoch is to have.
+        MinBertError: the model has no tasks; a task, a metric or a length does not fit it; a task has no rows, or
+            fewer than an epoch is to have; `args` are stock ones, or a subclass has a `compute_loss`.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             "max_length": max_length, "cache_dir": cache_dir, "teacher_logits": teacher_logits, "callbacks": callbacks,
         }  # fmt: skip
         model = self.prepare_search(model, model_init, given)
+        self._check_given(model, args)
         # The stock constructor sets these three too; what is checked and prepared before it needs them.
         self.model, self.args, self.processing_class = model, args, processing_class
         self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
@@ -124,6 +125,23 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             self.add_callback(callback)
 
     # ---- What the constructor does ---------------------------------------------------------------------------
+
+    def _check_given(self, model: nn.Module, args: MultiTaskTrainingArguments) -> None:
+        if not isinstance(args, MultiTaskTrainingArguments):
+            raise MinBertError(
+                f"`args` must be MultiTaskTrainingArguments, which have all fields of TrainingArguments. Found "
+                f"{type(args).__name__}."
+            )
+        if not model.config.tasks:
+            raise MinBertError(
+                f"The model has no tasks to train. Found a {type(model).__name__}. Load it as "
+                "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
+            )
+        if type(self).compute_loss is not Trainer.compute_loss:
+            raise MinBertError(
+                f"{type(self).__name__} has a `compute_loss`, which no step of several tasks calls. Override "
+                "`task_loss(model, batch, place)` instead; see `RoundStep`."
+            )
 
     def _choose_tasks(self, train_dataset: Any, eval_dataset: Any) -> None:
         for option, rows in (("train_tasks", train_dataset), ("eval_tasks", eval_dataset)):

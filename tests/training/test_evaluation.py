@@ -199,6 +199,8 @@ def test_predict_asks_for_the_task_where_it_cannot_know(make_trainer, tiny_model
     rows = toy_rows(sts=3)["sts"]
     with pytest.raises(MinBertError, match="several tasks: sst, para, sts.*`task=`"):
         make_trainer().predict(rows)
+    with pytest.raises(MinBertError, match="`predict` answers one task"):
+        make_trainer().predict({"sts": rows})
     with pytest.raises(MinBertError, match="Unknown task 'stss'. Did you mean 'sts'"):
         make_trainer().predict(rows, task="stss")
     active = make_trainer(tiny_model(active_task="sts"))

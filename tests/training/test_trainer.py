@@ -6,9 +6,9 @@ import pytest
 import torch
 from datasets import Dataset
 from torch.nn.utils import clip_grad_norm_
-from transformers import set_seed
+from transformers import TrainingArguments, set_seed
 
-from hf_minbert import MinBertError, get_tasks
+from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.collators import RoundCollator
 from hf_minbert.data.rounds import MIXING
 from hf_minbert.training.passes import Regularized, Regularizer
@@ -257,6 +257,20 @@ def test_a_regularizer_is_added_to_each_tasks_loss(make_trainer, tiny_model, agg
     plain.train()
     assert log["loss_sst"] > plain.state.log_history[0]["loss_sst"] + 0.1
     assert log["loss_para"] == pytest.approx(plain.state.log_history[0]["loss_para"])
+
+
+def test_what_no_step_would_use_is_refused(tmp_path, make_trainer, tiny_model, tiny_config, toy_rows):
+    class Weighted(MultiTaskTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+    args = MultiTaskTrainingArguments(tmp_path, use_cpu=True)
+    with pytest.raises(MinBertError, match="Weighted has a `compute_loss`, which no step .* Override `task_loss"):
+        Weighted(tiny_model(), args, train_dataset=toy_rows())
+    with pytest.raises(MinBertError, match="must be MultiTaskTrainingArguments.* Found TrainingArguments"):
+        MultiTaskTrainer(tiny_model(), TrainingArguments(tmp_path, use_cpu=True), train_dataset=toy_rows())
+    with pytest.raises(MinBertError, match="has no tasks to train. Found a MinBertModel"):
+        make_trainer(MinBertModel(tiny_config()))
 
 
 def test_losses_fall(make_trainer):
