@@ -36,6 +36,7 @@ from .recipe import RunSettings
 from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import WholeCheckpoints, early_stopping, to_resume
+from .training.data import data_seed_of
 from .training.trainer import MultiTaskTrainer, compile_layers
 
 logger = logging.getLogger(__name__)
@@ -271,7 +272,7 @@ def make_trainer(
         trainer = MaskedLMTrainer(
             model,
             args,
-            train_dataset=TrainingTexts(train, order, _epochs(args, len(train)), _seed(args)),
+            train_dataset=TrainingTexts(train, order, _epochs(args, len(train)), data_seed_of(args)),
             eval_dataset=HeldOutTexts(dev),
             data_collator=collator,
             processing_class=tokenizer,
@@ -300,10 +301,6 @@ def _tell_of_texts(sizes: Mapping[str, int], leaks: Mapping[str, Mapping[str, An
     if dropped:
         said = ", ".join(f"{count:,} of {name}" for name, count in dropped.items())
         logger.info("Texts that stand in dev or test rows and are not trained on: %s.", said)
-
-
-def _seed(args: MultiTaskTrainingArguments) -> int:
-    return args.seed if args.data_seed is None else args.data_seed
 
 
 def _joined(sources: Mapping[str, Any]) -> Any:

@@ -200,9 +200,8 @@ class RunFolder(TrainerCallback):
 
     def _take(self) -> None:
         """Makes the folder this run's: deletes what is left of an older run, unless this one goes on with it."""
-        (self.path / "metrics.json").unlink(
-            missing_ok=True
-        )  # it says that the run finished, and the rest may be cut off
+        # First: it says that the run finished, and the rest may be cut off.
+        (self.path / "metrics.json").unlink(missing_ok=True)
         if not self.args.resume_from_checkpoint:
             for path in [*checkpoints(self.path), *(self.path / name for name in RUN_FILES)]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -110,9 +110,8 @@ def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
         features=encoder.features(),
         keep_in_memory=True,
         load_from_cache_file=False,
-        new_fingerprint=secrets.token_hex(
-            8
-        ),  # the library's own, a hash of the tokenizer, takes as long as 1,000 rows
+        # The library's own, a hash of the tokenizer, takes as long as 1,000 rows.
+        new_fingerprint=secrets.token_hex(8),
         desc=f"Tokenizing {encoder.task.name}",
     )
 

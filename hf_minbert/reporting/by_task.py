@@ -13,8 +13,6 @@ from .document import Example, Examples, Table, Text
 from .runs import Answers, Run
 from .words import listed, number, percent, quoted, signed
 
-LENGTH = "words of a row"  # of both texts of a pair
-
 
 def task_sections(build: Builder, run: Run, answers: Answers) -> None:
     """All sections of a task whose labels are known and whose predictions are finite."""

@@ -44,7 +44,7 @@ def samplers_of(
         name: RowSampler(
             name,
             len(of),
-            seed=_data_seed(args),
+            seed=data_seed_of(args),
             groups=label_groups(tasks[name], of.labels, args.score_bins) if is_balanced(args, name) else None,
             rows=args.by_task("rows_per_epoch").get(name),
             redraw=args.redraw_rows,
@@ -78,7 +78,7 @@ def rounds_of(
         batch_sizes_of(args, samplers),
         samplers,
         num_processes=args.world_size,
-        seed=_data_seed(args),
+        seed=data_seed_of(args),
         temperature=args.mixing_temperature,
         epochs=math.ceil(args.num_train_epochs),
     )
@@ -111,5 +111,6 @@ def data_loader(
     )
 
 
-def _data_seed(args: MultiTaskTrainingArguments) -> int:
+def data_seed_of(args: MultiTaskTrainingArguments) -> int:
+    """The seed of what is drawn of the data: rows, rounds, texts."""
     return args.seed if args.data_seed is None else args.data_seed
