@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: One of them is in any folder with a tokenizer.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
 REMEDY = "Give the folder of a BERT checkpoint or of a finished run, or an id on the Hub."
 
 
@@ -78,11 +80,16 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     Raises:
         MinBertError: there is none, it has more tokens than the model, or it adds no [CLS] and [SEP].
     """
+    place = _place(name, revision)
+    lacking = MinBertError(f"The model {name!r} has no tokenizer: tokenizer.json or vocab.txt is missing. {REMEDY}")
+    if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in TOKENIZER_FILES):
+        raise lacking  # the library would ask for sentencepiece
     with explain(f"Loading the tokenizer of {name!r}", REMEDY):
-        tokenizer = AutoTokenizer.from_pretrained(_place(name, revision), revision=revision)
-    # Without its files the library makes a tokenizer that knows its special tokens only: every word would be [UNK].
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    # With some of its files the library makes a tokenizer that knows its special tokens only: every word would be
+    # [UNK].
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise MinBertError(f"The model {name!r} has no tokenizer: tokenizer.json or vocab.txt is missing. {REMEDY}")
+        raise lacking
     if len(tokenizer) > config.vocab_size:
         raise MinBertError(
             f"The tokenizer of {name!r} has {len(tokenizer):,} tokens and its model {config.vocab_size:,}. "

@@ -107,6 +107,12 @@ def test_a_head_of_other_sizes_starts_anew(tiny_model, tmp_path, caplog):
     assert "starts anew" in caplog.text
 
 
+def test_a_model_saved_without_its_tokenizer_is_told_so(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(MinBertError, match="has no tokenizer: tokenizer.json or vocab.txt is missing"):
+        load_tokenizer(str(tmp_path), load_config(str(tmp_path)))
+
+
 def test_a_tokenizer_without_cls_and_sep_is_refused(tiny_bert, tiny_tokenizer, tmp_path):
     """Of an empty text it would give nothing to encode."""
     folder = shutil.copytree(tiny_bert, tmp_path / "model")
