@@ -453,9 +453,8 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         """
         if packing is not None:
             packing = Packing(shape=tuple(attention_mask.shape), **packing)
-        outputs = self.bert(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, packing=packing, **kwargs
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        outputs = self.bert(*inputs, packing=packing, return_dict=True, **kwargs)
         states, loss = outputs.last_hidden_state, None
         if predicted_only and labels is not None:
             states, labels = states[labels != IGNORED], labels[labels != IGNORED]
@@ -641,7 +640,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         if packing is not None:
             packing = Packing(shape=tuple(inputs["attention_mask"].shape), **packing)
         outputs = self.encoder_of(tasks[0])(
-            **inputs, task=tasks[0], packing=packing, output_hidden_states=hidden or mix, **kwargs
+            **inputs, task=tasks[0], packing=packing, output_hidden_states=hidden or mix, return_dict=True, **kwargs
         )
         last, mask, layers = outputs.last_hidden_state, inputs["attention_mask"], outputs.hidden_states
         if packing is not None and layers is not None:

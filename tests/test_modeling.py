@@ -218,6 +218,18 @@ def test_the_encoder_compiles_to_one_graph(tiny_config, padded):
     torch.testing.assert_close(compiled(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
 
 
+@pytest.mark.parametrize("kind", [MinBertForMaskedLM, MinBertForMultiTask])
+@pytest.mark.parametrize("asked", ["call", "config"])
+def test_a_tuple_is_given_on_request(tiny_config, kind, asked):
+    torch.manual_seed(0)
+    model = kind(tiny_config(tasks=get_tasks(["sst"]))).eval()
+    ids = torch.tensor([[2, 5, 3]])
+    expected = model(ids).logits
+    model.config.return_dict = asked == "call"
+    (logits,) = model(ids, **({"return_dict": False} if asked == "call" else {}))
+    assert torch.equal(logits, expected)
+
+
 def test_a_compiled_model_trains(tiny_model):
     inputs = {**batch(), "labels": torch.tensor([0, 1, 1])}
     losses = []
