@@ -35,7 +35,7 @@ from .publishing.trainer import PushesToHub
 from .recipe import RunSettings
 from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import WholeCheckpoints, early_stopping, to_resume
+from .training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, to_resume
 from .training.data import data_seed_of
 from .training.trainer import MultiTaskTrainer, compile_layers
 
@@ -276,7 +276,7 @@ def make_trainer(
             eval_dataset=HeldOutTexts(dev),
             data_collator=collator,
             processing_class=tokenizer,
-            callbacks=[*callbacks, *early_stopping(args)],
+            callbacks=[*callbacks, *early_stopping(args), SavesAfterEpoch()],
             held_out=held_out,
             about={"train_texts": sizes, "held_out_texts": held_out, "leaks": data["leaks"]},
         )

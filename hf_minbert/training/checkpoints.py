@@ -14,6 +14,7 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ..errors import MinBertError
+from .conflicts import is_whole
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -58,6 +59,24 @@ class WholeCheckpoints:
             self.control.should_training_stop = True
             return
         super()._run_epoch(**given)
+
+
+class SavesAfterEpoch(TrainerCallback):
+    """Puts off the checkpoint of an epoch's last step until the epoch's end has been scored and logged.
+
+    What resumes from it begins with the next epoch: the scores would be missing, and so would what they drew.
+    """
+
+    def __init__(self):
+        self.is_due = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if control.should_save and is_whole(state.epoch):
+            control.should_save, self.is_due = False, True
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_save |= self.is_due
+        self.is_due = False
 
 
 def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:

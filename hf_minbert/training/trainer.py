@@ -23,7 +23,7 @@ from ..errors import MinBertError, unknown_name
 from ..publishing.trainer import PushesToHub
 from ..tasks import Task
 from .args import MultiTaskTrainingArguments
-from .checkpoints import WholeCheckpoints, early_stopping, save_gradients, to_resume
+from .checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
 from .conflicts import EpochTotals, is_whole
 from .data import data_loader, rounds_of
@@ -107,7 +107,7 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            callbacks=[*(callbacks or []), *early_stopping(args)],
+            callbacks=[*(callbacks or []), *early_stopping(args), SavesAfterEpoch()],
             optimizers=optimizers,
         )
         # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.

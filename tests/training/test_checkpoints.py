@@ -63,6 +63,18 @@ def test_a_resumed_run_ends_bit_for_bit_as_an_unbroken_one(build_trainer, dropou
     assert_same_end(resumed, trainer)
 
 
+def test_a_checkpoint_of_an_epochs_last_step_has_what_the_epochs_end_brought(build_trainer, dropout_model, tmp_path):
+    """Which draws numbers too: those of the next epoch's dropout are others without it."""
+    given = {**RUN, "logging_strategy": "epoch", "eval_strategy": "epoch", "dev": {"sst": 4}, "eval_tasks": "sst"}
+    trainer, resumed = (build_trainer(tmp_path / "run", dropout_model(seed), **given) for seed in (0, 9))
+    trainer.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
+    assert_same_end(resumed, trainer)
+    logs = [each.state.log_history for each in (trainer, resumed)]
+    scores = [[entry["eval_sst_loss"] for entry in log if "eval_sst_loss" in entry] for log in logs]
+    assert scores[0] == scores[1] and len(scores[0]) == 2
+
+
 @pytest.mark.parametrize("why", ["max_steps", "patience"])
 def test_a_run_that_was_cut_off_behind_its_last_step_takes_no_other(build_trainer, dropout_model, tmp_path, why):
     """Within an epoch, where the stock loop asks only after a step whether it was the last one."""
