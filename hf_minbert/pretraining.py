@@ -37,6 +37,8 @@ from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, to_resume
 from .training.data import data_seed_of
+from .training.gradients import average_over_processes
+from .training.processes import without_ddp
 from .training.trainer import MultiTaskTrainer, compile_layers
 
 logger = logging.getLogger(__name__)
@@ -190,7 +192,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
         """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
-        # Not by `evaluate` before training: a model that was prepared for that is not wrapped for several processes.
+        # Not by `evaluate` before training: only then do all processes have the first one's weights.
         self.args.eval_on_start = resume_from_checkpoint is None
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         start = next(entry for entry in self.state.log_history if entry["step"] == 0 and "eval_loss" in entry)
@@ -202,6 +204,23 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         texts = train_dataset or self.train_dataset  # which draws its order itself, and fills up the last step
         per_step = self.args.train_batch_size * self.args.world_size if self.args.world_size > 1 else 1
         return SequentialSampler(range(-(-len(texts) // per_step) * per_step))
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        without_ddp(self.accelerator)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """As the stock one; the last batch of a step averages the gradients over processes.
+
+        DDP regroups gradients after its first step. Three processes or more then add them in another order, and a run
+        that resumes would round otherwise than one that was never stopped.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.accelerator.sync_gradients:
+            average_over_processes(p.grad for p in model.parameters() if p.grad is not None)
+        return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **given: Any) -> Any:
         return super().compute_loss(model, {**inputs, "predicted_only": True}, *arguments, **given)
@@ -290,7 +309,6 @@ def _prepare_arguments(args: MultiTaskTrainingArguments) -> None:
         logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
     if args.metric_for_best_model is not None:
         args.metric_for_best_model, args.greater_is_better = "eval_loss", False
-    args.ddp_find_unused_parameters = False  # there are none, and to look for them takes time and a warning
     if args.device.type != "cuda":
         args.dataloader_pin_memory = args.accelerator_config.non_blocking = False  # for a GPU: elsewhere torch warns
 
@@ -326,6 +344,6 @@ def _load_model(settings: RunSettings, config: MinBertConfig) -> nn.Module:
             "%s has no head that predicts words; it starts from random numbers, and the perplexity far up.", name
         )
     if model.bert.pooler is not None:
-        # The loss does not reach it: several processes would wait for its gradient.
+        # The loss does not reach it.
         model.bert.pooler.requires_grad_(False)
     return model

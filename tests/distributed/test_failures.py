@@ -87,6 +87,21 @@ def test_where_one_is_killed_the_other_says_so_and_the_run_resumes_to_the_same_b
         assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
+def test_pretraining_on_three_resumes_to_the_same_bits(together, minbert_train, tmp_path):
+    """Of two processes' gradients the sum is the same in any order; of three it is not."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    ended = together(lambda rank: minbert_train(run, "objective=mlm", "eval_strategy=no"), processes=3)
+    assert ended.status == [0, 0, 0], ended.said
+    run.rename(whole)
+    run.mkdir()
+    for name in ("checkpoint-2", "recipe.yaml", "environment.json"):
+        (whole / name).rename(run / name)
+    words = ("objective=mlm", "eval_strategy=no", "resume_from_checkpoint=true")
+    ended = together(lambda rank: minbert_train(run, *words), processes=3)
+    assert ended.status == [0, 0, 0], ended.said
+    assert_same_bits(run, whole)
+
+
 @pytest.mark.parametrize(
     "killed, owner, method, step, left",
     [
