@@ -27,7 +27,7 @@ from .errors import MinBertError, explain
 from .io import check_writable, write_json
 from .loading import load_config
 from .recipe import RunSettings, Value, split_recipe, stage_names, write_recipe
-from .run_folder import RUN_FILES, RunFolder, all_values
+from .run_folder import PER_PROCESS, RUN_FILES, RunFolder, all_values
 from .tasks import get_tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, newest_complete_checkpoint
@@ -95,9 +95,11 @@ class Stage:
                 f"Stage {self.name!r} has finished, but {self.folder} lacks recipe.yaml or environment.json, which "
                 f"say how. Put them back, or start anew with overwrite=true."
             )
-        begun, _ = begun
+        begun, environment = begun
         old, new = all_values(*begun), all_values(self.settings, self.given)
-        for key in sorted(old.keys() - {*WITHOUT_TRACE}):
+        # Another number of processes has other batches, which `check_same_run` has compared.
+        others = PER_PROCESS if environment["processes"] != self.args.world_size else ()
+        for key in sorted(old.keys() - {*WITHOUT_TRACE, *others}):
             if old[key] != new[key]:
                 raise MinBertError(
                     f"Stage {self.name!r} has finished with {key} = {old[key]}, and the recipe now says {new[key]}. "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Together
 from safetensors.torch import load_file
 from transformers import Trainer
 
@@ -232,6 +233,24 @@ def test_another_number_of_processes_goes_on_with_the_same_rows(together, minber
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)
+
+
+def test_another_number_of_processes_goes_on_behind_a_finished_stage(together, minbert_train, tmp_path):
+    stages = "stages=[{name: heads, freeze: encoder, max_steps: 2}, {name: all, max_steps: 2}]"
+
+    def train(processes: int, rows: int, *words: str) -> Together:
+        words = (stages, "optim=sgd", "save_strategy=no", f"per_device_train_batch_size={rows}", *words)
+        return together(lambda rank: minbert_train(tmp_path / "run", *words), processes=processes)
+
+    assert train(2, 2).status == [0, 0]
+    whole = weights(tmp_path / "run")
+    (tmp_path / "run" / "stages" / "2-all" / "metrics.json").unlink()
+    ended = train(1, 2, "resume_from_checkpoint=true")
+    assert ended.status == [2] and "Resume it with per_device_train_batch_size=4" in ended.said[0], ended.said
+    ended = train(1, 4, "resume_from_checkpoint=true")
+    assert ended.status == [0] and "finished earlier" in ended.said[0], ended.said
+    for name, value in weights(tmp_path / "run").items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-6)
 
 
 def test_the_first_process_alone_writes_but_for_random_states(together, minbert_train, tmp_path):
