@@ -129,8 +129,10 @@ def _config(
     return config
 
 
-def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
-    """Carries out one run. Returns and raises as `train`."""
+def _train(
+    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (), behind_stage: bool = False
+) -> dict[str, Any]:
+    """Carries out one run, perhaps behind a stage. Returns and raises as `train`."""
     # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
     torch.backends.cuda.enable_cudnn_sdp(False)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
@@ -141,7 +143,7 @@ def _train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (
         _hide_bars()
     launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
     folder = RunFolder(settings, {**given, **launched}, args)
-    with told_how_it_ends(args, lambda: folder.begun):
+    with told_how_it_ends(args, lambda: folder.begun, behind_stage):
         config, data = _prepare_together(folder)
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
         trainer = make(settings, args, config, data, [*callbacks, folder])

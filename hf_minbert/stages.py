@@ -52,8 +52,9 @@ WITHOUT_TRACE = (
 #: Fields of a task that say where its dev and test rows lie.
 PLACES = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns")
 
-#: Carries out one run: from its recipe and further callbacks to what its `metrics.json` holds.
-Run = Callable[[Mapping[str, Value], Sequence[TrainerCallback]], dict[str, Any]]
+#: Carries out one run: from its recipe, further callbacks and whether it is behind another to what its `metrics.json`
+#: holds.
+Run = Callable[[Mapping[str, Value], Sequence[TrainerCallback], bool], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
         _forget_accelerator()
         again = resumes and newest_complete_checkpoint(stage.folder, stage.args.world_size) is not None
         how = "resume_from_checkpoint" if again else "overwrite"
-        finished[stage.name] = run({**stage.values, how: _value(True)}, [_Begun(root, stages[:number])])
+        finished[stage.name] = run({**stage.values, how: _value(True)}, [_Begun(root, stages[:number])], number > 1)
     if not stages[0].args.should_save:
         return {}
     return _collect(root, values, stages, finished)

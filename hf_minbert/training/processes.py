@@ -125,7 +125,7 @@ def _compare(everyone: list[dict[str, str]]) -> None:
 
 
 @contextmanager
-def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool]) -> Iterator[None]:
+def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool], behind_stage: bool = False) -> Iterator[None]:
     """On Ctrl-C, and where another process of the run is gone, says what was saved and how to go on.
 
     A process learns that another is gone by an error of the communication (gloo) or, as that may come late (NCCL, see
@@ -134,6 +134,7 @@ def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool]) -> Iter
     Args:
         args: of the run.
         begun: whether the checkpoints in its folder are its own.
+        behind_stage: whether a stage has ended before it, and need not be done again.
     """
     once = threading.Lock()
 
@@ -143,7 +144,7 @@ def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool]) -> Iter
             checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if own else None
             # At this level every process is heard: the first one may be the one that is gone.
             level = logging.WARNING if args.world_size == 1 else logging.CRITICAL
-            logger.log(level, "%s%s", what, how_to_go_on(checkpoint))
+            logger.log(level, "%s%s", what, how_to_go_on(checkpoint, behind_stage))
 
     me = f"Process {args.process_index} of {args.world_size}"
     watched = args.world_size > 1 and threading.current_thread() is threading.main_thread()
@@ -161,12 +162,14 @@ def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool]) -> Iter
             raise SystemExit(1) from error
 
 
-def how_to_go_on(checkpoint: Path | None) -> str:
-    if checkpoint is None:
+def how_to_go_on(checkpoint: Path | None, behind_stage: bool) -> str:
+    if checkpoint is not None:
+        found = f"The newest complete checkpoint is {checkpoint}"
+    elif behind_stage:
+        found = "This stage has saved no checkpoint, and those before it are complete"
+    else:
         return "No checkpoint was saved."
-    return (
-        f"The newest complete checkpoint is {checkpoint}. Go on with the same command and resume_from_checkpoint=true."
-    )
+    return f"{found}. Go on with the same command and resume_from_checkpoint=true."
 
 
 def is_lost(error: Exception) -> bool:

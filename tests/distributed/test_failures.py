@@ -137,6 +137,25 @@ def test_wherever_one_is_killed_a_whole_checkpoint_is_left(
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
+def test_where_one_is_killed_in_a_later_stage_the_stages_before_are_not_lost(
+    together, minbert_train, at_step, tmp_path
+):
+    stages = "stages=[{name: heads, freeze: encoder, max_steps: 1}, {name: all, max_steps: 2}]"
+
+    def until_killed(rank: int) -> None:
+        if rank == 1:
+            at_step(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        minbert_train(tmp_path / "run", stages)
+
+    last = together(until_killed).said[0].splitlines()[-1]
+    assert last.endswith(
+        "This stage has saved no checkpoint, and those before it are complete. Go on with the same command and "
+        "resume_from_checkpoint=true."
+    )
+    ended = together(lambda rank: minbert_train(tmp_path / "run", stages, "resume_from_checkpoint=true"))
+    assert ended.status == [0, 0] and "heads: finished earlier" in ended.said[0], ended.said
+
+
 def test_a_process_that_waits_for_one_that_is_gone_says_so_when_the_launcher_stops_it(
     together, minbert_train, at_step, tmp_path
 ):
