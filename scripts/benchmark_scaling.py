@@ -71,6 +71,7 @@ class Bench:
     use_cpu: bool
     folder: str
     warm_up: int
+    learning_rate: float
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -224,8 +225,9 @@ class Trained:
 def trained(bench: Bench, batch_size: int, steps: int, bf16: bool, options: dict[str, Any]) -> Trained:
     """The parameters before and after `steps` of SGD, and what the model then says of the dev rows."""
     trainer = bench.trainer(
-        batch_size, steps, bf16=bf16, optim="sgd", learning_rate=3e-4, per_device_eval_batch_size=16, **options
-    )
+        batch_size, steps, bf16=bf16, optim="sgd", learning_rate=bench.learning_rate, per_device_eval_batch_size=16,
+        **options,
+    )  # fmt: skip
     begun = _flat(trainer.model)
     trainer.train()
     parameters = _flat(trainer.model)
@@ -321,6 +323,7 @@ def main(
     ] = 5,
     equality_steps: Annotated[int, typer.Option(min=0, help="0 compares nothing.")] = 200,
     equality_batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    equality_learning_rate: Annotated[float, typer.Option(min=0, help="BERT-base diverges with 0.01.")] = 3e-4,
     fp32: Annotated[bool, typer.Option("--fp32", help="Measure in fp32 in place of bf16.")] = False,
     packing: Annotated[bool, typer.Option("--packing", help="Train with `packing: true`.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Where to write the numbers too.")] = None,
@@ -336,7 +339,8 @@ def main(
     datasets.disable_progress_bars()
     torch.backends.cuda.enable_cudnn_sdp(False)  # as `minbert train` does: it compiles anew for every length
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(model, data_dir, size, packing, not torch.cuda.is_available(), folder, warm_up)
+        use_cpu = not torch.cuda.is_available()
+        bench = Bench(model, data_dir, size, packing, use_cpu, folder, warm_up, equality_learning_rate)
         numbers = measure(bench, ways, batch_size or [32, 256], steps, not fp32, equality_batch_size, equality_steps)
     _print(numbers)
     if json_file is not None:
