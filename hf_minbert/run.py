@@ -154,14 +154,16 @@ def _train(
 
 def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
     """`_prepare`, on all processes or on none."""
-    prepared, digests, error = None, {}, None
+    prepared, found, error = None, {}, None
     try:
         prepared = _prepare(folder)
         if folder.args.world_size > 1:
-            digests = folder.digests(prepared[1])
-    except MinBertError as found:
-        error = found
-    check_alike(folder.shared_recipe(), digests, error)
+            config, data = prepared
+            shape = {key: repr(value) for key, value in config.to_dict().items() if key != "_name_or_path"}
+            found = {f"the model's `{key}`": value for key, value in shape.items()} | folder.digests(data)
+    except MinBertError as raised:
+        error = raised
+    check_alike(folder.shared_recipe(), found, error)
     return prepared
 
 

@@ -90,26 +90,26 @@ def without_ddp(accelerator: Accelerator) -> None:
     accelerator.prepare_model = prepare_model
 
 
-def check_alike(recipe: Mapping[str, object], data: Mapping[str, str], error: MinBertError | None) -> None:
+def check_alike(recipe: Mapping[str, object], found: Mapping[str, str], error: MinBertError | None) -> None:
     """Ends all processes with one sentence if one of them has an error, or something else than the first one.
 
     Every process must call it, and what the first one raises all do: else the others would wait for it in vain.
 
     Args:
         recipe: its keys and values, without those that are a machine's own.
-        data: what was read, by the words for it, as digests.
+        found: what was read, by the words for it; of data, digests.
         error: what this process found wrong.
 
     Raises:
         MinBertError: on all processes alike.
     """
-    mine = {f"`{key}`": repr(value) for key, value in recipe.items()}, dict(data), error and str(error)
+    mine = {f"`{key}`": repr(value) for key, value in recipe.items()}, dict(found), error and str(error)
     everyone = gather_object([mine])
     _compare([recipe for recipe, _, _ in everyone])
     for process, (_, _, said) in enumerate(everyone):
         if said is not None:
             raise MinBertError(said if process == 0 else f"On process {process}: {said}") from error
-    _compare([data for _, data, _ in everyone])
+    _compare([found for _, found, _ in everyone])
 
 
 def _compare(everyone: list[dict[str, str]]) -> None:
@@ -118,7 +118,7 @@ def _compare(everyone: list[dict[str, str]]) -> None:
         for what in {**first, **other}:
             if first.get(what) != other.get(what):
                 raise MinBertError(
-                    f"The processes of a run need the same recipe and the same data. Process 0 has {what} = "
+                    f"The processes of a run need the same recipe, model and data. Process 0 has {what} = "
                     f"{first.get(what, '(nothing)')}, and process {process} has {other.get(what, '(nothing)')}. Give "
                     "all machines the same."
                 )

@@ -191,7 +191,7 @@ def refused(ended) -> str:
 def test_other_recipes_are_refused_before_weights_load(together, minbert_train, tmp_path):
     said = refused(together(lambda rank: minbert_train(tmp_path / "run", f"learning_rate={rank + 1}e-4")))
     assert said == (
-        "The processes of a run need the same recipe and the same data. Process 0 has `learning_rate` = 0.0001, and "
+        "The processes of a run need the same recipe, model and data. Process 0 has `learning_rate` = 0.0001, and "
         "process 1 has 0.0002. Give all machines the same."
     )
     said = refused(together(lambda rank: minbert_train(tmp_path / "run", *["packing=true"][rank:])))
@@ -224,6 +224,20 @@ def test_other_rows_are_refused_and_equal_ones_elsewhere_are_not(together, minbe
     file.write_text(file.read_text().replace("good", "bad", 1))
     said = refused(together(lambda rank: minbert_train(tmp_path / "r", f"data_dir={tmp_path / str(rank)}")))
     assert "Process 0 has a digest of the dev rows of 'sts' = " in said
+
+
+def test_another_model_in_a_folder_of_the_same_name_is_refused(together, minbert_train, tiny_bert, tmp_path):
+    """Weights come from the first process; the layers that they go into do not."""
+
+    def job(rank: int) -> None:
+        folder = shutil.copytree(tiny_bert, tmp_path / str(rank) / "bert")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2 - rank}))
+        os.chdir(folder.parent)
+        minbert_train(tmp_path / "run", "model_name_or_path=./bert")
+
+    said = refused(together(job))
+    assert "Process 0 has the model's `num_hidden_layers` = 2, and process 1 has 1. Give all" in said
 
 
 def test_where_one_has_no_rows_of_a_task_all_say_which(together, minbert_train, course_dir, tmp_path):
