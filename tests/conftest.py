@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Together, run_together
-from transformers import BertConfig, BertModel, BertTokenizer
+from transformers import BertConfig, BertModel, BertTokenizer, set_seed
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 from hf_minbert.cli import main
@@ -45,6 +45,12 @@ def _libraries_are_no_garbage() -> None:
     """The trainer collects garbage in every training: 0.4 s if all objects of the libraries are searched too."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """A test draws the same numbers whichever tests ran before it in its worker."""
+    set_seed(0)
 
 
 @pytest.fixture(scope="session")
