@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,53 +24,40 @@ from ..errors import MinBertError, explain, unknown_name
 #: The names of the rows, one per task.
 Tasks = Sequence[Hashable]
 
-#: Numbers whose products are added in float32, before the sums are added in float64.
-CHUNK = 1 << 12
-#: Numbers per task that are at work at a time, which bounds the float32 copy of half-precision rows.
-SLICE = 1 << 24
+#: Numbers of each row in one of the small matrix products of `gram_matrix`: one product of whole rows is slow.
+CHUNK = 1 << 8
 
 
 def gram_matrix(gradients: Tensor) -> Tensor:
     """The dot products of every two rows of `gradients`, `[tasks, parameters]`: `[tasks, tasks]` in float64.
 
-    Products of a chunk are added in float32 (float64 where the rows are), the chunks in float64. Over the 110 million
-    numbers of a BERT-base that is less than 1e-6 of the norms off, where one float32 product is off by up to 4 per
-    cent. With float64 throughout the pass takes twice as long on a CPU, four times on an H200. In float32 a chunk
-    longer than 1e19 overflows, so that the step counts as not finite, and one shorter than 1e-21 may count as zero.
+    Products and sums are in float64, where a product of two float32 numbers is exact: 24 + 24 bits of 53. So only the
+    n - 1 additions round. In any order, on any processor, an entry is off by at most (n - 1) 2**-53 / (1 - (n - 1)
+    2**-53) times the sum of |a_k b_k| (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2), and
+    that sum is at most the product of the two rows' norms: 1.3e-8 of it over the 110 million numbers of a BERT-base.
+    Of float64 rows the products round too: n in the place of n - 1.
     """
+    if gradients.is_cuda and has_kernels():
+        from .kernels import gram_matrix as on_gpu
+
+        return on_gpu(gradients)
     tasks = len(gradients)
     gram = gradients.new_zeros(tasks, tasks, dtype=torch.float64)
-    with torch.autocast(gradients.device.type, enabled=False):  # it would take the products to half precision
-        for part in gradients.split(SLICE, dim=1):
-            part = part.to(torch.promote_types(part.dtype, torch.float32))
-            chunks = part.shape[1] // CHUNK
-            pieces = part[:, : chunks * CHUNK].reshape(tasks, chunks, CHUNK).transpose(0, 1)  # [chunks, tasks, CHUNK]
-            gram += torch.bmm(pieces, pieces.mT).sum(dim=0, dtype=torch.float64)
-            rest = part[:, chunks * CHUNK :].double()
-            gram += rest @ rest.T
+    # On a CPU the float64 copy of a slice stays in the cache; a GPU without kernels is slowed down by many calls.
+    width = 1 << 18 if gradients.device.type == "cpu" else 1 << 24
+    for part in gradients.split(width, dim=1):
+        part = part.double()
+        chunks = part.shape[1] // CHUNK
+        pieces = part[:, : chunks * CHUNK].reshape(tasks, chunks, CHUNK).transpose(0, 1)  # [chunks, tasks, CHUNK]
+        rest = part[:, chunks * CHUNK :]
+        gram += torch.bmm(pieces, pieces.mT).sum(dim=0) + rest @ rest.T
     return gram
 
 
-def gram_of_products(gradients: Tensor, of_chunks: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """As `gram_matrix`, by products of whole rows: slow as it stands, and fast if what it does to chunks is compiled.
-
-    Args:
-        gradients: `[tasks, parameters]`.
-        of_chunks: `gram_of_chunks` compiled. What is left over is not: torch 2.13 compiles it to wrong numbers.
-    """
-    chunks = gradients.shape[1] // CHUNK
-    rest = gradients[:, chunks * CHUNK :].double()
-    pieces = gradients[:, : chunks * CHUNK].reshape(len(gradients), chunks, CHUNK)
-    return (of_chunks or gram_of_chunks)(pieces) + rest @ rest.T
-
-
-def gram_of_chunks(pieces: Tensor) -> Tensor:
-    """The part of the Gram matrix in `[tasks, chunks, CHUNK]`. Compiled, one kernel that reads each number once."""
-    rows = pieces.to(torch.promote_types(pieces.dtype, torch.float32))
-    upper = [[(rows[i] * rows[j]).sum(dim=-1) for j in range(i, len(rows))] for i in range(len(rows))]
-    sums = [torch.stack(of_row).sum(dim=-1, dtype=torch.float64) for of_row in upper]
-    gram = torch.stack([torch.cat([total.new_zeros(i), total]) for i, total in enumerate(sums)])
-    return gram + gram.triu(1).T
+@functools.cache
+def has_kernels() -> bool:
+    """Whether torch has brought Triton, in which `kernels` is written: on Linux, with a build for GPUs."""
+    return find_spec("triton") is not None
 
 
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
@@ -79,6 +66,10 @@ def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
     Row is added to row, as the backward pass adds to `.grad`: weights of exactly one give exactly the sum. A matrix
     product does not promise it: it adds in an order of its own, and in TF32 where that is allowed.
     """
+    if gradients.is_cuda and has_kernels():
+        from .kernels import weighted_sum as on_gpu
+
+        return on_gpu(gradients, weights)
     dtype = torch.promote_types(gradients.dtype, torch.float32)
     weights = weights.to(dtype)
     total = gradients[0].to(dtype) * weights[0]
@@ -102,20 +93,6 @@ def random_orders(tasks: int, generator: Generator | None = None) -> Tensor:
     return torch.stack([order[order != i] for i, order in enumerate(orders)])
 
 
-@functools.cache
-def _compiled_passes(tasks: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    """`gram_of_products` and `weighted_sum`, compiled for so many tasks."""
-    of_chunks = _compiled(gram_of_chunks, tasks)
-    return functools.partial(gram_of_products, of_chunks=of_chunks), _compiled(weighted_sum, tasks)
-
-
-def _compiled(function: Callable[..., Tensor], tasks: int) -> Callable[..., Tensor]:
-    """`function` compiled from a code object of its own: torch counts by it how often it compiles anew for another
-    number of tasks or parameters, and after eight times runs the function as it stands."""
-    code = function.__code__.replace(co_name=f"{function.__name__}_{tasks}")
-    return torch.compile(types.FunctionType(code, function.__globals__))
-
-
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """0 where the denominator is 0: what a task without gradient asks for."""
     return torch.where(denominator == 0, 0.0, numerator / denominator)
@@ -128,12 +105,9 @@ class Aggregator(ABC):
         needs_rows: whether it must see each task's gradient by itself. Without rows, the tasks' losses
             accumulate in `.grad`, as cheap as a single loss; with rows the step keeps one gradient per task,
             `tasks * parameters * 4` bytes.
-        compiled: whether a step's two passes over the gradients are compiled: less than half of their time on a GPU.
-            Of fewer numbers than one chunk they are not.
     """
 
     needs_rows: bool = True
-    compiled: bool = False
 
     def __call__(self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
         """Combines `gradients`, `[tasks, parameters]`, into `[parameters]`.
@@ -154,12 +128,9 @@ class Aggregator(ABC):
         self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A call's result, and what it was made of: the Gram matrix and the `coefficients`."""
-        make_gram, weigh = gram_matrix, weighted_sum
-        if self.compiled and gradients.shape[1] >= CHUNK:
-            make_gram, weigh = _compiled_passes(len(gradients))
-        gram = make_gram(gradients)
+        gram = gram_matrix(gradients)
         coefficients = self.coefficients(gram, generator, tasks)
-        return weigh(gradients, coefficients.sum(dim=0)), gram, coefficients
+        return weighted_sum(gradients, coefficients.sum(dim=0)), gram, coefficients
 
     def weights(self, gram: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
         """The `[tasks]` weights whose `weighted_sum` with the gradients is the combined one; the rest as for

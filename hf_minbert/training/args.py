@@ -135,9 +135,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout.
         cuda_graphs: `auto` records the step of a GPU with `packing` once per size of a batch, and replays it: small
             batches then cost what they cost the GPU, not what they cost Python. `off` does not.
-        compile_layers: compile the encoder's layer, once for all layers, tasks and sizes of a batch, and an
-            aggregator's passes over the gradients. It pays on a GPU in long runs: the first steps take up to a minute
-            longer. `torch_compile`, the stock argument, compiles the model whole, and anew for each task.
+        compile_layers: compile the encoder's layer, once for all layers, tasks and sizes of a batch. It pays on a GPU
+            in long runs: the first steps take up to a minute longer. `torch_compile`, the stock argument, compiles the
+            model whole, and anew for each task.
         train_metrics: scores on the training rows at the end of each epoch: `running` from the epoch's own outputs,
             at no extra pass; `full` by scoring them again; `none`.
         early_stopping_patience: stop after this many evaluations without a better `metric_for_best_model`.

@@ -62,7 +62,6 @@ class RoundStep:
         args = self.args
         smoothing = None if args.gradient_smoothing is None else Smoothing(args.gradient_smoothing)
         aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
-        aggregator.compiled = args.compile_layers
         sharded = args.gradient_reduction == "sharded"
         return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
 

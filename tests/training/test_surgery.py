@@ -36,12 +36,6 @@ def test_options_reach_the_aggregator(make_trainer):
     assert make_trainer(aggregator="pcgrad").make_gradients(static=False).smoothing is None
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_compile_layers_compiles_the_aggregators_passes(make_trainer, wanted):
-    trainer = make_trainer(compile_layers=wanted, aggregator="pcgrad")
-    assert trainer.make_gradients(static=False).aggregator.compiled is wanted
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
