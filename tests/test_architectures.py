@@ -1,7 +1,6 @@
 """Every head with every pooling and encoding that it allows: trained, saved, loaded; and what tasks share."""
 
 import itertools
-import time
 
 import pytest
 import torch
@@ -127,25 +126,15 @@ def bi(tiny_model):
 
 def test_one_forward_for_both_equals_two(bi):
     task, model, separately = bi
-    given = batch(task)
+    given, shapes = batch(task), []
+    hook = model.bert.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    logits = model(**given).logits
+    hook.remove()
+    assert shapes == [(2 * 4, 9)]
     expected = separately(given["input_ids"], given["attention_mask"])
-    torch.testing.assert_close(model(**given).logits, expected, atol=1e-6, rtol=0)
-
-
-def test_one_forward_for_both_is_faster_than_two(bi):
-    task, model, separately = bi
-    given = batch(task)
-    del given["labels"]
-    together, apart = [], []
-    with torch.inference_mode():
-        for _ in range(30):
-            start = time.perf_counter()
-            model(**given)
-            middle = time.perf_counter()
-            separately(given["input_ids"], given["attention_mask"])
-            together.append(middle - start)
-            apart.append(time.perf_counter() - middle)
-    assert min(together) < min(apart)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
 
 PAIRS, JOINED = torch.ones(3, 2, 7).long(), torch.tensor([[0, 1, 1]])
@@ -208,7 +197,7 @@ def test_a_joined_pair_is_taken_apart(tiny_model, tiny_tokenizer, name, pooling,
     joined, apart = joined_and_apart(tiny_tokenizer, side)
     for task in ({"task": name}, {}):
         model.set_active_task(name if not task else "sst")
-        torch.testing.assert_close(model(**joined, **task).logits, model(**apart, **task).logits, atol=1e-6, rtol=0)
+        torch.testing.assert_close(model(**joined, **task).logits, model(**apart, **task).logits, atol=1e-5, rtol=0)
 
 
 def test_what_a_joined_pair_becomes_is_what_the_tokenizer_makes_of_each(tiny_model, tiny_tokenizer):
@@ -263,7 +252,7 @@ def test_a_saved_bi_encoder_answers_sentences(tiny_model, tiny_tokenizer, tmp_pa
     predictor = Predictor.from_pretrained(tmp_path, batch_size=2)
     firsts, seconds = ["a good film", "bad", "why is it"], ["a good film", "the man plays a very good dog", "why"]
     answers = [answer["prediction"] for answer in predictor("sts", firsts, seconds)]
-    assert answers[0] == pytest.approx(5.0)  # a sentence beside itself
+    assert answers[0] == pytest.approx(5.0, abs=1e-5)  # a sentence beside itself
     swapped = [answer["prediction"] for answer in predictor("sts", seconds, firsts)]
     assert answers == pytest.approx(swapped, abs=1e-5)  # a cosine knows no order
 

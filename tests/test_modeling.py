@@ -20,11 +20,21 @@ def batch(vocabulary=80, lengths=LENGTHS):
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": segments * mask}
 
 
+def on_the_same_weights(reference, model):
+    """The library's model with ours' weights, in the same memory: the library leaves its own in the mapped file, where
+    MKL takes other kernels."""
+    reference.load_state_dict(model.state_dict(), assign=True)
+    return reference.eval()
+
+
 @BOTH
 @torch.no_grad()
 def test_encoder_equals_transformers_bert(minilm, attention):
-    reference = BertModel.from_pretrained(minilm, attn_implementation=attention)
     model = MinBertModel.from_pretrained(minilm, attn_implementation=attention)
+    reference = BertModel.from_pretrained(minilm, attn_implementation=attention)
+    loaded = {name: value.clone() for name, value in reference.state_dict().items()}
+    assert all(torch.equal(value, loaded[name]) for name, value in model.state_dict().items())
+    on_the_same_weights(reference, model)
     inputs = batch(30522, (40, 17, 2))
     theirs, ours = (each(**inputs, output_hidden_states=True) for each in (reference, model))
     assert len(ours.hidden_states) == len(theirs.hidden_states) == 7
@@ -64,7 +74,7 @@ def test_word_logits_equal_transformers_bert(tmp_path, tiny_config, attention):
     torch.nn.init.normal_(reference.cls.predictions.bias)
     reference.save_pretrained(tmp_path)
     model = MinBertForMaskedLM.from_pretrained(tmp_path, attn_implementation=attention)
-    reference = BertForMaskedLM.from_pretrained(tmp_path, attn_implementation=attention)
+    reference = on_the_same_weights(BertForMaskedLM.from_pretrained(tmp_path, attn_implementation=attention), model)
     inputs = batch()
     labels = torch.where(inputs["input_ids"] % 2 == 0, inputs["input_ids"], -100)
     theirs, ours = (each(**inputs, labels=labels) for each in (reference, model))
@@ -83,7 +93,7 @@ def test_words_that_are_not_predicted_cost_no_logits_and_change_nothing(tiny_con
         gradients.append((outputs.loss, *torch.autograd.grad(outputs.loss, [*model.parameters()])))
     assert outputs.logits.shape == ((labels != -100).sum(), model.config.vocab_size)
     for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # a loss above 4 has steps of 5e-7
 
 
 def test_without_labels_all_words_are_predicted(tiny_config):
@@ -150,7 +160,9 @@ def test_a_row_without_tokens_spoils_nothing(tiny_model, attention, dtype):
         torch.testing.assert_close(output.hidden_states[-1][:1], alone.hidden_states[-1], rtol=0, atol=1e-5)
         torch.testing.assert_close(output.logits[:1], alone.logits, rtol=0, atol=1e-5)
         inputs["attention_mask"][1] = 1
-        assert torch.equal(model(**inputs, task="sts").logits, output.logits)
+        # Added zeros change no bit where attention is written out; a fused kernel may take another path.
+        atol = 0 if attention == "eager" else 1e-5
+        torch.testing.assert_close(model(**inputs, task="sts").logits, output.logits, rtol=0, atol=atol)
 
 
 @torch.no_grad()

@@ -49,7 +49,8 @@ def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) 
     """Standard normal numbers, each a pure function of `key`, its row's number, its token's position in the row and
     its own in the vector.
 
-    So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands.
+    So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands:
+    the integers drawn to the bit, what logarithm and cosine make of them to their last bits.
     The generator is SplitMix64 (Steele et al. 2014), seeded by token; two normals come from one of its numbers, by
     the method of Box and Muller.
 

@@ -98,7 +98,7 @@ def answers(predictor, tasks=None):
     return predictor.logits_of(tasks or list(predictor.tasks), ROWS)
 
 
-def assert_same(found, expected, atol=1e-6):
+def assert_same(found, expected, atol=1e-5):
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=0, atol=atol)
@@ -137,7 +137,7 @@ def test_commands_take_a_run_as_any_other(lora, minbert, course_dir, tmp_path):
     assert ended.status == 0, ended.err
     metrics = json.loads((lora / "metrics.json").read_text())
     for name, value in json.loads((tmp_path / "scores.json").read_text()).items():
-        assert value == pytest.approx(metrics[name], abs=1e-6)
+        assert value == pytest.approx(metrics[name], abs=1e-5)
     ended = minbert("predict", lora, "--task", "sts", "--text", "a man", "--text-pair", "a dog")
     answer = Predictor.from_pretrained(lora)("sts", ["a man"], ["a dog"])[0]["prediction"]
     assert float(ended.out) == pytest.approx(answer, abs=1e-3)
@@ -216,7 +216,7 @@ def test_on_a_real_checkpoint_a_merged_adapter_answers_as_before(minilm, tmp_pat
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     tokenizer.save_pretrained(tmp_path)
     expected = answers(Predictor(model, tokenizer))
-    assert_same(answers(Predictor.from_pretrained(tmp_path, device="cpu")), expected, atol=1e-6)
+    assert_same(answers(Predictor.from_pretrained(tmp_path, device="cpu")), expected)
 
 
 def test_a_pooler_that_the_base_lacks_is_saved_too(adapted, narrow_model, tmp_path):
@@ -355,7 +355,7 @@ def test_a_new_adapter_has_the_metrics_of_its_base(make_trainer, adapted, narrow
     expected = scores(make_trainer(narrow_model(), dev=DEV).evaluate())
     found = scores(make_trainer(adapted(), dev=DEV).evaluate())
     assert list(found) == list(expected)
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-5)
 
 
 # ---- one run after another
@@ -434,7 +434,7 @@ def test_a_new_task_leaves_the_published_model_as_it_is(question, published):
     predictor = Predictor(model, Predictor.from_pretrained(published).tokenizer)
     rows = [{"question": text} for text in SENTENCES]
     theirs = Predictor.from_pretrained(question).logits("question", rows)
-    np.testing.assert_allclose(predictor.logits("question", rows), theirs, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(predictor.logits("question", rows), theirs, rtol=0, atol=1e-5)
     with model.disable_adapter():
         assert_same(answers(predictor, ["sst", "para", "sts"]), answers(Predictor.from_pretrained(published)), atol=0)
 
@@ -447,7 +447,7 @@ def test_several_adapters_share_one_encoder(train, new_task, question, published
     for task, folder in (("sst", sst), ("question", question), ("sst", sst)):
         model.set_adapter(task)
         alone = Predictor.from_pretrained(folder).logits(task, rows)
-        np.testing.assert_allclose(predictor.logits(task, rows), alone, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(predictor.logits(task, rows), alone, rtol=0, atol=1e-5)
     model.set_adapter("question")
     assert not np.allclose(predictor.logits("sst", rows), Predictor.from_pretrained(sst).logits("sst", rows))
     with pytest.raises(MinBertError, match="lies on .*Give adapters of one model"):

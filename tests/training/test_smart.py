@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -92,15 +93,17 @@ def test_noise_depends_on_seed_step_task_and_row_and_on_nothing_else(batches):
     batch = batches["para_bi"]
     noise = noise_like_words(batch, 8, PLACE)
     assert noise.shape == (4, 2, batch["input_ids"].shape[-1], 8)
+    # Where a number stands in a tensor may decide which code computes its logarithm and cosine: to the last bits.
+    close = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
     padded = {**batch, "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 3))}
-    assert torch.equal(noise_like_words(padded, 8, PLACE)[..., :-3, :], noise)
+    close(noise_like_words(padded, 8, PLACE)[..., :-3, :], noise)
     tokens = batch["attention_mask"].bool()
     packing = Packing.describe(tokens.flatten(0, 1).numpy(), fill=True)
-    assert torch.equal(noise_like_words({**batch, "packing": packing}, 8, PLACE)[tokens], noise[tokens])
+    close(noise_like_words({**batch, "packing": packing}, 8, PLACE)[tokens], noise[tokens])
     recorded = RecordedPlace(PLACE.numbers(batch["task"], "cpu"))
     assert torch.equal(noise_like_words(batch, 8, recorded), noise)
     second_half = {**batch, "input_ids": batch["input_ids"][2:]}
-    assert torch.equal(noise_like_words(second_half, 8, replace(PLACE, first_row=2)), noise[2:])
+    close(noise_like_words(second_half, 8, replace(PLACE, first_row=2)), noise[2:])
     others = [noise_like_words(batch, 8, replace(PLACE, **{name: 8})) for name in ("seed", "step", "first_row")]
     others += [noise_like_words({**batch, "task": "sts"}, 8, PLACE), noise.flip(1), noise.flip(0), noise.roll(1, 2)]
     for other in others:
