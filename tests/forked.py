@@ -15,11 +15,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Together:
-    """How processes ended, by rank: status (negative for a signal), what they printed, seconds until the last end."""
+    """How processes ended, by rank: status (negative for a signal) and what they printed."""
 
     status: list[int]
     said: list[str]
-    seconds: float
 
 
 def run_together(
@@ -35,10 +34,10 @@ def run_together(
             that are left.
     """
     files = [folder / str(rank) for rank in range(processes)]
-    port, start = _free_port(), time.monotonic()
+    port = _free_port()
     pids = [_fork(job, rank, processes, port, file) for rank, file in enumerate(files)]
     status = _wait(pids, stop or {})
-    return Together(status, [file.read_text() for file in files], time.monotonic() - start)
+    return Together(status, [file.read_text() for file in files])
 
 
 def _free_port() -> int:
@@ -76,9 +75,9 @@ def _fork(job: Callable[[int], object], rank: int, processes: int, port: int, sa
 
 
 def _wait(pids: list[int], stop: Mapping[int, float]) -> list[int]:
-    """The status of each, after at most five minutes; what is still there then is killed."""
+    """The status of each, after at most ten minutes; what is still there then is killed."""
     ended: dict[int, int] = {}
-    deadline, first_end = time.monotonic() + 300, None
+    deadline, first_end = time.monotonic() + 600, None
     while len(ended) < len(pids) and time.monotonic() < deadline:
         for rank, pid in enumerate(pids):
             if rank not in ended and (found := os.waitpid(pid, os.WNOHANG))[0]:

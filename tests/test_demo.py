@@ -224,7 +224,7 @@ def test_a_spaces_app_runs_without_the_package_and_answers_the_same(space, page,
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(space)}
     command = [sys.executable, "-c", RUN_APP, FIRST, SECOND]
-    done = subprocess.run(command, cwd=space, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=space, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert visible(done.stdout).strip() == visible(page(FIRST, SECOND)[""])
 

@@ -422,11 +422,11 @@ def interrupted(recipe: Path, ready: Callable[[], bool], *words: str) -> tuple[i
         command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=recipe.parent
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not ready() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        return process.wait(timeout=30), process.stderr.read()
+        return process.wait(timeout=300), process.stderr.read()
     finally:
         process.kill()
 

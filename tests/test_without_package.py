@@ -129,7 +129,7 @@ def found(folders, tmp_path_factory):
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(root / "home"), "PYTHONPATH": ""},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), root

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+WAIT = 120_000  # milliseconds, on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def browser() -> Iterator[Browser]:
     # As root, which a container's user often is, Chromium does not start with its sandbox.
     arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"]
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=arguments)
+        browser = driver.chromium.launch(executable_path=path, args=arguments, timeout=WAIT)
         yield browser
         browser.close()
 
@@ -36,6 +37,7 @@ def browser() -> Iterator[Browser]:
 def browser_page(browser) -> Iterator[Page]:
     """An empty page of desktop width; `set_viewport_size` makes it a phone's."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
+    context.set_default_timeout(WAIT)
     yield context.new_page()
     context.close()
 

@@ -17,7 +17,6 @@ from hf_minbert import Predictor
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-WAIT = 120_000  # milliseconds, on a busy machine
 #: Python imports a module of this name first: the server notes down whose address it looks up.
 WATCH = """
 import socket
@@ -78,7 +77,7 @@ def test_a_pair_is_typed_and_three_answers_are_read(browser_page, console_errors
     browser_page.goto(address)
     first, second = "The film is good.", "A man plays <b>with</b> a dog."
     ask(browser_page, first, second)
-    card(browser_page, "sts").get_by_text("All words together").wait_for(timeout=WAIT)
+    card(browser_page, "sts").get_by_text("All words together").wait_for()
     predictor = Predictor.from_pretrained(saved)
     sst, para = predictor("sst", [first])[0], predictor("para", [first], [second])[0]
     for name, answer in (("sst", sst), ("para", para)):
@@ -101,10 +100,10 @@ def test_a_pair_is_typed_and_three_answers_are_read(browser_page, console_errors
 def test_nothing_typed_is_a_sentence_and_one_sentence_leaves_pairs_out(browser_page, console_errors, address):
     browser_page.goto(address)
     ask(browser_page, "", "")
-    browser_page.get_by_text("Write a sentence first.").wait_for(timeout=WAIT)
+    browser_page.get_by_text("Write a sentence first.").wait_for()
     browser_page.get_by_label("Sentence", exact=True).fill("good " * 100)
     browser_page.get_by_label("Sentence", exact=True).press("Enter")
-    card(browser_page, "sst").get_by_text("All words together").wait_for(timeout=WAIT)
+    card(browser_page, "sst").get_by_text("All words together").wait_for()
     assert "longer than the model can read" in browser_page.inner_text("#results")
     assert "Needs a second sentence." in card(browser_page, "para").inner_text()
     assert console_errors == []
@@ -114,6 +113,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser_page, console_error
     browser_page.set_viewport_size({"width": 360, "height": 740})
     browser_page.goto(address)
     ask(browser_page, "a" * 60 + " film", "A man plays, and " + "very " * 20 + "good.")
-    card(browser_page, "sts").get_by_text("All words together").wait_for(timeout=WAIT)
+    card(browser_page, "sts").get_by_text("All words together").wait_for()
     assert browser_page.evaluate("document.documentElement.scrollWidth") <= 360
     assert console_errors == []

@@ -626,7 +626,7 @@ def test_a_program_ends_so_too(place, write_recipe_file):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     words = json.dumps([list(map(place, words)) for words in PROGRAMS.values()])
     command = [sys.executable, "-c", ONE_AFTER_THE_OTHER, words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.stdout == ""
     parts = re.split(r"^=== (\d+)\n", done.stderr, flags=re.MULTILINE)
     said, statuses = parts[::2], [*map(int, parts[1::2]), done.returncode]

@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "H
 
 def python(*words: object) -> subprocess.CompletedProcess:
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
 
 
 # ---- Help and start

@@ -173,7 +173,7 @@ def outcomes(tmp_path_factory, tiny_bert):
             # The second run repeats the first by the recipe that this left.
             given = [json.dumps([entry for entry, _ in WRONG]), str(runs[0] / "recipe.yaml" if runs else recipe)]
             command = [sys.executable, "-c", CHILD, *given, str(run)]
-            ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, timeout=120)
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder, timeout=600)
             assert ended.returncode == 0, ended.stderr
             found.append(json.loads(ended.stdout.splitlines()[-1]))
             requests.append(list(hub.requests))

@@ -61,7 +61,7 @@ def test_two_launchers_make_one_run_in_the_precision_of_the_file(tiny_bert, cour
         for rank in (0, 1)
     ]  # fmt: skip
     try:
-        said = [machine.communicate(timeout=120)[0] for machine in machines]
+        said = [machine.communicate(timeout=600)[0] for machine in machines]
     finally:
         for machine in machines:
             machine.terminate()  # not kill: the launcher has to end its own process

@@ -81,7 +81,6 @@ def test_where_one_is_killed_the_other_says_so_and_the_run_resumes_to_the_same_b
     assert last.endswith(
         f"is {tmp_path / 'run' / 'checkpoint-2'}. Go on with the same command and resume_from_checkpoint=true."
     )
-    assert ended.seconds < 60
     if killed == 1:  # that of the first process ends no differently
         together(lambda rank: minbert_train(tmp_path / "run", "resume_from_checkpoint=true"))
         together(lambda rank: minbert_train(tmp_path / "whole"))
@@ -165,7 +164,7 @@ def test_a_process_that_waits_for_one_that_is_gone_says_so_when_the_launcher_sto
         def leave():
             child = os.fork()
             if child == 0:
-                time.sleep(8)
+                time.sleep(30)  # the other is stopped long before, on a busy machine too
                 os._exit(0)
             os._exit(7)
 

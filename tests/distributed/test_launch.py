@@ -53,7 +53,7 @@ def launch(recipe: Path, *words: str) -> subprocess.CompletedProcess:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path, "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            said, _ = process.communicate(timeout=120)
+            said, _ = process.communicate(timeout=600)
         finally:
             process.terminate()  # not kill: the launcher has to end its own processes
     return subprocess.CompletedProcess(command, process.returncode, said)

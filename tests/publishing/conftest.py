@@ -90,7 +90,7 @@ class Process:
 
     def end(self) -> None:
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=300)
         self.process.stdout.close()
         self.log.close()
 

@@ -447,7 +447,7 @@ def test_it_needs_no_screen_and_heeds_no_settings(tmp_path):
     assert ended.stdout == plots.curves({"a": ([1, 2], [3.0, 4.0])}, "optimizer step", "loss")
 
 
-def test_twenty_thousand_rows_take_under_twenty_seconds(make_data, make_run, tmp_path, monkeypatch):
+def test_twenty_thousand_rows_take_no_minutes(make_data, make_run, tmp_path, monkeypatch):
     (sts,) = get_tasks(["sts"])  # scores take the longest
     data = make_data(tmp_path / "data", 20_000, [sts])
     folder = make_run(tmp_path / "run", data, 20_000, tasks=[sts])
@@ -457,7 +457,7 @@ def test_twenty_thousand_rows_take_under_twenty_seconds(make_data, make_run, tmp
         monkeypatch.setattr(plots, name, lambda *arguments, **options: b"png")
     start = time.process_time()  # of this process alone: others may be at work
     page, failures = report.report(folder)
-    assert not failures and time.process_time() - start < 15
+    assert not failures and time.process_time() - start < 60  # a fifth of it is usual; the square of the rows is more
     assert page.stat().st_size < 4e6
 
 

@@ -64,7 +64,8 @@ def test_metrics_are_those_of_the_models_own_outputs(make_trainer, tiny_model, t
     assert metrics["eval_overall"] == pytest.approx(sum(found.values()) / 3, abs=1e-6)
     leaderboard = (found["sst"] + found["para"] + (found["sts"] + 1) / 2) / 3
     assert metrics["eval_leaderboard"] == pytest.approx(leaderboard, abs=1e-6)
-    assert metrics["eval_samples_per_second"] * metrics["eval_runtime"] == pytest.approx(sum(DEV.values()), rel=0.02)
+    seconds = metrics["eval_runtime"]  # rounded to 1e-4, which matters on a fast machine
+    assert metrics["eval_samples_per_second"] * seconds == pytest.approx(sum(DEV.values()), rel=1e-3 + 1e-4 / seconds)
 
 
 def test_the_batch_size_does_not_change_the_metrics(make_trainer, scores):
