@@ -63,7 +63,7 @@ setup(
     packages=find_packages(include=["hf_minbert", "hf_minbert.*"]),
     package_data={"hf_minbert": ["py.typed", "data/samples/*", "reporting/*.j2"]},
     cmdclass={"build_py": BuildWithRecipes},
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require={
         "torchjd": TORCHJD,
@@ -84,7 +84,6 @@ setup(
         "Operating System :: OS Independent",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3 :: Only",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import typer
 from ..recipe import read_recipe
 
 
-class Detail(str, Enum):
+class Detail(StrEnum):
     none = "none"
     layers = "layers"
     tensors = "tensors"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     """What a model can be exported to."""
 
     bert = "bert"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from weakref import WeakKeyDictionary
@@ -33,7 +33,7 @@ DataDir = Annotated[
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier merge of this kind left.")]
 
 
-class Method(str, Enum):
+class Method(StrEnum):
     """How models are averaged."""
 
     uniform = "uniform"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ..prediction import Predictor
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     csv = "csv"
     course = "course"
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"

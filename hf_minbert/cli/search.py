@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..search_methods import Space, Trial
 
 
-class Method(str, Enum):
+class Method(StrEnum):
     grid = "grid"
     random = "random"
     coordinate = "coordinate"
