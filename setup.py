@@ -12,35 +12,37 @@ ROOT = Path(__file__).parent
 # Read as text: an import would need torch and transformers before pip has installed them.
 VERSION = re.search(r'^__version__ = "([^"]+)"$', (ROOT / "hf_minbert" / "__init__.py").read_text(), re.MULTILINE)[1]
 
-# Two sets are tested: torch 2.11 with transformers 5.17 and huggingface-hub 1.x, and torch 2.13 with transformers 5.24
-# and huggingface-hub 2.x (scripts/constraints.txt). Each transformers narrows huggingface-hub itself.
+# Two sets are tested: the lowest versions that are named here (scripts/constraints-lowest.txt) and the newest
+# (scripts/constraints.txt). Every version of both has wheels for Python 3.11, 3.12 and 3.13. The lowest
+# huggingface-hub is the one that gradio 6.31 asks for; each transformers narrows it further, 5.17 to 1.x.
 REQUIREMENTS = [
     "torch>=2.11",
     "transformers>=5.17,<6",
     "accelerate>=1.12",
     "datasets>=4.5",
     "evaluate>=0.4.6",
-    "huggingface-hub>=1.5,<3",
+    "huggingface-hub>=1.16,<3",
     "peft>=0.19.1",
-    "numpy>=2.0",
+    "numpy>=2.1",
     "safetensors>=0.8",
     "typer>=0.20",
-    "pyyaml>=6.0",
-    "scipy>=1.13",
-    "scikit-learn>=1.5",
+    "pyyaml>=6.0.2",
+    "scipy>=1.14.1",
+    "scikit-learn>=1.5.2",
 ]
 # Its weightings as aggregators, with the solver that UPGrad and DualProj need.
 TORCHJD = ["torchjd[quadprog-projector]>=0.18"]
 # `minbert search --method optuna`, and the plot of any search.
-SEARCH = ["optuna>=4.5", "matplotlib>=3.9"]
+SEARCH = ["optuna>=4.5", "matplotlib>=3.9.2"]
 # `minbert report`: its pictures and its page. (torch brings jinja2 too, for purposes of its own.)
-REPORT = ["matplotlib>=3.9", "jinja2>=3.1"]
+REPORT = ["matplotlib>=3.9.2", "jinja2>=3.1.6"]
 # The page of `minbert demo`.
 DEMO = ["gradio>=6.31,<7"]
 # `minbert export --to onnx`: torch's exporter writes through onnxscript, and onnxruntime runs what it wrote.
 EXPORT = ["onnx>=1.19", "onnxscript>=0.5.4", "onnxruntime>=1.22"]
-# playwright drives the browser that Debian has, and downloads none.
-TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.14", "playwright>=1.50"]
+# playwright drives the browser that Debian has, and downloads none. Both sets have the same ruff, whose layout differs
+# from version to version.
+TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17.6", "playwright>=1.50"]
 TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
 
 
