@@ -72,7 +72,8 @@ def greedy_soup(
 def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | None = None) -> MinBertForMultiTask:
     """One model in which each task has the whole encoder of the model that it comes from (report 001, figure 1).
 
-    Its outputs are those of the models, bit for bit. Each task has an encoder: two tasks of one model get two copies.
+    For the same batches a task's outputs are those of its model, bit for bit on one machine (README, "Exactness").
+    Each task has an encoder: two tasks of one model get two copies.
 
     Args:
         models: of one encoder size, without private layers.
@@ -190,7 +191,7 @@ def _check_heads(first: Mapping[str, Any], task: Mapping[str, Any], number: int)
 def _new_model(like: MinBertForMultiTask, tasks: list[dict[str, Any]], **changes: Any) -> MinBertForMultiTask:
     fresh = {"tasks": tasks, "active_task": None, "private_encoders": False, "private_owner": None, **changes}
     config = MinBertConfig.from_dict(like.config.to_dict() | fresh)
-    # The kernels too: another attention function gives other last bits.
+    # The kernels too: another attention function rounds otherwise than the models' own.
     attention = like.config._attn_implementation
     return MinBertForMultiTask._from_config(config, attn_implementation=attention).eval()
 
@@ -199,5 +200,5 @@ def _mean(key: str, states: Sequence[dict[str, Tensor]], weights: Sequence[float
     """The weighted mean of a weight over the states that have it, in float32."""
     having = [(state, weight) for state, weight in zip(states, weights, strict=True) if weight and key in state]
     total, first = sum(weight for _, weight in having), having[0][0][key].float()
-    # Differences, so that the mean of equal numbers is that number to the last bit.
+    # Differences, so that the mean of equal numbers is that number, on any processor: x + 0 * w is x.
     return first + sum((state[key].float() - first) * (weight / total) for state, weight in having[1:])

@@ -272,8 +272,8 @@ class MinBertPreTrainedModel(PreTrainedModel):
         """As the library's, and weights on a CPU lie in memory of their own, aligned as torch allocates it.
 
         The library leaves them in the mapped file, where a weight starts at any multiple of 4 bytes. MKL chooses
-        kernels by alignment, so that a loaded model would differ from the saved one in the last bit of its outputs
-        (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
+        kernels by alignment, so that a loaded model's outputs would differ from the saved one's by rounding, on one
+        machine and for the same batch (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
         """
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # a tuple with `output_loading_info`

@@ -268,7 +268,7 @@ def comparison(together: Trained, alone: Trained, spread: float | None) -> dict[
 
 @contextmanager
 def repeatable() -> Iterator[None]:
-    """Inside, the same numbers give the same bits: no kernel adds in the order in which threads come.
+    """Inside, a computation on one GPU repeats to the bit: no kernel adds in the order in which threads come.
 
     Of the kernels of attention only the plain one keeps that; cuDNN's also compiles anew for every length.
     """

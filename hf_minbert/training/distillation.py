@@ -103,7 +103,7 @@ def _shared(folder: str, predictor: Predictor, wanted: Mapping[str, Task]) -> li
 
 
 def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of several teachers' logits, each `[rows, outputs]`; of one, its own to the last bit."""
+    """The mean of several teachers' logits, each `[rows, outputs]`; of one, its own as they are."""
     if len(answers) == 1:
         return answers[0]
     stacked = torch.from_numpy(np.stack(answers)).double()
