@@ -165,7 +165,7 @@ def test_tasks_leave_the_rounds_of_all_processes_at_the_same_step(recorded):
 def test_scores_equal_those_of_one_process(recorded):
     one, first, second = (scores(recorded[name]["evaluation"]["metrics"][0]) for name in ("one", "first", "second"))
     assert {"eval_sst_accuracy", "eval_sts_pearson", "eval_para_loss", "eval_overall"} <= set(one)
-    assert first == second == pytest.approx(one, rel=1e-6)
+    assert first == second == pytest.approx(one, rel=1e-5)
 
 
 def test_predictions_stand_in_the_order_of_the_rows_on_every_process(recorded):
@@ -176,7 +176,7 @@ def test_predictions_stand_in_the_order_of_the_rows_on_every_process(recorded):
         assert len(expected) == len(expected.unique(dim=0)) == size
         for found, found_loss in (first[task], second[task]):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-            assert found_loss == pytest.approx(loss, rel=1e-6)
+            assert found_loss == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_run_resumed_within_an_epoch_ends_with_the_same_bits(recorded):
