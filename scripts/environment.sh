@@ -1,9 +1,13 @@
-# Sourced by quickstart.sh and test.sh, which so share one environment of exactly the versions in constraints.txt.
+# Sourced by quickstart.sh and test.sh, which so share one environment of exact versions.
 #
-# PYTHON         the interpreter to build it with (default: the first of python3, python3.13, 3.12 and 3.11 that will do)
-# MINBERT_VENV   where it lies (default .venv in the repository)
+# PYTHON            the interpreter to build it with (default: the first of python3, python3.13, 3.12 and 3.11 that
+#                   will do)
+# MINBERT_VENV      where it lies (default .venv in the repository)
+# MINBERT_VERSIONS  which versions: newest (default), those of constraints.txt, or lowest, of constraints-lowest.txt.
+#                   A change empties the environment and fills it anew; to keep both, give each its MINBERT_VENV.
 #
-# Sets root, python, venv and stamp, and goes to the repository's folder.
+# Sets root, python, venv, stamp and constraints, and goes to the repository's folder. Written for bash 3.2 too, which
+# macOS has.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${MINBERT_VENV:-$root/.venv}
@@ -19,13 +23,19 @@ fail() {
     exit 1
 }
 
+case ${MINBERT_VERSIONS:-newest} in
+newest) constraints=scripts/constraints.txt ;;
+lowest) constraints=scripts/constraints-lowest.txt ;;
+*) fail "MINBERT_VERSIONS must be newest or lowest. Found '$MINBERT_VERSIONS'." ;;
+esac
+
 choose_python() {
     local candidates=(python3 python3.13 python3.12 python3.11)
     [[ -z ${PYTHON:-} ]] || candidates=("$PYTHON")
     for python in "${candidates[@]}"; do
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
     done
-    fail "needs Python 3.11 or newer, which the versions in scripts/constraints.txt ask for. Found none as" \
+    fail "needs Python 3.11 or newer, which the versions in $constraints ask for. Found none as" \
         "${candidates[*]}. Install one, or set PYTHON to one: PYTHON=/path/to/python3.12 bash scripts/${0##*/}"
 }
 
@@ -33,8 +43,8 @@ choose_python() {
 fingerprint() { "$python" -c '
 import hashlib, pathlib, sys
 parts = [sys.version.encode(), pathlib.Path.cwd().as_posix().encode()]
-parts += [pathlib.Path(name).read_bytes() for name in ("scripts/constraints.txt", "setup.py")]
-print(hashlib.sha256(b"\0".join(parts)).hexdigest())'; }
+parts += [pathlib.Path(name).read_bytes() for name in (sys.argv[1], "setup.py")]
+print(hashlib.sha256(b"\0".join(parts)).hexdigest())' "$constraints"; }
 
 # make_environment EXTRA: brings the environment about or finds it there. EXTRA is plain, or test (which will do for
 # plain as well). Says what it does, and ends the script with a sentence if it fails.
@@ -44,7 +54,7 @@ make_environment() {
     right=$(fingerprint)
     [[ ! -e $stamp ]] || there=$(<"$stamp")
     if [[ $there == "$right $wanted" || $there == "$right test" ]]; then
-        say "Using the environment $venv (its versions are those of scripts/constraints.txt)"
+        say "Using the environment $venv (its versions are those of $constraints)"
         return
     fi
     if [[ $there != "$right plain" ]]; then
@@ -59,7 +69,7 @@ _empty_environment() {
     if [[ -e $venv && ! -e $stamp ]]; then
         fail "$venv exists and was not made by this script. Remove it or set MINBERT_VENV to another folder."
     fi
-    say "Making the environment $venv with $("$python" --version) (once, then kept)"
+    say "Making the environment $venv with $("$python" --version) and the versions of $constraints (once, then kept)"
     { mkdir -p "$venv" && echo unfinished >"$stamp"; } ||
         fail "$venv cannot be written. Set MINBERT_VENV to a folder that can."
     rm -rf "${venv:?}"/{bin,lib,lib64,include,share,pyvenv.cfg}
@@ -70,7 +80,7 @@ _install() {
     local package=. pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-input)
     pip+=(--no-compile) # below, on all cores
     [[ $1 == plain ]] || package=".[$1]"
-    pip+=(--constraint scripts/constraints.txt)
+    pip+=(--constraint "$constraints")
     [[ -t 1 ]] || pip+=(-qq) # on a terminal its bars show how far a long download is
     if _wants_cpu_torch; then
         say "No NVIDIA GPU here: taking torch's CPU build from $cpu_index, which is a tenth of the other"
@@ -81,7 +91,7 @@ _install() {
     # With setuptools pinned and present, building the package fetches nothing that the constraints do not name.
     "${pip[@]}" setuptools || fail "pip could not install setuptools: its message is above. Is there a network?"
     "${pip[@]}" --no-build-isolation --editable "$package" ||
-        fail "pip could not install the versions of scripts/constraints.txt: its message is above."
+        fail "pip could not install the versions of $constraints: its message is above."
     # Without what is compiled each start takes seconds more. The libraries' own tests are left out, and some files are
     # for other versions of Python, which is no failure.
     "$venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$venv/lib" || true

@@ -11,6 +11,7 @@
 #             neither those of AVX2 nor of AVX-512. The nearest to another architecture that an x86 can do.
 #
 # PYTHON, MINBERT_VENV  the interpreter and where the environment lies; see scripts/environment.sh
+# MINBERT_VERSIONS      newest (default) or lowest, those of scripts/constraints-lowest.txt
 # MINBERT_TEST_WORKERS  how many tests run at a time (default 2)
 set -euo pipefail
 
