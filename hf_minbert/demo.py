@@ -93,7 +93,7 @@ class Answer:
 
 @torch.no_grad()
 def answer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
-    """Asks the task `name` of a `MinBertForMultiTask`; the same numbers as `Predictor` gives."""
+    """Asks the task `name` of a `MinBertForMultiTask`; what `Predictor` gives, up to rounding."""
     task = model.config.get_task(name)
     reading = read(tokenizer, task, texts, model.config.max_position_embeddings)
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}

@@ -69,7 +69,7 @@ class MultiTaskTrainingArguments(TrainingArguments):
             ago weighs `gradient_smoothing ** n`. Costs one number more per task and shared parameter.
         gradient_reduction: how several processes bring tasks' gradients together for an aggregator with rows.
             `all_reduce`: every process gets all means; `sharded`: each gets and combines a share of the numbers, with
-            less traffic, to equal results. Not with `gradient_smoothing`.
+            less traffic, to the same result up to rounding. Not with `gradient_smoothing`.
         conflict_detail: what an aggregator that sees each task's gradient logs of conflicts, beside those of whole
             gradients. `layers`: rate and cosine of every two tasks layer by layer; `tensors`: also in how many
             parameter tensors they conflict, per step and in each epoch; `none`. Costs a second pass over gradients.
@@ -131,8 +131,8 @@ class MultiTaskTrainingArguments(TrainingArguments):
         pretrained_decay: weight decay of the encoder towards the weights it began with, beside `weight_decay` towards
             zero. A step takes `learning_rate * pretrained_decay` of the way.
         packing: compute on real tokens alone, not on the padding that is half of a usual batch. Answers and gradients
-            are the same; it is faster everywhere but for batches without padding. On a GPU in half precision it needs
-            `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout.
+            are the same up to rounding; it is faster everywhere but for batches without padding. On a GPU in half
+            precision it needs `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout.
         cuda_graphs: `auto` records the step of a GPU with `packing` once per size of a batch, and replays it: small
             batches then cost what they cost the GPU, not what they cost Python. `off` does not.
         compile_layers: compile the encoder's layer, once for all layers, tasks and sizes of a batch. It pays on a GPU
