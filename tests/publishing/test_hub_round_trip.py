@@ -54,7 +54,7 @@ def assert_same(found: dict[str, list], folder) -> None:
     wanted = expected(folder)
     assert found.keys() == wanted.keys()
     for name, logits in found.items():
-        torch.testing.assert_close(torch.tensor(logits), wanted[name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(torch.tensor(logits), wanted[name], rtol=0, atol=1e-5)
 
 
 def test_the_package_is_not_there(stranger):
@@ -87,7 +87,7 @@ def test_the_card_of_an_ensemble_with_a_pair_read_apart_asks_it_rightly(
     code = re.search(r"```python\n(.*?)```", hub.repos["models"]["me/ensemble"]["README.md"].decode(), re.DOTALL)[1]
     found = stranger.run(f'{code}\nresult = model(**inputs, task="sts").logits.item()')  # the card asks sts last
     (wanted,) = Predictor.from_pretrained(tmp_path, device="cpu")("sts", *([text] for text in EXAMPLES))
-    assert found == pytest.approx(wanted["prediction"], abs=1e-6)
+    assert found == pytest.approx(wanted["prediction"], abs=1e-5)
 
 
 def test_only_what_the_run_made_goes_up_and_no_local_path(published, finished_run, tiny_bert, course_dir):

@@ -71,7 +71,7 @@ def test_all_heads_load(run, finished_run):
     inputs = tokenizer("A cat sleeps.", "A cat is asleep.", return_tensors="pt")
     with torch.no_grad():
         expected = model(task="sts", **inputs).logits
-    torch.testing.assert_close(torch.tensor(run(0, "logits")[0]), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.tensor(run(0, "logits")[0]), expected, atol=1e-5, rtol=0)
 
 
 def test_a_stock_pipeline_answers_for_the_active_task(run, predictor):

@@ -242,7 +242,7 @@ def test_what_is_freed_equals_what_was_never_frozen(make_trainer, tiny_model):
     freed.add_callback(gradients)
     freed.train()
     for name, gradient in gradients.of_step[1].items():  # SGD at 1e-3
-        torch.testing.assert_close(states[2][name], states[1][name] - 1e-3 * gradient, rtol=0, atol=1e-7)
+        torch.testing.assert_close(states[2][name], states[1][name] - 1e-3 * gradient, rtol=0, atol=1e-6)
     assert gradients.of_step[1].keys() == states[2].keys()
     assert all(name.startswith("heads.") for name in gradients.of_step[0])
 

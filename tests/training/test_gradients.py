@@ -196,5 +196,5 @@ def test_the_aggregators_gradient_moves_the_encoder_and_not_the_heads(make_train
     found, only, both = (dict(each.model.named_parameters()) for each in (trainer, alone, summed))
     for name, value in tiny_model().named_parameters():
         expected = both if name.startswith("heads.") else only
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-7)
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-6)  # a weight of 1 has steps of 1e-7
         assert name.endswith("key.bias") or not torch.equal(found[name], value), name
