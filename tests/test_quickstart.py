@@ -214,15 +214,23 @@ def test_a_wrong_word_is_answered_before_anything_is_fetched(monkeypatch, capsys
 # ---- Scripts
 
 
-def script(name: str, **environment: object) -> subprocess.CompletedProcess:
+def script(name: str, *words: str, **environment: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["bash", str(SCRIPTS / name)],
+        ["bash", str(SCRIPTS / name), *words],
         env={**os.environ, **{key: str(value) for key, value in environment.items()}},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+@pytest.mark.parametrize("words", [["--arithmetic", "avx3", "-k", "mask"], ["--arithmetic"]], ids=str)
+def test_an_unknown_arithmetic_is_refused_in_a_line(words):
+    done = script("test.sh", *words, PYTHON="/no/such/python")  # before an environment is made
+    found = words[1] if len(words) > 1 else ""
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr == f"test.sh: --arithmetic must be native, avx2 or portable. Found '{found}'.\n"
 
 
 @pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
