@@ -62,8 +62,9 @@ def test_combined_gradients_equal_those_of_one_process(recorded, scenario):
     one, two = (recorded[name][scenario]["gradients"] for name in ("one", "first"))
     assert len(one) == len(two) == STEPS
     for step, (expected, found) in enumerate(zip(one, two, strict=True)):
-        assert expected.norm() == pytest.approx(CLIPPED[scenario]) if scenario in CLIPPED else expected.norm() > 0
-        assert (found - expected).norm() <= 1e-5 * expected.norm(), f"step {step}"
+        norm = expected.norm()  # torch clips to the limit over the norm and 1e-6
+        assert norm == pytest.approx(CLIPPED[scenario], rel=1e-5) if scenario in CLIPPED else norm > 0
+        assert (found - expected).norm() <= 1e-5 * norm, f"step {step}"
 
 
 @pytest.mark.parametrize("scenario", COMPARED)

@@ -65,7 +65,7 @@ def test_a_callers_autocast_keeps_both_weights_apart(tiny_model, batch):  # noqa
     whole = point(model, rows, model(**rows)["logits"]).item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         clean = model(**rows)["logits"]
-        assert point(model, rows, clean).item() == pytest.approx(whole, rel=0.05) and whole > 1e-3
+        assert point(model, rows, clean).item() == pytest.approx(whole, rel=0.2) and whole > 1e-3
         assert torch.equal(model(**rows)["logits"], clean)  # the cache has nothing of the teacher's either
 
 

@@ -380,8 +380,8 @@ def test_a_ball_too_small_for_the_dtype_is_said(tiny_model, dtype, lost, carried
     assert not Smart(epsilon=lost, form="mt-dnn").warnings(model, "sst", dtype)
 
 
-@pytest.mark.parametrize(("dtype", "rel"), [(torch.bfloat16, 0.5), (torch.float16, 0.3)])
-def test_half_precision_keeps_the_term(tasks, tiny_model, batches, dtype, rel):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_the_term(tasks, tiny_model, batches, dtype):
     model = tiny_model(tasks, initializer_range=0.05).train()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -391,7 +391,7 @@ def test_half_precision_keeps_the_term(tasks, tiny_model, batches, dtype, rel):
         whole = Smart()(model, batch, PLACE).term.item()
         with torch.autocast("cpu", dtype=dtype):
             result = Smart()(model, batch, PLACE)
-        assert result.term.item() == pytest.approx(whole, rel=rel), task
+        assert result.term.item() == pytest.approx(whole, rel=0.5), task
         assert not result.skipped
 
 
