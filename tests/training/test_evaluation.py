@@ -60,10 +60,10 @@ def test_metrics_are_those_of_the_models_own_outputs(make_trainer, tiny_model, t
             "sts": lambda x, y: pearsonr(x[:, 0], y).statistic,
         }[name](logits, labels)
         assert metrics[f"eval_{name}_loss"] == pytest.approx(loss, rel=1e-5)
-        assert metrics[f"eval_{name}_{trainer.tasks[name].metric}"] == pytest.approx(found[name], abs=1e-6)
-    assert metrics["eval_overall"] == pytest.approx(sum(found.values()) / 3, abs=1e-6)
+        assert metrics[f"eval_{name}_{trainer.tasks[name].metric}"] == pytest.approx(found[name], abs=1e-5)
+    assert metrics["eval_overall"] == pytest.approx(sum(found.values()) / 3, abs=1e-5)
     leaderboard = (found["sst"] + found["para"] + (found["sts"] + 1) / 2) / 3
-    assert metrics["eval_leaderboard"] == pytest.approx(leaderboard, abs=1e-6)
+    assert metrics["eval_leaderboard"] == pytest.approx(leaderboard, abs=1e-5)
     seconds = metrics["eval_runtime"]  # rounded to 1e-4, which matters on a fast machine
     assert metrics["eval_samples_per_second"] * seconds == pytest.approx(sum(DEV.values()), rel=1e-3 + 1e-4 / seconds)
 
