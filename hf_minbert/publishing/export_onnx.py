@@ -142,7 +142,11 @@ class Answers(nn.Module):
 
 
 def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> None:
-    """Writes the graph that answers these tasks: `INPUTS` [B, T], or [B, 2, T], to an output [B, C] of each."""
+    """Writes the graph that answers these tasks: `INPUTS` [B, T], or [B, 2, T], to an output [B, C] of each.
+
+    Raises:
+        MinBertError: torch wrote a graph for inputs of one length.
+    """
     inputs = sample(model.config, 2, min(9, model.config.max_position_embeddings), _sentences(model, tasks))
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=model.config.max_position_embeddings)
     last = inputs["input_ids"].dim() - 1
@@ -154,6 +158,12 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
             dynamic_shapes={name: {0: batch, last: length} for name in INPUTS},
             dynamo=True,
             verbose=False,
+        )
+    if isinstance(program.model.graph.inputs[0].shape[last], int):
+        recurrent = [name for name in tasks if model.config.get_task(name)["pooling"] == "bigru"]
+        raise MinBertError(
+            f"torch {torch.__version__} writes a graph that takes inputs of one length only, for the tasks "
+            f"{', '.join(recurrent or tasks)}. Torch 2.11 does so for `pooling: bigru`. Use torch 2.13 or newer."
         )
     _name_outputs(program.model.graph, tasks)
     for graph in (program.model.graph, *program.model.functions.values()):
