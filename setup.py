@@ -13,21 +13,23 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'^__version__ = "([^"]+)"$', (ROOT / "hf_minbert" / "__init__.py").read_text(), re.MULTILINE)[1]
 
 # Two sets are tested: the lowest versions that are named here (scripts/constraints-lowest.txt) and the newest
-# (scripts/constraints.txt). Every version of both has wheels for Python 3.11, 3.12 and 3.13. The lowest
-# huggingface-hub is the one that gradio 6.31 asks for; each transformers narrows it further, 5.17 to 1.x.
+# (scripts/constraints.txt). Every version of both has wheels for Python 3.11, 3.12 and 3.13. Each transformers narrows
+# huggingface-hub further, 5.17 to 1.x. What an older version lacks: accelerate 1.13 splits layers between devices,
+# huggingface-hub 1.20 gives up an upload whose connection drops once, scipy 1.14 has another bootstrap, onnxscript 0.5
+# does not know torch 2.11, and onnxruntime 1.31 cannot quantize what torch 2.11 exports.
 REQUIREMENTS = [
     "torch>=2.11",
     "transformers>=5.17,<6",
-    "accelerate>=1.12",
+    "accelerate>=1.14",
     "datasets>=4.5",
     "evaluate>=0.4.6",
-    "huggingface-hub>=1.16,<3",
+    "huggingface-hub>=1.21,<3",
     "peft>=0.19.1",
     "numpy>=2.1",
     "safetensors>=0.8",
     "typer>=0.20",
     "pyyaml>=6.0.2",
-    "scipy>=1.14.1",
+    "scipy>=1.15",
     "scikit-learn>=1.5.2",
 ]
 # Its weightings as aggregators, with the solver that UPGrad and DualProj need.
@@ -39,7 +41,7 @@ REPORT = ["matplotlib>=3.9.2", "jinja2>=3.1.6"]
 # The page of `minbert demo`.
 DEMO = ["gradio>=6.31,<7"]
 # `minbert export --to onnx`: torch's exporter writes through onnxscript, and onnxruntime runs what it wrote.
-EXPORT = ["onnx>=1.19", "onnxscript>=0.5.4", "onnxruntime>=1.22"]
+EXPORT = ["onnx>=1.19", "onnxscript>=0.6", "onnxruntime>=1.32"]
 # playwright drives the browser that Debian has, and downloads none. Both sets have the same ruff, whose layout differs
 # from version to version.
 TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17.6", "playwright>=1.50"]
