@@ -22,7 +22,7 @@ from .freezing import Freeze, Unfreeze
 from .gradients import GradientReduction
 from .graphs import CudaGraphs
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .processes import check_launch, launched_precision, tell_of_idle_gpus
+from .processes import check_launch, launched_precision, tell_of_idle_gpus, tell_of_the_cpu
 from .proximal import Proximal
 from .refused import refuse_settings, refuse_unsupported
 from .regularizers import REGULARIZERS
@@ -216,6 +216,9 @@ class MultiTaskTrainingArguments(TrainingArguments):
             self.metric_for_best_model = "eval_overall"
         refuse_unsupported(self)  # before the stock class acts on them, as it does for DeepSpeed
         check_ranges(self)  # nor are the stock words for what is out of range always to the point
+        if torch.backends.mps.is_available() and not self.use_cpu:
+            tell_of_the_cpu()
+            self.use_cpu = True  # the stock class would take the GPU of a Mac
         check_launch(self.use_cpu)
         if (launched := launched_precision()) and not (self.bf16 or self.fp16):
             setattr(self, launched, True)  # else some of the code would follow the launcher, and some the recipe

@@ -63,6 +63,12 @@ def tell_of_idle_gpus(gpus: int) -> None:
     )  # fmt: skip
 
 
+@cache
+def tell_of_the_cpu() -> None:
+    """Says why the GPU of a Mac is not used."""
+    logger.warning("The GPU of a Mac (MPS) has no float64, which gradient surgery needs: training runs on the CPU.")
+
+
 def launched_precision() -> str | None:
     """The half precision that a launcher's `mixed_precision` asks for."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")

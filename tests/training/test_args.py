@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.recipe import Value, cast
-from hf_minbert.training.processes import tell_of_idle_gpus
+from hf_minbert.training.processes import tell_of_idle_gpus, tell_of_the_cpu
 from hf_minbert.training.refused import REFUSED
 
 STOCK = {field.name for field in fields(TrainingArguments)}
@@ -334,3 +334,13 @@ def test_one_process_that_sees_several_gpus_uses_one_and_says_how_to_use_all(mon
     (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_minbert")]
     assert said.startswith("3 GPUs are visible and one process uses one.")
     assert "accelerate launch --multi_gpu --num_processes 3 scripts/train.py" in said
+
+
+def test_a_mac_trains_on_its_cpu_and_says_why(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    tell_of_the_cpu.cache_clear()
+    assert MultiTaskTrainingArguments(output_dir=str(tmp_path)).device.type == "cpu"
+    assert "(MPS) has no float64" in caplog.text
+    caplog.clear()
+    MultiTaskTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert not caplog.text
