@@ -39,7 +39,7 @@ esac
 make_environment test
 
 say "Linter: ruff check"
-"$venv/bin/ruff" check . || fail "ruff found faults (above). '$venv/bin/ruff check --fix' mends most of them."
+"$venv/bin/ruff" check . || fail "ruff found faults (above). '$venv/bin/ruff check --fix' fixes most of them."
 say "Layout: ruff format --check"
 "$venv/bin/ruff" format --check . || fail "some files are not formatted (above). '$venv/bin/ruff format' does it."
 
