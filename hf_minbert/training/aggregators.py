@@ -24,9 +24,6 @@ from ..errors import MinBertError, explain, unknown_name
 #: The names of the rows, one per task.
 Tasks = Sequence[Hashable]
 
-#: Numbers of each row in one of the small matrix products of `gram_matrix`: one product of whole rows is slow.
-CHUNK = 1 << 8
-
 
 def gram_matrix(gradients: Tensor) -> Tensor:
     """The dot products of every two rows of `gradients`, `[tasks, parameters]`: `[tasks, tasks]` in float64.
@@ -43,13 +40,14 @@ def gram_matrix(gradients: Tensor) -> Tensor:
         return on_gpu(gradients)
     tasks = len(gradients)
     gram = gradients.new_zeros(tasks, tasks, dtype=torch.float64)
-    # On a CPU the float64 copy of a slice stays in the cache; a GPU without kernels is slowed down by many calls.
-    width = 1 << 18 if gradients.device.type == "cpu" else 1 << 24
+    # What is float64 at a time, and what one of the small products takes of it, as a product of whole rows is slow. On a
+    # CPU it stays in the cache; on a GPU calls cost more.
+    width, size = (1 << 18, 1 << 8) if gradients.device.type == "cpu" else (1 << 24, 1 << 12)
     for part in gradients.split(width, dim=1):
         part = part.double()
-        chunks = part.shape[1] // CHUNK
-        pieces = part[:, : chunks * CHUNK].reshape(tasks, chunks, CHUNK).transpose(0, 1)  # [chunks, tasks, CHUNK]
-        rest = part[:, chunks * CHUNK :]
+        chunks = part.shape[1] // size
+        pieces = part[:, : chunks * size].reshape(tasks, chunks, size).transpose(0, 1)  # [chunks, tasks, size]
+        rest = part[:, chunks * size :]
         gram += torch.bmm(pieces, pieces.mT).sum(dim=0) + rest @ rest.T
     return gram
 

@@ -16,7 +16,6 @@ from hf_minbert import MinBertError, PCGrad
 from hf_minbert.training import aggregators
 from hf_minbert.training.aggregators import (
     AGGREGATORS,
-    CHUNK,
     Aggregator,
     GradVac,
     Sum,
@@ -33,6 +32,7 @@ from hf_minbert.training.smoothing import Smoothing
 
 WITH_ROWS = [name for name in AGGREGATORS if name != "sum"]
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+SLICE, CHUNK = 1 << 18, 1 << 8  # where the Gram matrix of a CPU is cut
 THREE = torch.tensor([[1.0, 0, 0], [-1, 1, 0], [-1, 0, 1]])  # pin P2
 
 
@@ -251,7 +251,6 @@ def test_every_order_comes_and_each_task_has_its_own():
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]
-SLICE = 1 << 18
 #: Where rounding errors add up or much cancels; of seed and size, rows in float64.
 ROWS = {
     "random": lambda seed, size: torch.randn(3, size, generator=seeded(seed), dtype=torch.float64),

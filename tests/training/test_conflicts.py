@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
-from hf_minbert.training.aggregators import CHUNK, PCGrad, Unconditional, gram_matrix
+from hf_minbert.training.aggregators import PCGrad, Unconditional, gram_matrix
 from hf_minbert.training.conflicts import ConflictMeter, layer_of
 from hf_minbert.training.gradients import GradientRows
 
@@ -129,7 +129,7 @@ def test_nothing_is_read_from_the_device_in_a_step():
     """A fake tensor has no values: to ask for one is an error."""
     meter = meter_of("tensors")
     with FakeTensorMode(allow_non_fake_inputs=True):
-        grams = torch.stack([gram_matrix(torch.ones(3, size)) for size in (5, CHUNK + 1)])
+        grams = torch.stack([gram_matrix(torch.ones(3, size)) for size in (5, 257)])
         for _ in range(2):
             meter.add("abc", grams.sum(dim=0), torch.eye(3).double(), ["embeddings", "rest"], grams)
         with pytest.raises(DataDependentOutputException):
@@ -140,7 +140,7 @@ def test_nothing_is_read_from_the_device_in_a_step():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("detail", ["none", "layers", "tensors"])
 def test_no_step_waits_for_the_gpu(detail):
-    parameters = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (2, CHUNK + 1, 7)]
+    parameters = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (2, 257, 7)]
     meter = ConflictMeter("ab", detail, ["embeddings.a", "embeddings.b", "c"])
     gradients = GradientRows(parameters, Unconditional(), meter=meter)
     for step in range(3):
