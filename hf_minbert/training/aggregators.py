@@ -40,8 +40,8 @@ def gram_matrix(gradients: Tensor) -> Tensor:
         return on_gpu(gradients)
     tasks = len(gradients)
     gram = gradients.new_zeros(tasks, tasks, dtype=torch.float64)
-    # What is float64 at a time, and what one of the small products takes of it, as a product of whole rows is slow. On a
-    # CPU it stays in the cache; on a GPU calls cost more.
+    # A slice is float64 at a time, and small products make it up: one of whole rows is slow. On a CPU a slice stays in
+    # the cache; on a GPU calls cost more.
     width, size = (1 << 18, 1 << 8) if gradients.device.type == "cpu" else (1 << 24, 1 << 12)
     for part in gradients.split(width, dim=1):
         part = part.double()
