@@ -24,7 +24,8 @@ from transformers.dynamic_module_utils import custom_object_save
 from .errors import MinBertError, explain, unknown_name
 from .loading import load_config, load_weights
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
-from .recipe import RunSettings, Value, cast
+from .settings.recipe import Value, cast
+from .settings.run import RunSettings
 from .tasks import head_difference
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,10 @@ from .errors import MinBertError, explain, unknown_name
 from .loading import check_encoder, load_masked_lm, load_tokenizer
 from .modeling_minbert import IGNORED
 from .publishing.trainer import PushesToHub
-from .recipe import RunSettings
+from .settings.keys import default_of
+from .settings.run import RunSettings
+from .settings.table import names
+from .settings.training import TrainingKeys
 from .tasks import Task
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, to_resume
@@ -46,12 +49,6 @@ logger = logging.getLogger(__name__)
 TASKS = "tasks"  # of `mlm_texts`
 #: What `encode` takes: a text, and no label.
 TEXT = Task("texts", "score", ("text",), range=(0, 1))
-#: Our own training arguments that this run heeds; the others are about several tasks and their heads.
-HEEDED = (
-    "train_tasks", "eval_tasks", "optim", "packing", "compile_layers", "early_stopping_patience",
-    "early_stopping_threshold", "restore_callback_states_from_checkpoint", "remove_unused_columns",
-    "logging_nan_inf_filter", "resume_from_checkpoint", "report_to",
-)  # fmt: skip
 METRICS = ("loss", "perplexity")
 
 
@@ -76,9 +73,8 @@ def check(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
 
 def without_effect(args: MultiTaskTrainingArguments) -> list[str]:
     """Our own training arguments that are given and that this run does not heed."""
-    ours = MultiTaskTrainingArguments.__annotations__.keys() - {*HEEDED}
-    plain = {f.name: f.default for f in fields(args) if f.name in ours and f.default is not MISSING}
-    return sorted(name for name, default in plain.items() if getattr(args, name) != default)
+    given = {f.name for f in fields(TrainingKeys) if getattr(args, f.name) != default_of(f)}
+    return sorted(names(among=given, objectives="tasks"))
 
 
 def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:

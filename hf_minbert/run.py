@@ -29,13 +29,16 @@ from .io import write_json
 from .loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
-from .recipe import RunSettings, Value, split_recipe
-from .run_folder import AVERAGED, OF_A_MACHINE, RunFolder
+from .run_folder import AVERAGED, RunFolder
+from .settings.keys import KEPT
+from .settings.recipe import Value, split_recipe
+from .settings.run import RunSettings
+from .settings.table import TRAITS, names
+from .settings.training import ConflictDetail
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 from .tasks import Task, get_tasks, revisions
 from .training.aggregators import PCGrad, Sum, Tasks
 from .training.args import MultiTaskTrainingArguments
-from .training.conflicts import ConflictDetail
 from .training.distillation import teacher_logits
 from .training.freezing import check_layers
 from .training.gradients import GradientRows, Gradients
@@ -74,7 +77,8 @@ def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
         stages = with_later_held_out(stages)
     except MinBertError as found:
         error = found
-    check_alike({key: word for key, word in words.items() if key.split(".")[-1] not in OF_A_MACHINE}, {}, error)
+    own = names(scope=("machine", "secret"))
+    check_alike({key: word for key, word in words.items() if key.split(".")[-1] not in own}, {}, error)
     return stages
 
 
@@ -176,6 +180,8 @@ def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
     if args.should_save:
         folder.check()
     config = _config(settings, args, tasks)
+    if args.should_save:
+        folder.check_model(config)
     tasks = _pinned(tasks, folder)
     data = _load(folder.settings, args, tasks)
     if args.should_save:
@@ -245,14 +251,6 @@ def _make_trainer(
 
 # ---- Whether the tasks conflict ----------------------------------------------------------------------------------
 
-#: What a measurement leaves out of a recipe: what would write, score or stop, and the aggregator.
-_NOT_MEASURED: dict[str, Any] = {
-    "eval_strategy": "no", "do_eval": False, "eval_on_start": False, "save_strategy": "no", "logging_strategy": "no",
-    "load_best_model_at_end": False, "metric_for_best_model": None, "early_stopping_patience": None,
-    "train_metrics": "none", "proximal_evaluate": False, "resume_from_checkpoint": None, "report_to": "none",
-    "aggregator": "pcgrad", "aggregator_options": None, "gradient_smoothing": None,
-}  # fmt: skip
-
 
 def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictDetail = "none") -> dict[str, float]:
     """Trains on the sum of the losses for the first `steps` steps of a recipe, and measures the tasks' gradients.
@@ -275,7 +273,9 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     with tempfile.TemporaryDirectory() as folder:
         with explain("Reading the training arguments", "Mend the recipe."):
-            measured = {**_NOT_MEASURED, "conflict_detail": detail, "output_dir": folder}
+            measured = {name: traits.off for name, traits in TRAITS.items() if traits.off is not KEPT}
+            measured |= {"aggregator": "pcgrad", "aggregator_options": None, "gradient_smoothing": None}
+            measured |= {"conflict_detail": detail, "output_dir": folder}
             args = MultiTaskTrainingArguments(**{**given, **measured})
             set_seed(args.seed)
         tasks = get_tasks(settings.tasks)

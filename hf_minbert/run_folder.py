@@ -10,45 +10,41 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
+from .configuration_minbert import MinBertConfig
 from .errors import MinBertError, explain
 from .io import check_writable, json_line, write_atomically, write_json
-from .recipe import RunSettings, read_recipe, split_recipe, write_recipe
+from .settings.keys import default_of
+from .settings.recipe import read_recipe, split_recipe, write_recipe
+from .settings.run import RunSettings
+from .settings.table import TRAITS, names
 from .tasks import get_tasks, revisions, with_revisions
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
 from .training.environment import environment
+
+logger = logging.getLogger(__name__)
 
 AVERAGED = "averaged"
 RUN_FILES = (
     "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors",
     "adapter_model.safetensors", "adapter_config.json", "predictions", AVERAGED, "report",
 )  # fmt: skip
-#: Keys that decide what a step computes: a run that resumes with another value would be neither run.
-FIXED_ON_RESUME = (
-    "objective", "peft", "mlm_texts", "mlm_probability", "mlm_whole_words", "mlm_order", "tasks", "train_tasks",
-    "max_length", "mixing", "mixing_temperature", "task_batch_sizes",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "seed", "data_seed", "task_sampling", "score_bins",
-    "rows_per_epoch", "redraw_rows",
-    "aggregator", "aggregator_options", "gradient_smoothing", "task_weights", "freeze", "regularizer", "smart_weight",
-    "smart_epsilon", "smart_step_size", "smart_noise_std", "smart_steps", "smart_variant", "smart_score_divergence",
-    "smart_norm", "smart_level", "smart_form", "r_drop_weight", "teachers", "distill_weight",
-    "distill_temperature", "fgm_weight", "fgm_epsilon", "proximal",
-    "proximal_weight", "proximal_steps", "proximal_momentum", "pretrained_decay",
-    "unfreeze", "learning_rates", "weight_decays", "layer_decay",
+#: What the shape of the trained weights depends on, in the config of a checkpoint.
+SHAPE = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size",
+    "max_position_embeddings", "private_layers",
 )  # fmt: skip
-#: Keys about the share of a step's rows that each process takes.
-PER_PROCESS = ("per_device_train_batch_size", "task_batch_sizes")
-#: Keys that may differ between the machines of one run.
-OF_A_MACHINE = ("data_dir", "cache_dir", "hub_token", "disable_tqdm")
 
 
 class RunFolder(TrainerCallback):
@@ -66,6 +62,7 @@ class RunFolder(TrainerCallback):
         self.path = Path(args.output_dir)
         self.settings, self.given, self.args = settings, given, args
         self.training_rows: dict[str, str] = {}
+        self.changed: dict[str, tuple[Any, Any]] = {}  # old and new value of what a resumed run has otherwise
         self.begun = False
 
     # ---- Before the run --------------------------------------------------------------------------------------
@@ -89,45 +86,74 @@ class RunFolder(TrainerCallback):
                 f"it by overwrite=true, or give another output_dir."
             )
 
+    def _checkpoint(self) -> Path | None:
+        """The checkpoint that the run resumes from."""
+        if self.args.resume_from_checkpoint is True:
+            newest = newest_complete_checkpoint(self.path, self.args.world_size)
+            return None if newest is None else Path(newest)
+        return Path(self.args.resume_from_checkpoint)
+
     def _check_checkpoint(self) -> None:
         remedy = "Leave `resume_from_checkpoint` out to start anew. What is left of a run here goes by overwrite=true."
+        checkpoint = self._checkpoint()
+        if checkpoint is None:
+            raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
         if self.args.resume_from_checkpoint is True:
-            if newest_complete_checkpoint(self.path, self.args.world_size) is None:
-                raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
             return
-        checkpoint = Path(self.args.resume_from_checkpoint)
         problem = incomplete(checkpoint, self.args.world_size) if checkpoint.is_dir() else "there is no such folder"
         if problem is not None:
             raise MinBertError(f"`resume_from_checkpoint` {checkpoint}: {problem}. {remedy}")
 
-    def check_same_run(self) -> None:
-        """Refuses to go on with a run that began with other values of what decides a step."""
+    def check_same_run(self, finished: bool = False) -> None:
+        """Refuses to go on with a run that began with other values of what decides a step.
+
+        Args:
+            finished: the run has ended, and what comes after it goes on.
+        """
         begun = self.begun_with()
         if begun is None:
             return
         (old_settings, old_given), environment = begun
         old, new = all_values(old_settings, old_given), all_values(self.settings, self.given)
+        keys = names(among=new, scope=("run", "seed"), objectives=("any", new["objective"]))
         if environment["processes"] != self.args.world_size:
             self._check_rows_of_steps(old, new, environment["processes"])
-            for key in PER_PROCESS:
-                del old[key], new[key]
-        in_sequence = new["objective"] == "mlm" and new["mlm_order"] == "sequence"  # then it decides the order
-        length = ("num_train_epochs", "max_steps") if in_sequence else ()
-        for key in (*FIXED_ON_RESUME, *length):
-            same = old.get(key) == new.get(key)
-            if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
+            keys = names(among=keys, per_process=False)
+        differing = [key for key in keys if old[key] != new[key] and not _same_tasks(key, old, new)]
+        # The order of what is drawn depends on how long the run is.
+        drawn = (new["objective"] == "mlm" and new["mlm_order"] == "sequence") or new["mixing"] == "annealed"
+        kept = names(among=differing, resume="fixed")
+        if finished or drawn:
+            kept += names(among=differing, resume="length")
+        for key in kept:
+            raise MinBertError(
+                f"The run in {self.path} was started with {key} = {plain(old[key])} and cannot be resumed with "
+                f"{plain(new[key])}: it would be neither run. Keep the old value, or start anew."
+            )
+        self.changed = {key: (old[key], new[key]) for key in names(among=differing, resume=("free", "length"))}
+
+    def check_model(self, config: MinBertConfig) -> None:
+        """Refuses to resume with a model of another shape than the checkpoint's."""
+        checkpoint = self._checkpoint() if self.args.resume_from_checkpoint else None
+        if checkpoint is None or not (checkpoint / "config.json").is_file():  # an adapter's checkpoint has none
+            return
+        saved = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        for name in SHAPE:
+            if name in saved and saved[name] != getattr(config, name):
                 raise MinBertError(
-                    f"The run in {self.path} was started with {key} = {old[key]} and cannot be resumed with "
-                    f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
+                    f"`model_name_or_path` {self.settings.model_name_or_path} has {name} = {getattr(config, name)}, "
+                    f"and the checkpoint {checkpoint} has {saved[name]}. Resume with the model that the run was "
+                    "started with, or start anew."
                 )
 
     def _check_rows_of_steps(self, old: Mapping[str, Any], new: Mapping[str, Any], processes: int) -> None:
         """Refuses another number of processes, unless their batches together are as large as they were."""
         now = self.args.world_size
-        wanted = {key: _rescaled(old[key], processes, now) for key in PER_PROCESS}
-        needed = [wanted[key] for key in PER_PROCESS if old[key] is not None]
+        sizes = names(per_process=True)
+        wanted = {key: _rescaled(old[key], processes, now) for key in sizes}
+        needed = [wanted[key] for key in sizes if old[key] is not None]
         where = f"The run in {self.path} was started with {_counted(processes)}, and {_counted(now)} cannot resume it"
-        if None in needed or any(wanted[key] != new[key] for key in PER_PROCESS):
+        if None in needed or any(wanted[key] != new[key] for key in sizes):
             words = " ".join(f"{key}={value}" for key, value in wanted.items() if value is not None)
             raise MinBertError(
                 f"{where} with these batches: steps would see other rows. Resume it with "
@@ -169,7 +195,7 @@ class RunFolder(TrainerCallback):
     def shared_recipe(self) -> dict[str, Any]:
         """What must be the same on all of them."""
         keys = {**vars(self.settings), **self.given}
-        return {key: value for key, value in keys.items() if key not in OF_A_MACHINE}
+        return {key: value for key, value in keys.items() if TRAITS[key].scope not in ("machine", "secret")}
 
     def digests(self, data: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """Of the rows that were read, by the words for them."""
@@ -189,9 +215,21 @@ class RunFolder(TrainerCallback):
             return
         self.begun = True
         if state.is_world_process_zero:
+            self._tell_of_changes(state)
             self._take()
             # up to the checkpoint, if the run resumes
             write_atomically(self.path / "log.jsonl", "".join(map(json_line, state.log_history)))
+
+    def _tell_of_changes(self, state) -> None:
+        """Says which keys a run that resumes has with other values, and from which step on."""
+        if self.changed:
+            said = ", ".join(f"{key} = {plain(new)} (was {plain(old)})" for key, (old, new) in self.changed.items())
+            logger.info("From step %d on: %s.", state.global_step, said)
+        if names(among=self.changed, resume="length"):
+            logger.info(
+                "The schedule %s now ends at step %d: the learning rate goes on from its value there at step %d.",
+                plain(self.args.lr_scheduler_type), state.max_steps, state.global_step,
+            )  # fmt: skip
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if self.begun and state.is_world_process_zero and state.log_history:
@@ -205,8 +243,9 @@ class RunFolder(TrainerCallback):
         if not self.args.resume_from_checkpoint:
             for path in [*checkpoints(self.path), *(self.path / name for name in RUN_FILES)]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        # a token is nobody's but its owner's: the folder may be published
-        kept = {key: self.given[key] for key in self.given if key not in ("resume_from_checkpoint", "hub_token")}
+        # A token is nobody's but its owner's: the folder may be published.
+        left_out = {"resume_from_checkpoint", *names(scope="secret")}
+        kept = {key: value for key, value in self.given.items() if key not in left_out}
         # the recipe of a run never deletes a run
         write_recipe(self.path / "recipe.yaml", replace(self.settings, overwrite=False), kept)
         write_json(self.path / "environment.json", self._environment())
@@ -221,7 +260,17 @@ class RunFolder(TrainerCallback):
 
 def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of a recipe with its value, those with their defaults that it does not name."""
-    return {**{f.name: f.default for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
+    return {**{f.name: default_of(f) for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
+
+
+def plain(value: Any) -> Any:
+    """As a recipe writes it."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _same_tasks(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the tasks are the same, written in another way."""
+    return key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])
 
 
 def _counted(processes: int) -> str:

@@ -28,7 +28,6 @@ from typing import Any
 
 from .errors import MinBertError, did_you_mean, explain
 from .io import check_writable, write_atomically, write_json
-from .recipe import Value, split_recipe, stage_names, write_recipe
 from .run import check_stages, model_config
 from .search_methods import (
     ENDING,
@@ -43,6 +42,8 @@ from .search_methods import (
     own_values,
     with_values,
 )
+from .settings.recipe import Value, split_recipe, stage_names, write_recipe
+from .settings.table import names
 from .stages import FOLDER as STAGES
 from .stages import plan
 from .tasks import get_tasks
@@ -53,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 USUAL_TRIALS = 20  # of methods that do not end by themselves
 POLL = 0.2  # seconds between two looks at the running trials
-#: Nobody's but its owner's; the folder may be passed on.
-SECRET = ("hub_token",)
 
 
 def search(
@@ -190,7 +189,7 @@ class SearchFolder:
     def __init__(self, path: str | Path, recipe: Mapping[str, Value], space: Space, metric: str):
         self.path, self.space, self.metric = Path(path), space, metric
         self.recipe = {key: value for key, value in recipe.items() if key not in OF_THE_SEARCH}
-        for key in OF_THE_SEARCH[1:]:
+        for key in {*OF_THE_SEARCH} - {"output_dir"}:
             if key in recipe and recipe[key].value:
                 raise MinBertError(f"`{key}` is of one run. A search goes on by the same command; leave it out.")
 
@@ -264,7 +263,7 @@ class SearchFolder:
     def _identity(self, method: str) -> dict[str, Any]:
         """What a search is of; as JSON gives it back."""
         space = {key: asdict(c) if isinstance(c, Range) else c for key, c in self.space.items()}
-        recipe = {key: value.value for key, value in self.recipe.items() if key not in SECRET}
+        recipe = {key: value.value for key, value in self.recipe.items() if key not in names(scope="secret")}
         return json.loads(json.dumps({"method": method, "space": space, "recipe": recipe}))
 
     def begin(self, method: str) -> None:
@@ -282,7 +281,7 @@ class SearchFolder:
     def _write_recipe(self, path: Path, values: Mapping[str, Any], output_dir: Path, **more: Value) -> None:
         recipe = {**more, **self._of_trial(values, output_dir)}
         settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
-        write_recipe(path, settings, {key: value for key, value in given.items() if key not in SECRET})
+        write_recipe(path, settings, {key: value for key, value in given.items() if key not in names(scope="secret")})
 
     def prepare(self, number: int, values: Mapping[str, Any]) -> None:
         """Writes what a new trial starts from."""

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MinBertError, unknown_name
-from .recipe import Value, read_value, recipes_folder, stage_place
+from .settings.recipe import Value, read_value, recipes_folder, stage_place
+from .settings.table import names
 
 SPACE_FILE = ".space.yaml"  # ending of the spaces that come with the package
 #: Keys of a run's folder, which the search gives its trials itself.
-OF_THE_SEARCH = ("output_dir", "overwrite", "resume_from_checkpoint")
+OF_THE_SEARCH = names(scope="start")
 
 
 @dataclass(frozen=True)

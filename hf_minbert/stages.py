@@ -26,8 +26,10 @@ from .data.leaks import guarded_tasks, scored_rows, usually_held_out
 from .errors import MinBertError, explain
 from .io import check_writable, write_json
 from .loading import load_config
-from .recipe import RunSettings, Value, split_recipe, stage_names, write_recipe
-from .run_folder import PER_PROCESS, RUN_FILES, RunFolder, all_values
+from .run_folder import RUN_FILES, RunFolder
+from .settings.recipe import Value, split_recipe, stage_names, write_recipe
+from .settings.run import RunSettings
+from .settings.table import names
 from .tasks import get_tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, newest_complete_checkpoint
@@ -36,19 +38,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "stages"
 #: Keys that are of the whole recipe, and no stage's.
-OF_ALL = ("output_dir", "overwrite", "resume_from_checkpoint", "stages")
-#: Keys that may differ between a stage that has finished and the recipe that goes on after it.
-WITHOUT_TRACE = (
-    *OF_ALL,
-    "model_name_or_path",
-    "data_dir",
-    "cache_dir",
-    "disable_tqdm",
-    "report_to",
-    "hub_token",
-    "tasks",
-)
-
+OF_ALL = (*names(scope="start"), "stages")
 #: Fields of a task that say where its dev and test rows lie.
 PLACES = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns")
 
@@ -89,23 +79,15 @@ class Stage:
             MinBertError: with the first such key.
         """
         run = RunFolder(self.settings, self.given, self.args)
-        run.check_same_run()
-        begun = run.begun_with()
-        if begun is None:
+        if run.begun_with() is None:
             raise MinBertError(
                 f"Stage {self.name!r} has finished, but {self.folder} lacks recipe.yaml or environment.json, which "
                 f"say how. Put them back, or start anew with overwrite=true."
             )
-        begun, environment = begun
-        old, new = all_values(*begun), all_values(self.settings, self.given)
-        # Another number of processes has other batches, which `check_same_run` has compared.
-        others = PER_PROCESS if environment["processes"] != self.args.world_size else ()
-        for key in sorted(old.keys() - {*WITHOUT_TRACE, *others}):
-            if old[key] != new[key]:
-                raise MinBertError(
-                    f"Stage {self.name!r} has finished with {key} = {old[key]}, and the recipe now says {new[key]}. "
-                    f"Keep the old value, or start anew with overwrite=true."
-                )
+        try:
+            run.check_same_run(finished=True)
+        except MinBertError as error:
+            raise MinBertError(f"Stage {self.name!r} has finished. {error}") from error
 
 
 def plan(values: Mapping[str, Value]) -> list[Stage]:

@@ -13,7 +13,7 @@ import json
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ from hf_minbert.data.rounds import MIXING
 from hf_minbert.heads import HEADS
 from hf_minbert.losses import LOSSES, options_of
 from hf_minbert.pooling import JOINS, POOLINGS
-from hf_minbert.recipe import RunSettings, packaged_recipes, type_in_words
+from hf_minbert.settings.keys import default_of
+from hf_minbert.settings.recipe import packaged_recipes, type_in_words
+from hf_minbert.settings.run import RunSettings
+from hf_minbert.settings.stock import REFUSED
 from hf_minbert.tasks import Source, Task
 from hf_minbert.training.aggregators import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
-from hf_minbert.training.refused import REFUSED
 from hf_minbert.training.regularizers import REGULARIZERS
 
 OWN_TASK = """`tasks` can be a mapping of a task's name to these keys. For a task of the package they replace its own.
@@ -117,7 +119,9 @@ taken, and then the key can as well be left out.
 
 
 def docs_of(cls: type | Callable) -> dict[str, str]:
-    """Name to help, from the `Args:` of a docstring."""
+    """Name to help: of settings from their fields, else from the `Args:` of a docstring."""
+    if is_dataclass(cls) and any("traits" in f.metadata for f in fields(cls)):
+        return {f.name: f.metadata["help"] for f in fields(cls) if "traits" in f.metadata}
     found = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(cls), re.MULTILINE | re.DOTALL)
     if found is None:
         return {}
@@ -125,8 +129,8 @@ def docs_of(cls: type | Callable) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
 
 
-def default_of(field: Field) -> str:
-    value = field.default_factory() if field.default_factory is not MISSING else field.default
+def default_in_words(field: Field) -> str:
+    value = default_of(field)
     if value is MISSING:
         return "(required)"
     value = value.value if isinstance(value, Enum) else value
@@ -158,7 +162,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def own_keys(cls: type, names: list[str]) -> str:
     """The table of the fields of ours. An undocumented one is a KeyError."""
     hints, docs, by_name = typing.get_type_hints(cls), docs_of(cls), {f.name: f for f in fields(cls)}
-    rows = [(f"`{name}`", type_of(name, hints[name]), default_of(by_name[name]), docs[name]) for name in names]
+    rows = [(f"`{name}`", type_of(name, hints[name]), default_in_words(by_name[name]), docs[name]) for name in names]
     return table(("key", "what it takes", "default", "what it does"), rows)
 
 
@@ -195,7 +199,7 @@ def recipe_lists() -> str:
 
 def render() -> str:
     """The whole of recipes/README.md."""
-    ours = list(docs_of(MultiTaskTrainingArguments))
+    ours = [name for name in docs_of(MultiTaskTrainingArguments) if name not in REFUSED]
     settings = [f.name for f in fields(RunSettings)]
     stock = [f for f in fields(MultiTaskTrainingArguments) if f.init and f.name not in {*ours, *settings, *REFUSED}]
     hints = typing.get_type_hints(MultiTaskTrainingArguments)
@@ -224,7 +228,7 @@ def render() -> str:
         STOCK.format(version=version),
         table(
             ("key", "what it takes", "default"),
-            [(f"`{f.name}`", type_of(f.name, hints[f.name]), default_of(f)) for f in stock],
+            [(f"`{f.name}`", type_of(f.name, hints[f.name]), default_in_words(f)) for f in stock],
         ),
         NOT_TAKEN,
         table(("key", "why not"), [(f"`{name}`", reason) for name, (_, reason) in REFUSED.items()]),

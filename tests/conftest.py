@@ -19,8 +19,8 @@ from transformers import BertConfig, BertModel, BertTokenizer, set_seed
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 from hf_minbert.cli import main
-from hf_minbert.recipe import read_recipe
 from hf_minbert.run import train
+from hf_minbert.settings.recipe import read_recipe
 
 SHARED = Path(__file__).parents[2] / "shared"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from hf_minbert import get_tasks
 from hf_minbert.errors import MinBertError
 from hf_minbert.loading import load_config, load_tokenizer, load_weights
-from hf_minbert.recipe import RunSettings
 from hf_minbert.run import model_config
+from hf_minbert.settings.run import RunSettings
 
 
 @pytest.fixture

@@ -25,8 +25,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
-from hf_minbert import recipe as recipe_module
-from hf_minbert.recipe import RunSettings, find_recipe, packaged_recipes, recipes_folder
+from hf_minbert.settings import recipe as recipe_module
+from hf_minbert.settings.recipe import find_recipe, packaged_recipes, recipes_folder
+from hf_minbert.settings.run import RunSettings
+from hf_minbert.settings.training import TrainingKeys
 from hf_minbert.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +116,7 @@ def test_an_installed_package_holds_every_module_the_sample_and_the_recipes(buil
 
 
 def test_an_installed_package_finds_the_recipes_inside_it(built, monkeypatch):
-    monkeypatch.setattr(recipe_module, "__file__", str(built / "recipe.py"))
+    monkeypatch.setattr(recipe_module, "__file__", str(built / "settings" / "recipe.py"))
     assert recipes_folder() == built / "recipes"
     assert find_recipe("cs224n/baseline") == built / "recipes" / "cs224n" / "baseline.yaml"
 
@@ -281,5 +283,6 @@ def test_the_list_of_keys_has_each_key_once(keys):
 def test_every_key_of_ours_has_help(keys):
     stock = {f.name for f in fields(transformers.TrainingArguments)}
     own = {f.name for f in fields(MultiTaskTrainingArguments)} - stock
-    assert set(keys.docs_of(MultiTaskTrainingArguments)) == own | {"optim"}  # a stock one, which takes more here
+    other_default = {f.name for f in fields(TrainingKeys)} & stock
+    assert set(keys.docs_of(MultiTaskTrainingArguments)) == own | other_default | {"optim"}  # takes more here
     assert set(keys.docs_of(RunSettings)) == {f.name for f in fields(RunSettings)}

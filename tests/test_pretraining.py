@@ -17,7 +17,7 @@ from hf_minbert import MinBertError, MinBertForMaskedLM, Predictor, run
 from hf_minbert.data.masking import MaskingCollator, Text
 from hf_minbert.loading import load_tokenizer
 from hf_minbert.pretraining import MaskedLMTrainer
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 
 
 @pytest.fixture

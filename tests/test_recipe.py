@@ -14,8 +14,9 @@ from typing import Any, Literal
 import pytest
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
-from hf_minbert.recipe import RunSettings, Value, cast, read_recipe, settings_types, split_recipe, write_recipe
-from hf_minbert.training.refused import REFUSED as REFUSED_ARGUMENTS
+from hf_minbert.settings.recipe import Value, cast, read_recipe, settings_types, split_recipe, write_recipe
+from hf_minbert.settings.run import RunSettings
+from hf_minbert.settings.stock import REFUSED as REFUSED_ARGUMENTS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING_TYPES = typing.get_type_hints(MultiTaskTrainingArguments)

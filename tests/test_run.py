@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -13,14 +14,18 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import BertConfig, BertModel
 
-from hf_minbert import MinBertError, MultiTaskTrainer, run
-from hf_minbert.recipe import read_recipe
+from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments, run
+from hf_minbert.run_folder import RunFolder
+from hf_minbert.settings.recipe import read_recipe, split_recipe
+from hf_minbert.settings.table import TRAITS, names
 
 ROOT = Path(__file__).parents[1]
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
@@ -374,6 +379,10 @@ def test_a_finished_run_can_be_made_longer(train, tmp_path):
         ("train_tasks=[sst]", "train_tasks", "None", "['sst']"),
         ("tasks=[sst]", "tasks", "['sst', 'para', 'sts']", "['sst']"),
         ("max_length=16", "max_length", "None", "16"),
+        ("learning_rate=1e-2", "learning_rate", "0.001", "0.01"),
+        ("optim=sgd", "optim", "adamw_torch_fused", "sgd"),
+        ("private_layers=1", "private_layers", "None", "1"),
+        ("lr_scheduler_type=cosine", "lr_scheduler_type", "linear", "cosine"),
     ],
 )
 def test_a_run_that_would_see_other_rows_is_not_gone_on_with(train, tmp_path, word, key, old, new):
@@ -384,6 +393,47 @@ def test_a_run_that_would_see_other_rows_is_not_gone_on_with(train, tmp_path, wo
     assert f"was started with {key} = {old} and cannot be resumed with {new}" in str(refusal.value)
     assert "Keep the old value, or start anew." in str(refusal.value)
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("name", [name for name in names(scope=("run", "seed")) if name != "tasks"])
+def test_a_key_is_fixed_on_resume_or_its_change_is_told(finished_run, name):
+    """Of every key there is: none is ignored, and none takes effect unsaid."""
+    settings, given = split_recipe(
+        read_recipe(finished_run / "recipe.yaml"), get_type_hints(MultiTaskTrainingArguments)
+    )
+    args = MultiTaskTrainingArguments(**{**given, "resume_from_checkpoint": True})
+    folder = RunFolder(settings, {**given, name: "new"}, args)
+    if TRAITS[name].objectives == "mlm" or TRAITS[name].resume == "contents":
+        folder.check_same_run()
+        assert not folder.changed
+    elif TRAITS[name].resume == "fixed":
+        with pytest.raises(MinBertError, match=rf"was started with {name} = .* cannot be resumed with new"):
+            folder.check_same_run()
+    else:
+        folder.check_same_run()
+        assert folder.changed[name][1] == "new"
+
+
+def test_what_takes_effect_on_resume_is_said_with_its_step(train, caplog):
+    train("max_steps=2")
+    train("max_steps=4", "resume_from_checkpoint=true", "packing=true", "logging_steps=2")
+    (said,) = (record.getMessage() for record in caplog.records if "From step" in record.getMessage())
+    assert said.startswith("From step 2 on: ")
+    for change in ("max_steps = 4 (was 2)", "logging_steps = 2 (was 1)", "packing = True (was False)"):
+        assert change in said
+    assert "The schedule linear now ends at step 4" in caplog.text
+
+
+def test_a_model_of_another_shape_is_not_resumed_with(train, tiny_config, tiny_tokenizer, tmp_path):
+    train("max_steps=2")
+    ours = tiny_config(num_hidden_layers=1).to_dict()
+    sizes = {key: value for key, value in ours.items() if key in BertConfig().to_dict() and key != "model_type"}
+    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "other")
+    tiny_tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(
+        MinBertError, match="num_hidden_layers = 1, and the checkpoint .* has 2. Resume with the model"
+    ):
+        train("max_steps=4", "resume_from_checkpoint=true", f"model_name_or_path={tmp_path / 'other'}")
 
 
 def test_other_data_is_not_gone_on_with_and_moved_data_is(train, write_course_files, tmp_path):
@@ -425,8 +475,12 @@ def interrupted(recipe: Path, ready: Callable[[], bool], *words: str) -> tuple[i
         deadline = time.monotonic() + 300
         while not ready() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        return process.wait(timeout=300), process.stderr.read()
+        for _ in range(5):
+            process.send_signal(signal.SIGINT)
+            # Python ignores what is raised within a destructor, also an interrupt that comes just then.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=60), process.stderr.read()
+        raise AssertionError("five interrupts did not end the run")
     finally:
         process.kill()
 

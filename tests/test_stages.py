@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_minbert import MinBertError, MultiTaskTrainer, Predictor, run
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 
 RECIPE = """
 model_name_or_path: {bert}
@@ -253,7 +253,7 @@ def test_what_an_older_run_left_is_not_taken_for_finished(train, whole, stop_at,
         (
             "weight_decay: 0.1",
             "weight_decay: 0.2",
-            "Stage 'heads' has finished with weight_decay = 0.1, and .* says 0.2",
+            "Stage 'heads' has finished. The run .* with weight_decay = 0.1 and cannot be resumed with 0.2",
         ),
         ("freeze: encoder, ", "", "was started with freeze = encoder and cannot be resumed with none"),
         ("name: heads", "name: warm", "has a stage 1-heads, and the recipe has none of that number and name"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import MinBertError, unknown_name
-from ..recipe import cast, read_value
+from ..settings.recipe import cast, read_value
 from ..tasks import Task
 
 HELP = "How the file's columns are called, as in '{sentence: text, label: stars}'."

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..recipe import read_recipe
+from ..settings.recipe import read_recipe
 
 
 class Detail(StrEnum):

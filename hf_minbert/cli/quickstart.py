@@ -16,7 +16,7 @@ def quickstart(
     """Train on the sample in the package, with a small BERT that it downloads, and show scores and predictions."""
     import typing
 
-    from ..recipe import Value, read_recipe, split_recipe
+    from ..settings.recipe import Value, read_recipe, split_recipe
 
     words = overrides or []
     values = read_recipe("quickstart", words)

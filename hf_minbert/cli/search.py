@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..recipe import read_recipe
+from ..settings.recipe import read_recipe
 
 if TYPE_CHECKING:
     from ..search_methods import Space, Trial

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..recipe import RunSettings, read_recipe, recipes_folder
+from ..settings.recipe import read_recipe, recipes_folder
+from ..settings.table import OURS
 
 EPILOG = (
-    f"Keys of a recipe: {', '.join(f.name for f in fields(RunSettings))}; "
-    "train_tasks, eval_tasks, task_batch_sizes, task_weights, mixing, mixing_temperature, task_sampling, "
-    "score_bins, rows_per_epoch, redraw_rows, aggregator, aggregator_options, gradient_smoothing, "
-    "gradient_reduction, conflict_detail, optim, freeze, unfreeze, learning_rates, weight_decays, "
-    "layer_decay, regularizer, smart_weight, smart_epsilon, smart_step_size, "
-    "smart_noise_std, smart_steps, smart_variant, smart_score_divergence, smart_norm, smart_level, smart_form, "
-    "r_drop_weight, fgm_weight, fgm_epsilon, teachers, distill_weight, distill_temperature, "
-    "proximal, proximal_weight, proximal_steps, proximal_momentum, "
-    "proximal_evaluate, pretrained_decay, packing, cuda_graphs, compile_layers, train_metrics, "
-    "early_stopping_patience, early_stopping_threshold; "
-    "and the fields of transformers' TrainingArguments under their own names. Each is explained in "
-    f"{recipes_folder() / 'README.md'}, and the recipes of the package are listed there."
+    f"Keys of a recipe: {', '.join(OURS)}; and the fields of transformers' TrainingArguments under their own names. "
+    f"Each is explained in {recipes_folder() / 'README.md'}, and the recipes of the package are listed there."
 )
 
 

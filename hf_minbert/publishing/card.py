@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from ..recipe import recipe_text
+from ..settings.recipe import recipe_text
 from ..tasks import KIND_METRICS, Task
 from ..weights import MODEL
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable

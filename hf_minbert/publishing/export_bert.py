@@ -16,7 +16,7 @@ from ..heads import CosineHead
 from ..io import write_atomically, write_json
 from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..prediction import Predictor
-from ..recipe import cast, read_recipe, settings_types
+from ..settings.recipe import cast, read_recipe, settings_types
 from ..tasks import Task
 
 TOLERANCE = 1e-5

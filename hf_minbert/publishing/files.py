@@ -12,8 +12,9 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..io import json_line
-from ..recipe import read_recipe, recipe_text
 from ..reporting.document import PICTURES
+from ..settings.recipe import read_recipe, recipe_text
+from ..settings.table import names
 from ..training.checkpoints import INDEX, whole_safetensors
 from ..weights import MODEL
 
@@ -25,7 +26,6 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json
 #: What a run, or a merge, says of itself. They are read, and go up without local paths.
 RECORDS = ("recipe.yaml", "environment.json", "metrics.json", "merge.json", "log.jsonl")
 PLOTS = (f"report/{PICTURES}/*.png",)  # of `minbert report`
-SECRET = ("hub_token",)
 NAMES = ("labels",)  # what stands there is no path, whatever it looks like
 #: All that may go up beside the code that the config names. What lies there of an older push and is on this list, but
 #: not in the new push, goes away.
@@ -170,7 +170,7 @@ def portable(value: Any) -> Any:
     if isinstance(value, dict):
         short: dict[str, Any] = {}
         for key, item in value.items():
-            if key in SECRET:
+            if key in names(scope="secret"):
                 continue
             name = unique = portable(key)
             number = 2

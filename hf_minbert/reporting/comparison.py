@@ -19,9 +19,14 @@ from .words import number, p_value, signed
 
 def seeds(runs: Sequence[Run]) -> list[Block]:
     """Mean and spread of the runs that have the first one's recipe."""
-    same = [runs[0], *(run for run in runs[1:] if runs[0].same_recipe(run))]
+    others = {run.name: runs[0].other_keys(run) for run in runs[1:]}
+    same = [runs[0], *(run for run in runs[1:] if others[run.name] == [])]
+    differing = [
+        Text(f"{name} is left out: its recipe differs in {', '.join(keys)}.") for name, keys in others.items() if keys
+    ]
     if len(same) < 2:
-        return [Text("One run. Further runs of this recipe with other seeds, given by --compare, are summed up here.")]
+        alone = "One run. Further runs of this recipe with other seeds, given by --compare, are summed up here."
+        return [Text(alone), *differing]
     names = [f"{name}_{task.metric}" for name, task in runs[0].tasks.items()] + ["overall"]
     names = [name for name in names if all(run.metrics.get(f"eval_{name}") is not None for run in same)]
     values = np.array([[run.metrics[f"eval_{name}"] for name in names] for run in same])
@@ -31,7 +36,7 @@ def seeds(runs: Sequence[Run]) -> list[Block]:
     rows.append(["mean", *map(number, values.mean(axis=0))])
     rows.append(["standard deviation", *map(number, values.std(axis=0, ddof=1))])
     rows.append(["highest − lowest", *map(number, np.ptp(values, axis=0))])
-    return [Text(f"{len(same)} runs that differ in nothing but their seed."), Table(["run", *names], rows)]
+    return [Text(f"{len(same)} runs that differ in nothing but their seed."), Table(["run", *names], rows), *differing]
 
 
 def comparison(build: Builder, run: Run, other: Run) -> list[Block]:

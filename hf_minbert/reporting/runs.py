@@ -5,25 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from ..data.files import load_split, read_texts
 from ..errors import MinBertError, explain
-from ..recipe import Value, read_recipe
+from ..run_folder import all_values
+from ..settings.recipe import Value, read_recipe, split_recipe
+from ..settings.table import names
 from ..tasks import TASKS, Task, get_tasks
+from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints
 
 #: What tells a run's folder, or that of a merged model, from any other.
 SIGNS = ("metrics.json", "log.jsonl", "recipe.yaml", "config.json", "stages")
-#: Keys in which runs of one recipe may differ: those of a place, and the seed.
-NOT_THE_RECIPE = (
-    "seed", "data_seed", "output_dir", "data_dir", "cache_dir", "logging_dir", "run_name", "report_to", "disable_tqdm",
-)  # fmt: skip
 PREDICTIONS = "predictions"
 Entry = dict[str, Any]
 
@@ -129,13 +128,12 @@ class Run:
         """All names in the log, in the order in which they come up."""
         return list(dict.fromkeys(key for stage in self.stages for entry in stage.log for key in entry))
 
-    def same_recipe(self, other: Run) -> bool:
-        """Whether the two differ in their seed at most, and in places."""
-        ours, theirs = (
-            {key: value.value for key, value in run.recipe.items() if key not in NOT_THE_RECIPE}
-            for run in (self, other)
-        )
-        return bool(ours) and ours == theirs
+    def other_keys(self, other: Run) -> list[str] | None:
+        """In which keys the complete recipes differ, but for the seed and places; `None` where one has no recipe."""
+        if not (self.recipe and other.recipe):
+            return None
+        ours, theirs = (complete(run.recipe) for run in (self, other))
+        return [key for key in names(among=ours, scope="run") if ours[key] != theirs[key]]
 
     def training_texts(self, task: Task) -> list[tuple[str, ...]] | None:
         """The texts of the task's own training rows; `None` if there are none.
@@ -192,6 +190,18 @@ def _json(path: Path) -> Entry:
         return {}
     with explain(f"Reading {path}", "Put the right file back, or delete it."):
         return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def complete(recipe: Mapping[str, Value]) -> dict[str, Any]:
+    """A recipe with every key's value, whether it names the key or not."""
+    hints = get_type_hints(MultiTaskTrainingArguments)
+    values = all_values(*split_recipe(recipe, hints))
+    stages = [
+        {**recipe, **{key: Value(value, str(value)) for key, value in stage.items() if key != "name"}}
+        for stage in values["stages"] or ()
+    ]
+    stages = [{key: value for key, value in stage.items() if key != "stages"} for stage in stages]
+    return {**values, "tasks": get_tasks(values["tasks"]), "stages": [complete(stage) for stage in stages]}
 
 
 def _recipe(path: Path) -> dict[str, Value]:

@@ -12,17 +12,22 @@ import torch
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, explain, unknown_name
+from ..settings.training import (
+    BatchSizes,
+    ConflictDetail,
+    GradientReduction,
+    Proximal,
+    Sampling,
+    TaskWeights,
+    TrainMetrics,
+)
 from ..tasks import Task
 from .aggregators import make_aggregator
-from .conflicts import ConflictDetail
-from .data import BatchSizes, Sampling, TaskWeights
 from .distillation import distillation_of
-from .evaluation import TrainMetrics
 from .freezing import schedule_of
-from .gradients import GradientReduction
 from .parameter_groups import check_groups
 from .passes import check_number
-from .proximal import Proximal, proximal_of
+from .proximal import proximal_of
 from .regularizers import regularizer_of
 
 if TYPE_CHECKING:

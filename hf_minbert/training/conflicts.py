@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import combinations, groupby
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
+from ..settings.training import ConflictDetail
 from .aggregators import conflicts
-
-#: What is told apart beside whole vectors.
-ConflictDetail = Literal["none", "layers", "tensors"]
 
 
 def layer_of(parameter: str) -> str:

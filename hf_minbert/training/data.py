@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments
 
 logger = logging.getLogger(__name__)
-
-BatchSizes = Literal["proportional"]
-TaskWeights = Literal["inverse_batch_size"]
-Sampling = Literal["shuffle", "balanced"]
 
 
 def is_balanced(args: MultiTaskTrainingArguments, task: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from ..packing import Packing
 from ..tasks import Task
 from .data import data_loader
 
-TrainMetrics = Literal["running", "full", "none"]
 #: Losses that compare the rows of a batch: their mean depends on which rows meet in one.
 COMPARING_LOSSES = ("mnr", "cosent")
 

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -16,13 +16,11 @@ from transformers import TrainerCallback
 
 from ..errors import MinBertError, unknown_name
 from ..heads import Encoded, Head
+from ..settings.training import Freeze, Unfreeze
 
 logger = logging.getLogger(__name__)
 
 HEADS = "heads"
-#: What can be frozen, beside the embeddings and the first n layers, for which n stands.
-Freeze = Literal["none", "encoder", "embeddings"]
-Unfreeze = Literal["gradual"]
 _ABOVE_LAYERS = sys.maxsize
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from .aggregators import Aggregator, gram_matrix, weighted_sum
 from .conflicts import ConflictMeter
 from .smoothing import Smoothing
 
-GradientReduction = Literal["all_reduce", "sharded"]
 #: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
 BUCKET = 1 << 23
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -17,7 +17,6 @@ from .passes import repeats_in_recording
 
 logger = logging.getLogger(__name__)
 
-CudaGraphs = Literal["auto", "off"]
 #: From a task's inputs and the factor on its loss to what is to be handed back, and what is to be differentiated.
 Forward = Callable[[Mapping[str, Any], float], tuple[dict[str, torch.Tensor], torch.Tensor]]
 

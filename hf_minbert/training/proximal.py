@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from .passes import check_count, check_number
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments
-
-Proximal = Literal["none", "previous", "momentum"]
 
 
 class ProximalPoint(TrainerCallback):

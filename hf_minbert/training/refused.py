@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import MinBertError
+from ..settings.stock import REFUSED
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments
-
-#: The only value allowed, and why.
-REFUSED: dict[str, tuple[Any, str]] = {
-    "label_smoothing_factor": (0.0, "a head owns its loss"),
-    "train_sampling_strategy": ("random", "`mixing` decides which rows make a step"),
-    "dataloader_drop_last": (False, "every batch is full: a task that runs out starts again"),
-    "dataloader_persistent_workers": (False, "workers that outlive an epoch would repeat its order"),
-    "dataloader_in_order": (True, "at each step all processes must take rounds that follow each other"),
-    "include_num_input_tokens_seen": ("no", "tokens are not counted over several tasks"),
-    "auto_find_batch_size": (False, "it restarts training with sizes that the rounds do not follow"),
-    "batch_eval_metrics": (False, "a correlation needs all rows at once"),
-    "eval_do_concat_batches": (True, "a metric needs all rows in one array"),
-    "include_for_metrics": ([], "a task's metric sees outputs and labels only"),
-    "prediction_loss_only": (False, "`eval_overall` needs predictions"),
-    "remove_unused_columns": (False, "columns are chosen by task"),
-    "label_names": (None, "labels are named by the task"),
-    "length_column_name": ("length", "rows are not grouped by length"),
-    "use_cache": (False, "an encoder generates no text, and keeps nothing for it"),
-    "use_liger_kernel": (False, "its kernels are for models of the library"),
-    "liger_kernel_config": (None, "it is for Liger's kernels, which are for models of the library"),
-    "torch_empty_cache_steps": (None, "the step of several tasks does not empty the cache"),
-    "ddp_find_unused_parameters": (None, "the step averages gradients itself, without DDP's hooks"),
-    "ddp_bucket_cap_mb": (None, "the step averages gradients itself, in buckets of its own"),
-    "ddp_broadcast_buffers": (None, "the step does not go through DDP's forward"),
-    "ddp_static_graph": (None, "the step averages gradients itself, without DDP's hooks"),
-    "average_tokens_across_devices": (True, "a task's loss is a mean over rows, which processes have equally many of"),
-    "fsdp": (None, "the step runs on the unwrapped model, whose parameters FSDP would have sharded"),
-    "fsdp_config": (None, "it is for FSDP, which the step does not go with"),
-    "deepspeed": (None, "the step averages gradients itself, and DeepSpeed takes them away"),
-    "parallelism_config": (None, "the step averages over whole copies of the model"),
-    "local_rank": (-1, "the launcher tells each process its number"),
-    "do_train": (False, "`minbert train` trains"),
-    "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
-}
 
 
 def refuse_unsupported(args: MultiTaskTrainingArguments) -> None:

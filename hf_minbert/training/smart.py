@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import MinBertError, unknown_name
 from ..packing import Packing
+from ..settings.training import Form, Level, Norm, ScoreDivergence, Variant
 from ..tasks import Task
 from .passes import (
     Place,
@@ -28,11 +29,6 @@ from .passes import (
     parameters_fixed,
 )
 
-Variant = Literal["smart_0", "smart_1", "smart_2"]
-Form = Literal["paper", "mt-dnn"]
-Norm = Literal["inf", "l2"]
-Level = Literal["token", "sentence"]
-ScoreDivergence = Literal["squared_error", "bernoulli"]
 #: Report 002's names: the divergence that the steps ascend, and the one that is the term.
 VARIANTS: dict[str, tuple[str, str]] = {
     "smart_0": ("symmetric_kl", "symmetric_kl"),

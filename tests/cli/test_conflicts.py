@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hf_minbert.cli.conflicts import verdict
-from hf_minbert.recipe import read_recipe
 from hf_minbert.run import train
+from hf_minbert.settings.recipe import read_recipe
 
 PAIRS = ("sst_para", "sst_sts", "para_sts")
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from hf_minbert import cli, run
 from hf_minbert.cli import main
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 
 pytestmark = pytest.mark.slow
 

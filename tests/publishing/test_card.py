@@ -16,7 +16,7 @@ from hf_minbert.data.hub import HUB
 from hf_minbert.publishing.files import portable
 from hf_minbert.publishing.publish import prepare
 from hf_minbert.publishing.saved import SavedModel
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 
 
 @pytest.fixture

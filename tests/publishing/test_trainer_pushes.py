@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 TRAIN = """
 import os
 os.environ["HF_TOKEN"] = ""  # the recipe's is used
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 from hf_minbert.run import train
 result = train(read_recipe({recipe!r}, {words!r}))
 """

@@ -10,9 +10,10 @@ from accelerate.utils import ParallelismConfig
 from transformers import TrainingArguments
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
-from hf_minbert.recipe import Value, cast
+from hf_minbert.settings.recipe import Value, cast
+from hf_minbert.settings.stock import REFUSED
+from hf_minbert.settings.stock import STOCK as TRAITS_OF_STOCK
 from hf_minbert.training.processes import tell_of_idle_gpus, tell_of_the_cpu
-from hf_minbert.training.refused import REFUSED
 
 STOCK = {field.name for field in fields(TrainingArguments)}
 
@@ -150,6 +151,8 @@ def test_every_stock_argument_is_decided_on():
     assert REFUSED_VALUES.keys() == REFUSED.keys()
     assert not HONOURED_VALUES.keys() & REFUSED.keys()
     assert STOCK - REFUSED.keys() - HONOURED_VALUES.keys() - NOT_ALONE == set()
+    assert STOCK - REFUSED.keys() - TRAITS_OF_STOCK.keys() == set()
+    assert not TRAITS_OF_STOCK.keys() & REFUSED.keys()
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -11,7 +11,7 @@ import torch
 
 from hf_minbert import MinBertError, Predictor, get_tasks, run
 from hf_minbert.heads import build_head
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 from hf_minbert.training.distillation import Distillation, mean_answer, teacher_logits
 
 

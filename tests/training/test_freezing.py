@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
-from hf_minbert.recipe import cast, read_value
+from hf_minbert.settings.recipe import cast, read_value
 from hf_minbert.training.freezing import Freezing, check_trainable, schedule_of
 
 DECAYED = {"optim": "adamw_torch", "learning_rate": 1e-2, "weight_decay": 0.5, "max_grad_norm": 1.0}

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel
 from hf_minbert import MinBertConfig, MinBertError, MinBertForMultiTask, MultiTaskTrainer, Predictor, get_tasks, run
 from hf_minbert.adapters import METHODS, add_adapter, check, load_adapters, merged
 from hf_minbert.merging import average, ensemble
-from hf_minbert.recipe import read_recipe
+from hf_minbert.settings.recipe import read_recipe
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")

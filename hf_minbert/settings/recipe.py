@@ -1,7 +1,7 @@
 """A recipe: flat `key: value` lines of YAML, overridden by `key=value` words, turned into typed settings.
 
 It needs neither the Trainer nor a model, so that a misspelt line is answered at once. The keys are those of
-`RunSettings` below and the fields of `MultiTaskTrainingArguments`, each under its own name.
+`RunSettings` and the fields of `MultiTaskTrainingArguments`, each under its own name.
 """
 
 from __future__ import annotations
@@ -11,106 +11,15 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-from .errors import MinBertError, unknown_name
-
-#: Settings that the model's config keeps.
-DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-Objective = Literal["tasks", "mlm"]
-TextOrder = Literal["mixed", "sequence"]
-
-
-@dataclass
-class RunSettings:
-    """What a run needs beside its training arguments: the model, the tasks and their data.
-
-    Args:
-        model_name_or_path: a BERT checkpoint or a model saved by this package: a folder or a Hub id.
-        output_dir: the run's folder.
-        data_dir: the folder with the tasks' files; or `sample` for the sample that comes with the package, or `hub`
-            for the tasks' datasets on the Hub. Tasks that name their data need none.
-        tasks: the tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to
-            fields of `Task` (see `hf_minbert.tasks.get_tasks`), such as where its data lies.
-        max_length: longest input in tokens; longer ones are cut. The model's own limit unless given.
-        hidden_dropout_prob: overrides the checkpoint's dropout on hidden states and before the heads.
-        attention_probs_dropout_prob: overrides the checkpoint's dropout on attention weights.
-        private_layers: how many of the encoder's last layers each task has for itself, a copy of the checkpoint's to
-            begin with; the layers below are shared.
-        attn_implementation: `sdpa` or `eager`, or another of transformers' attention functions.
-        model_revision: branch, tag or commit of a Hub checkpoint.
-        peft: train an adapter and the heads, and leave the rest as it is: `{peft_type: LORA, r: 8, lora_alpha: 16,
-            target_modules: [query, value]}`, options of the library peft under its names. `peft_type` is `LORA` (with
-            `use_dora`, `use_rslora`), `LOHA`, `LOKR`, `OFT` or `IA3`; `target_modules` are names of the encoder's
-            layers, or `all-linear`. The run saves adapter and trained heads alone, beside the name of the model under
-            them. Trained on without `peft`, that becomes one model with it; with the same `peft`, it goes on.
-        cache_dir: where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length`
-            starts sooner. Nothing is kept unless given.
-        strict_data: a blank label or text in training or dev data is an error instead of a dropped row.
-        held_out: tasks, written as in `tasks`, whose dev and test rows are kept out of borrowed rows (see `sources` of
-            a task) and of the texts of `objective: mlm`, beside those of `tasks`. Unless given, the package's tasks
-            whose files lie in `data_dir`. The tasks of later stages are held out in any case.
-        drop_shared_sentences: also drop a borrowed row of which a single sentence stands in a dev or test row. They
-            are only counted otherwise; a row that stands there whole is always dropped.
-        overwrite: train into a folder that holds a run already, which deletes that run.
-        stages: runs that follow each other, a list with a mapping for each: its `name`, and the keys in which it
-            differs from the rest of the recipe. Each begins with the model that the one before ended with (its best
-            one, with `load_best_model_at_end`), and has its own folder in `output_dir`, where the last one's results
-            end up too.
-        objective: what is trained: `tasks`; or `mlm`, masked language modelling, which pre-trains the encoder further
-            without heads, and is scored by its perplexity on the texts of the dev splits, before and after, of all and
-            of each task. Texts that are also in dev or test rows are left out. The folder is a checkpoint, from which
-            the next run or stage takes encoder and pooler. Start from one with BERT's language modelling head, such as
-            google-bert/bert-base-uncased; without it, as in all-MiniLM, the head starts from random numbers. Keys
-            about several tasks, such as `aggregator`, have no effect.
-        mlm_texts: the texts of `objective: mlm`, a list: `tasks` for those of the training splits, or the path of a
-            file with a text a line, looked for in `data_dir` and in the working directory. Each text is taken once.
-        mlm_probability: the share of tokens, or of words, that the model is asked for.
-        mlm_whole_words: ask for whole words, not for pieces of them.
-        mlm_order: `mixed`; or `sequence`, all epochs of the first task's texts, then those of the next task or file.
-    """
-
-    model_name_or_path: str
-    output_dir: str
-    data_dir: str | None = None
-    tasks: list[str] | dict[str, Any] = field(default_factory=lambda: ["sst", "para", "sts"])
-    max_length: int | None = None
-    hidden_dropout_prob: float | None = None
-    attention_probs_dropout_prob: float | None = None
-    private_layers: int | None = None
-    attn_implementation: str = "sdpa"
-    model_revision: str | None = None
-    peft: dict[str, Any] | None = None
-    cache_dir: str | None = None
-    strict_data: bool = False
-    held_out: list[str] | dict[str, Any] | None = None
-    drop_shared_sentences: bool = False
-    overwrite: bool = False
-    stages: list[dict[str, Any]] | None = None
-    objective: Objective = "tasks"
-    mlm_texts: list[str] = field(default_factory=lambda: ["tasks"])
-    mlm_probability: float = 0.15
-    mlm_whole_words: bool = False
-    mlm_order: TextOrder = "mixed"
-
-    def __post_init__(self):
-        for name, value in self.dropouts.items():
-            if not 0 <= value < 1:
-                raise MinBertError(f"`{name}` must be at least 0 and less than 1. Found {value}.")
-        if not 0 < self.mlm_probability < 1:
-            raise MinBertError(f"`mlm_probability` must be more than 0 and less than 1. Found {self.mlm_probability}.")
-        if not self.mlm_texts:
-            raise MinBertError("`mlm_texts` is empty. Give `tasks`, the path of a text file, or both.")
-
-    @property
-    def dropouts(self) -> dict[str, float]:
-        """The changes to the dropout in the checkpoint's config."""
-        return {name: value for name in DROPOUTS if (value := getattr(self, name)) is not None}
+from ..errors import MinBertError, unknown_name
+from .run import RunSettings
 
 
 @dataclass(frozen=True)
@@ -196,8 +105,8 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Value:
 
 def recipes_folder() -> Path:
     """The folder with the package's recipes: inside it once installed, beside it in a clone."""
-    installed = Path(__file__).parent / "recipes"
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "recipes"
+    installed = Path(__file__).parents[1] / "recipes"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "recipes"
 
 
 def packaged_recipes() -> dict[str, Path]:
@@ -440,7 +349,7 @@ def _words(option: Any) -> str:
 
 def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str, Any]) -> None:
     """Writes a recipe that `read_recipe` and `split_recipe` turn into the same settings again."""
-    from .io import write_atomically
+    from ..io import write_atomically
 
     lines = {**vars(settings), **training}
     lines = {key: value.value if isinstance(value, enum.Enum) else value for key, value in lines.items()}

@@ -1,0 +1,146 @@
+"""What a run needs beside its training arguments: the model, the tasks and their data."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
+
+from ..errors import MinBertError
+from .keys import documented, key
+
+Objective = Literal["tasks", "mlm"]
+TextOrder = Literal["mixed", "sequence"]
+
+
+@documented
+@dataclass
+class RunSettings:
+    """What a run needs beside its training arguments: the model, the tasks and their data."""
+
+    model_name_or_path: str = key(
+        MISSING,
+        "A BERT checkpoint or a model saved by this package: a folder or a Hub id.",
+        resume="contents",
+    )
+    output_dir: str = key(MISSING, "The run's folder.", scope="start")
+    data_dir: str | None = key(
+        None,
+        "The folder with the tasks' files; or `sample` for the sample that comes with the package, or `hub` for the "
+        "tasks' datasets on the Hub. Tasks that name their data need none.",
+        resume="contents",
+        scope="machine",
+    )
+    tasks: list[str] | dict[str, Any] = key(
+        ["sst", "para", "sts"],
+        "The tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to fields of"
+        " `Task` (see `hf_minbert.tasks.get_tasks`), such as where its data lies.",
+    )
+    max_length: int | None = key(
+        None,
+        "Longest input in tokens; longer ones are cut. The model's own limit unless given.",
+    )
+    hidden_dropout_prob: float | None = key(
+        None,
+        "Overrides the checkpoint's dropout on hidden states and before the heads.",
+    )
+    attention_probs_dropout_prob: float | None = key(None, "Overrides the checkpoint's dropout on attention weights.")
+    private_layers: int | None = key(
+        None,
+        "How many of the encoder's last layers each task has for itself, a copy of the checkpoint's to begin with; "
+        "the layers below are shared.",
+    )
+    attn_implementation: str = key(
+        "sdpa",
+        "`sdpa` or `eager`, or another of transformers' attention functions.",
+        resume="free",
+    )
+    model_revision: str | None = key(None, "Branch, tag or commit of a Hub checkpoint.", resume="contents")
+    peft: dict[str, Any] | None = key(
+        None,
+        "Train an adapter and the heads, and leave the rest as it is: `{peft_type: LORA, r: 8, lora_alpha: 16, "
+        "target_modules: [query, value]}`, options of the library peft under its names. `peft_type` is `LORA` (with "
+        "`use_dora`, `use_rslora`), `LOHA`, `LOKR`, `OFT` or `IA3`; `target_modules` are names of the encoder's "
+        "layers, or `all-linear`. The run saves adapter and trained heads alone, beside the name of the model under "
+        "them. Trained on without `peft`, that becomes one model with it; with the same `peft`, it goes on.",
+    )
+    cache_dir: str | None = key(
+        None,
+        "Where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length` starts "
+        "sooner. Nothing is kept unless given.",
+        resume="free",
+        scope="machine",
+    )
+    strict_data: bool = key(
+        False,
+        "A blank label or text in training or dev data is an error instead of a dropped row.",
+        resume="contents",
+    )
+    held_out: list[str] | dict[str, Any] | None = key(
+        None,
+        "Tasks, written as in `tasks`, whose dev and test rows are kept out of borrowed rows (see `sources` of a "
+        "task) and of the texts of `objective: mlm`, beside those of `tasks`. Unless given, the package's tasks whose"
+        " files lie in `data_dir`. The tasks of later stages are held out in any case.",
+        resume="contents",
+    )
+    drop_shared_sentences: bool = key(
+        False,
+        "Also drop a borrowed row of which a single sentence stands in a dev or test row. They are only counted "
+        "otherwise; a row that stands there whole is always dropped.",
+        resume="contents",
+    )
+    overwrite: bool = key(
+        False,
+        "Train into a folder that holds a run already, which deletes that run.",
+        scope="start",
+    )
+    stages: list[dict[str, Any]] | None = key(
+        None,
+        "Runs that follow each other, a list with a mapping for each: its `name`, and the keys in which it differs "
+        "from the rest of the recipe. Each begins with the model that the one before ended with (its best one, with "
+        "`load_best_model_at_end`), and has its own folder in `output_dir`, where the last one's results end up too.",
+        resume="free",
+    )
+    objective: Objective = key(
+        "tasks",
+        "What is trained: `tasks`; or `mlm`, masked language modelling, which pre-trains the encoder further without "
+        "heads, and is scored by its perplexity on the texts of the dev splits, before and after, of all and of each "
+        "task. Texts that are also in dev or test rows are left out. The folder is a checkpoint, from which the next "
+        "run or stage takes encoder and pooler. Start from one with BERT's language modelling head, such as google-"
+        "bert/bert-base-uncased; without it, as in all-MiniLM, the head starts from random numbers. Keys about "
+        "several tasks, such as `aggregator`, have no effect.",
+    )
+    mlm_texts: list[str] = key(
+        ["tasks"],
+        "The texts of `objective: mlm`, a list: `tasks` for those of the training splits, or the path of a file with "
+        "a text a line, looked for in `data_dir` and in the working directory. Each text is taken once.",
+        objectives="mlm",
+    )
+    mlm_probability: float = key(
+        0.15,
+        "The share of tokens, or of words, that the model is asked for.",
+        objectives="mlm",
+    )
+    mlm_whole_words: bool = key(False, "Ask for whole words, not for pieces of them.", objectives="mlm")
+    mlm_order: TextOrder = key(
+        "mixed",
+        "`mixed`; or `sequence`, all epochs of the first task's texts, then those of the next task or file.",
+        objectives="mlm",
+    )
+
+    def __post_init__(self):
+        for name, value in self.dropouts.items():
+            if not 0 <= value < 1:
+                raise MinBertError(f"`{name}` must be at least 0 and less than 1. Found {value}.")
+        if not 0 < self.mlm_probability < 1:
+            raise MinBertError(f"`mlm_probability` must be more than 0 and less than 1. Found {self.mlm_probability}.")
+        if not self.mlm_texts:
+            raise MinBertError("`mlm_texts` is empty. Give `tasks`, the path of a text file, or both.")
+
+    @property
+    def dropouts(self) -> dict[str, float]:
+        """The changes to the dropout in the checkpoint's config."""
+        rates = {
+            "hidden_dropout_prob": self.hidden_dropout_prob,
+            "attention_probs_dropout_prob": self.attention_probs_dropout_prob,
+        }
+        return {name: rate for name, rate in rates.items() if rate is not None}
