@@ -24,7 +24,8 @@ from transformers.dynamic_module_utils import custom_object_save
 from .errors import MinBertError, explain, unknown_name
 from .loading import load_config, load_weights
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
-from .settings.recipe import Value, cast
+from .settings.dotted import Value
+from .settings.recipe import cast
 from .settings.run import RunSettings
 from .tasks import head_difference
 

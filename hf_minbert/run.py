@@ -30,8 +30,9 @@ from .loading import check_encoder, is_adapter, load_adapter, load_config, load_
 from .modeling_minbert import MinBertForMultiTask
 from .prediction import Predictor, score
 from .run_folder import AVERAGED, RunFolder
+from .settings.dotted import Value
 from .settings.keys import KEPT
-from .settings.recipe import Value, split_recipe
+from .settings.recipe import split_recipe
 from .settings.run import RunSettings
 from .settings.table import TRAITS, names
 from .settings.training import ConflictDetail

@@ -42,7 +42,8 @@ from .search_methods import (
     own_values,
     with_values,
 )
-from .settings.recipe import Value, split_recipe, stage_names, write_recipe
+from .settings.dotted import Value, stage_names
+from .settings.recipe import split_recipe, write_recipe
 from .settings.table import names
 from .stages import FOLDER as STAGES
 from .stages import plan

@@ -6,7 +6,6 @@ had not been, also where trials were deleted to have them run again.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import os
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MinBertError, unknown_name
-from .settings.recipe import Value, read_value, recipes_folder, stage_place
+from .settings.dotted import Value, set_key, value_of
+from .settings.recipe import read_value, recipes_folder
 from .settings.table import names
 
 SPACE_FILE = ".space.yaml"  # ending of the spaces that come with the package
@@ -163,19 +163,11 @@ def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
 
 
 def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[str, Value]:
-    """The recipe with a point of the space in it; `tasks.sst.head` is the line `head` in the entry of `sst`.
-
-    A stage goes by its name, or its number from 1 where it has none; another list's entry by its place from 0.
-
-    Raises:
-        MinBertError: a key leads into something that is not there or has no parts.
-    """
+    """The recipe with a point of the space in it. Raises as `set_key`."""
     changed = dict(recipe)
     for entry, raw in values.items():
         for key in keys_of(entry):
-            first, *path = _parts(recipe, key)
-            whole = _replaced(_tree(changed, first), path, copy.deepcopy(raw), key)
-            changed[first] = Value(whole, None if isinstance(whole, list | dict) else _as_text(whole))
+            set_key(changed, key, raw, f"`--space`: `{key}`")
     return changed
 
 
@@ -183,60 +175,10 @@ def own_values(recipe: Mapping[str, Value], space: Space) -> dict[str, Any]:
     """What the recipe itself says of the space's keys; without those of which it says nothing."""
     found = {}
     for entry in space:
-        parts = (_parts(recipe, key) for key in keys_of(entry))
-        said = [_looked_up(_tree(recipe, first), path) for first, *path in parts]
+        said = [value_of(recipe, key, f"`--space`: `{key}`") for key in keys_of(entry)]
         if None not in said and all(value == said[0] for value in said):
             found[entry] = said[0]
     return found
-
-
-def _parts(recipe: Mapping[str, Value], key: str) -> list[str]:
-    """A key's way into the recipe, with the place of a stage instead of its name."""
-    first, *path = key.split(".")
-    if first == "stages" and path:
-        stages = recipe["stages"].value if "stages" in recipe else None
-        path[0] = str(stage_place(stages, path[0], f"`--space`: `{key}`"))
-    return [first, *path]
-
-
-def _tree(recipe: Mapping[str, Value], key: str) -> Any:
-    """The value of a recipe's line; a list of tasks as the mapping that it stands for."""
-    value = copy.deepcopy(recipe[key].value) if key in recipe else None
-    if key != "tasks" or isinstance(value, dict):
-        return value
-    names = ["sst", "para", "sts"] if value is None else [value] if isinstance(value, str) else value
-    return dict.fromkeys(names)
-
-
-def _replaced(tree: Any, path: Sequence[str], raw: Any, key: str) -> Any:
-    if not path:
-        return raw
-    if tree is None:
-        tree = {}
-    if isinstance(tree, list) and path[0].isdecimal() and int(path[0]) < len(tree):
-        place: Any = int(path[0])
-        inner = tree[place]
-    elif isinstance(tree, dict):
-        place, inner = path[0], tree.get(path[0])
-    else:
-        raise MinBertError(f"`--space`: `{key}` asks for {path[0]!r} in {tree!r}, which has no such part.")
-    tree[place] = _replaced(inner, path[1:], raw, key)
-    return tree
-
-
-def _looked_up(tree: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
-            tree = tree[int(name)]
-        elif isinstance(tree, dict):
-            tree = tree.get(name)
-        else:
-            return None
-    return tree
-
-
-def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 # ---- The methods -------------------------------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from .errors import MinBertError, explain
 from .io import check_writable, write_json
 from .loading import load_config
 from .run_folder import RUN_FILES, RunFolder
-from .settings.recipe import Value, split_recipe, stage_names, write_recipe
+from .settings.dotted import Value, stage_names
+from .settings.recipe import split_recipe, write_recipe
 from .settings.run import RunSettings
 from .settings.table import names
 from .tasks import get_tasks

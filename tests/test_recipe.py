@@ -14,7 +14,8 @@ from typing import Any, Literal
 import pytest
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
-from hf_minbert.settings.recipe import Value, cast, read_recipe, settings_types, split_recipe, write_recipe
+from hf_minbert.settings.dotted import Value
+from hf_minbert.settings.recipe import cast, read_recipe, settings_types, split_recipe, write_recipe
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED as REFUSED_ARGUMENTS
 
@@ -362,3 +363,67 @@ def test_a_recipe_of_this_project_is_valid(path):
     args = MultiTaskTrainingArguments(**{**training, "use_cpu": True})
     args.check_tasks(tasks)
     assert args.output_dir == ours.output_dir
+
+
+# ---- Keys with dots
+
+
+DOTTED = """
+tasks:
+  sst: {pooling: mean, head_options: {dropout: 0.2, hidden_sizes: [8]}}
+  sts: {sources: [{task: para, rows: 10}]}
+stages:
+  - {name: heads, freeze: encoder, tasks: {sst: {pooling: max}}}
+  - {name: all}
+"""
+
+
+def dotted(tmp_path, *words):
+    path = tmp_path / "dotted.yaml"
+    path.write_text(DOTTED, encoding="utf-8")
+    return {key: value.value for key, value in read_recipe(path, words).items()}
+
+
+def test_a_key_with_dots_changes_one_part_and_keeps_the_rest(tmp_path):
+    tasks = dotted(tmp_path, "tasks.sst.head_options.dropout=0.3", "tasks.sts.sources.0.rows=5")["tasks"]
+    assert tasks["sst"] == {"pooling": "mean", "head_options": {"dropout": 0.3, "hidden_sizes": [8]}}
+    assert tasks["sts"] == {"sources": [{"task": "para", "rows": 5}]}
+
+
+def test_a_mapping_is_merged_and_null_unsets(tmp_path):
+    tasks = dotted(tmp_path, "tasks.sst={head: mlp}", "tasks.sst.pooling=null", "tasks.sts=null", "tasks.para={}")[
+        "tasks"
+    ]
+    assert tasks == {"sst": {"head": "mlp", "head_options": {"dropout": 0.2, "hidden_sizes": [8]}}, "para": {}}
+
+
+def test_a_key_with_dots_makes_the_mapping_that_is_not_there(tmp_path):
+    assert dotted(tmp_path, "task_batch_sizes.sts=4")["task_batch_sizes"] == {"sts": 4}
+    path = tmp_path / "plain.yaml"
+    path.write_text("seed: 1", encoding="utf-8")
+    assert read_recipe(path, ["tasks.sst.head=mlp"])["tasks"].value == {
+        "sst": {"head": "mlp"},
+        "para": None,
+        "sts": None,
+    }
+
+
+def test_a_key_with_dots_holds_for_stages_with_a_line_of_their_own(tmp_path):
+    found = dotted(tmp_path, "tasks.sst.pooling=cls", "stages.all.tasks.sst.pooling=max")
+    assert found["tasks"]["sst"]["pooling"] == "cls"
+    assert found["stages"][0]["tasks"] == {"sst": {"pooling": "cls"}}
+    assert found["stages"][1] == {"name": "all", "tasks": {"sst": {"pooling": "max"}}}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("tasks.sst.pooling.size=3", "'tasks.sst.pooling.size' asks for 'size' in 'max', which has no such part"),
+        ("tasks.sts.sources.1.rows=3", "'tasks.sts.sources.1.rows' asks for '1' in"),
+        ("stages.al.seed=3", "'stages.al.seed': Unknown stage 'al'. Did you mean 'all'"),
+    ],
+)
+def test_a_key_with_dots_that_leads_nowhere_is_refused(tmp_path, word, said):
+    with pytest.raises(MinBertError) as refusal:
+        dotted(tmp_path, word)
+    assert said in str(refusal.value)

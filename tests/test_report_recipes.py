@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks, pretraining
 from hf_minbert.run import train
-from hf_minbert.settings.recipe import Value, packaged_recipes, read_recipe, split_recipe
+from hf_minbert.settings.dotted import Value
+from hf_minbert.settings.recipe import packaged_recipes, read_recipe, split_recipe
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.stages import plan
 from hf_minbert.tasks import Source

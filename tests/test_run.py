@@ -419,7 +419,7 @@ def test_what_takes_effect_on_resume_is_said_with_its_step(train, caplog):
     train("max_steps=4", "resume_from_checkpoint=true", "packing=true", "logging_steps=2")
     (said,) = (record.getMessage() for record in caplog.records if "From step" in record.getMessage())
     assert said.startswith("From step 2 on: ")
-    for change in ("max_steps = 4 (was 2)", "logging_steps = 2 (was 1)", "packing = True (was False)"):
+    for change in ("max_steps = 4 (was 2)", "logging_steps = 2.0 (was 1.0)", "packing = True (was False)"):
         assert change in said
     assert "The schedule linear now ends at step 4" in caplog.text
 

@@ -17,7 +17,8 @@ from hf_minbert import MinBertError
 from hf_minbert import search as search_module
 from hf_minbert.search import search
 from hf_minbert.search_methods import METHODS, Range, Trial, own_values, read_space, with_values
-from hf_minbert.settings.recipe import Value, packaged_recipes, read_recipe
+from hf_minbert.settings.dotted import Value
+from hf_minbert.settings.recipe import packaged_recipes, read_recipe
 
 ROOT = Path(__file__).parents[1]
 RATES = "learning_rate: [1e-4, 1e-5, 1e-6]"

@@ -16,7 +16,8 @@ def quickstart(
     """Train on the sample in the package, with a small BERT that it downloads, and show scores and predictions."""
     import typing
 
-    from ..settings.recipe import Value, read_recipe, split_recipe
+    from ..settings.dotted import Value
+    from ..settings.recipe import read_recipe, split_recipe
 
     words = overrides or []
     values = read_recipe("quickstart", words)

@@ -15,7 +15,8 @@ import numpy as np
 from ..data.files import load_split, read_texts
 from ..errors import MinBertError, explain
 from ..run_folder import all_values
-from ..settings.recipe import Value, read_recipe, split_recipe
+from ..settings.dotted import Value
+from ..settings.recipe import read_recipe, split_recipe
 from ..settings.table import names
 from ..tasks import TASKS, Task, get_tasks
 from ..training.args import MultiTaskTrainingArguments

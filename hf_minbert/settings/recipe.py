@@ -10,8 +10,8 @@ import enum
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,8 @@ from typing import Any
 import yaml
 
 from ..errors import MinBertError, unknown_name
+from .dotted import Value, set_key
 from .run import RunSettings
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value as read, and the characters it was read from (`None` for lists and mappings)."""
-
-    value: Any
-    text: str | None
-
 
 # ---- Reading YAML ----------------------------------------------------------------------------------------
 
@@ -140,8 +132,9 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
 
     Args:
         path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
-        overrides: the words. They hold for all of the recipe's stages, also where one has a line of that key; one like
-            `stages.heads.max_steps=2` is for the stage `heads` alone, and goes before those for all.
+        overrides: the words. A key with dots reaches into a line, `tasks.sst.head=mlp`; see `set_key`. Words hold for
+            all of the recipe's stages, also where one has a line of that key; one like `stages.heads.max_steps=2` is
+            for the stage `heads` alone, and goes before those for all.
 
     Raises:
         MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
@@ -154,47 +147,38 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     values = _read_yaml(text, f"Recipe {path}")
     if not isinstance(values, dict):
         raise MinBertError(f"Recipe {path}: expected lines of `key: value`. Found {values.value!r}.")
-    given: set[str] = set()
-    of_stages: dict[str, Any] = {}
+    words: dict[str, Value] = {}
     for word in overrides:
         key, equals, written = word.partition("=")
         if not equals or not key:
             raise MinBertError(f"{word!r} is not `key=value`. Write for example learning_rate=1e-4.")
-        if key in given:
+        if key in words:
             raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
-        given.add(key)
-        value = read_value(written, f"`{word}`")
-        if key.startswith("stages."):
-            of_stages[key] = value.value
-        else:
-            values[key] = value
-    stages = values["stages"].value if "stages" in values else None
-    if "stages" not in given and isinstance(stages, list):
-        for stage in stages:
-            for key in given & stage.keys() if isinstance(stage, dict) else ():
-                del stage[key]
-    for key, value in of_stages.items():
-        _, name, own = [*key.split(".", 2), ""][:3]
-        if not own:
-            raise MinBertError(f"{key!r} names no key of a stage. Write for example stages.{name}.max_steps=2.")
-        stages[stage_place(stages, name, f"{key!r}")][own] = value
+        words[key] = read_value(written, f"`{word}`")
+    values |= {key: value for key, value in words.items() if "." not in key}
+    _override_stages(values, words)
+    # One like `stages.heads.max_steps=2` goes before those for all stages.
+    for key in sorted((key for key in words if "." in key), key=lambda key: key.startswith("stages.")):
+        set_key(values, key, words[key].value, repr(key))
     return values
 
 
-def stage_names(stages: Sequence[Any]) -> list[str]:
-    """What the stages of a recipe are called: by their `name`, or by their number from 1."""
-    given = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
-    return [str(number if name is None else name) for number, name in enumerate(given, 1)]
-
-
-def stage_place(stages: Any, name: str, where: str) -> int:
-    """The place from 0 of a stage in a recipe's `stages`. Raises `MinBertError`, which begins with `where`."""
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        raise MinBertError(f"{where}: the recipe has no list of `stages`. Leave `stages.{name}.` out.")
-    names = stage_names(stages)
-    if name not in names:
-        raise MinBertError(f"{where}: {unknown_name('stage', name, names)}")
-    return names.index(name)
+def _override_stages(values: Mapping[str, Value], words: Mapping[str, Value]) -> None:
+    """Lets words hold for the stages that have a line of that key of their own."""
+    stages = values["stages"].value if "stages" in values and "stages" not in words else None
+    for stage in stages if isinstance(stages, list) else ():
+        if not isinstance(stage, dict):
+            continue
+        for key, value in words.items():
+            first = key.split(".")[0]
+            if first not in stage or first == "stages":
+                continue
+            if key == first:
+                del stage[first]
+            else:
+                own = {first: Value(stage[first], None)}
+                set_key(own, key, value.value, repr(key))
+                stage[first] = own[first].value
 
 
 def read_value(written: str, where: str) -> Value:

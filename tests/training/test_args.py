@@ -10,7 +10,8 @@ from accelerate.utils import ParallelismConfig
 from transformers import TrainingArguments
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
-from hf_minbert.settings.recipe import Value, cast
+from hf_minbert.settings.dotted import Value
+from hf_minbert.settings.recipe import cast
 from hf_minbert.settings.stock import REFUSED
 from hf_minbert.settings.stock import STOCK as TRAITS_OF_STOCK
 from hf_minbert.training.processes import tell_of_idle_gpus, tell_of_the_cpu
