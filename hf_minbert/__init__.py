@@ -1,21 +1,22 @@
 """One BERT written by hand, several sentence tasks, one training run, one published model.
 
-Importing the package makes `AutoConfig` know MinBERT. The model classes, which cost more to import, become
-known to the Auto classes, and the pipeline "minbert-multitask" to `pipeline`, when the first `MinBertConfig` is built:
-no model is loaded without one.
+Importing the package imports neither torch nor transformers. Once transformers has imported its `AutoConfig`, that
+knows MinBERT. The model classes, which cost more to import, become known to the Auto classes, and the pipeline
+"minbert-multitask" to `pipeline`, when the first `MinBertConfig` is built: no model is loaded without one.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from importlib import import_module
-
-from transformers import AutoConfig
-
-from .configuration_minbert import MinBertConfig
+from importlib.abc import Loader, MetaPathFinder
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "MinBertConfig": ".configuration_minbert",
     "MinBertModel": ".modeling_minbert",
     "MinBertForMaskedLM": ".modeling_minbert",
     "MinBertForMultiTask": ".modeling_minbert",
@@ -58,10 +59,37 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _register_config() -> None:
+    from transformers import AutoConfig
+
+    from .configuration_minbert import MinBertConfig
+
+    AutoConfig.register("minbert", MinBertConfig, exist_ok=True)
+
+
+def _prepare_config() -> None:
+    """Lets the first config that is built register the models.
+
+    Here and not in the config's own file: that file travels to the Hub, where no package is to register.
+    """
+    from .configuration_minbert import MinBertConfig
+
+    MinBertConfig.pipelines_at_hand = frozenset({"minbert-multitask"})
+    original = MinBertConfig.__post_init__
+
+    def first(self, **kwargs):
+        MinBertConfig.__post_init__ = original
+        _register_models()
+        original(self, **kwargs)
+
+    MinBertConfig.__post_init__ = first
+
+
 def _register_models() -> None:
     from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
     from transformers.pipelines import PIPELINE_REGISTRY
 
+    from .configuration_minbert import MinBertConfig
     from .modeling_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel
     from .pipeline_minbert import PIPELINE, MultiTaskPipeline
 
@@ -73,18 +101,35 @@ def _register_models() -> None:
     )
 
 
-def _hook_first_config() -> None:
-    # Here and not in the config's own file: that file travels to the Hub, where no package is to register.
-    original = MinBertConfig.__post_init__
+class _AfterImport(MetaPathFinder, Loader):
+    """Calls a function once a module has been imported."""
 
-    def first(self, **kwargs):
-        MinBertConfig.__post_init__ = original
-        _register_models()
-        original(self, **kwargs)
+    def __init__(self, name: str, then: Callable[[], None]):
+        self.name, self.then = name, then
 
-    MinBertConfig.__post_init__ = first
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)  # the others are to find it
+        spec = find_spec(fullname)
+        self.loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec):
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module):
+        module.__spec__.loader = module.__loader__ = self.loader  # as if nothing had been between
+        self.loader.exec_module(module)
+        self.then()
 
 
-AutoConfig.register("minbert", MinBertConfig, exist_ok=True)
-MinBertConfig.pipelines_at_hand = frozenset({"minbert-multitask"})
-_hook_first_config()
+def _after_import(name: str, then: Callable[[], None]) -> None:
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _AfterImport(name, then))
+
+
+_after_import(f"{__name__}.configuration_minbert", _prepare_config)
+_after_import("transformers.models.auto.configuration_auto", _register_config)

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .errors import MinBertError
 
 
@@ -101,7 +99,7 @@ def json_line(obj: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, (np.generic, np.ndarray)):
+    if type(value).__module__ == "numpy":  # which reading a recipe does not import
         value = value.tolist()
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}

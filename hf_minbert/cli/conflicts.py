@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ..settings.recipe import read_recipe
+from ..settings.recipe import check_words, read_recipe
 
 
 class Detail(StrEnum):
@@ -43,6 +43,7 @@ def conflicts(
     Trains as the recipe says, on the sum of the losses, and keeps nothing of it.
     """
     values = read_recipe(recipe, overrides or ())
+    check_words(values)
     from ..io import check_writable, write_json
     from ..run import measure_conflicts
 

@@ -17,10 +17,11 @@ def quickstart(
     import typing
 
     from ..settings.dotted import Value
-    from ..settings.recipe import read_recipe, split_recipe
+    from ..settings.recipe import check_words, read_recipe, split_recipe
 
     words = overrides or []
     values = read_recipe("quickstart", words)
+    check_words(values)
     from ..data.files import load_split
     from ..quickstart import answers, score_table
     from ..run import train

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..settings.recipe import read_recipe
+from ..settings.recipe import check_words, read_recipe
 
 if TYPE_CHECKING:
     from ..search_methods import Space, Trial
@@ -58,6 +58,7 @@ def search(
     The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
     """
     values = read_recipe(recipe, overrides or ())
+    check_words(values)
     from ..search import search as carry_out
     from ..search_methods import read_space
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..settings.recipe import read_recipe, recipes_folder
+from ..settings.recipe import check_words, read_recipe, recipes_folder
 from ..settings.table import OURS
 
 EPILOG = (
@@ -31,6 +31,7 @@ def train(
 ) -> None:
     """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
+    check_words(values)
     from ..run import train as carry_out
     from .table import print_metrics
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from .keys import Traits
@@ -74,3 +78,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "do_train": (False, "`minbert train` trains"),
     "do_predict": (False, "predict with `minbert predict` or `trainer.predict`"),
 }
+
+
+@cache
+def stock_hints() -> dict[str, Any]:
+    """The types of transformers' training arguments, read from its source: importing it takes seconds.
+
+    A type that names a class of transformers is `Any` here; the class itself checks it.
+    """
+    (folder,) = find_spec("transformers").submodule_search_locations
+    tree = ast.parse((Path(folder) / "training_args.py").read_text(encoding="utf-8"))
+    (stock,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments")
+    fields = [node for node in stock.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    return {node.target.id: _plain_type(node.annotation) for node in fields}
+
+
+def _plain_type(annotation: ast.expr) -> Any:
+    try:
+        return eval(compile(ast.Expression(annotation), "", "eval"), {"Any": Any})  # of the library's own source
+    except (NameError, TypeError):
+        return Any

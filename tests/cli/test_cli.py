@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from hf_minbert.cli.predict import Dtype
 from hf_minbert.modeling_minbert import MinBertModel
 from hf_minbert.prediction import DTYPES
 from hf_minbert.settings.recipe import settings_types
+from hf_minbert.settings.stock import stock_hints
 from hf_minbert.settings.training import TrainingKeys
 
 ROOT = Path(__file__).parents[2]
@@ -64,23 +66,54 @@ def test_the_help_of_train_names_every_key_of_ours():
     assert {name for name in ours | set(settings_types()) if name not in train_verb.EPILOG} == set()
 
 
-def test_a_misspelt_recipe_is_answered_before_anything_heavy_is_imported(tmp_path):
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("a: [1\n")
+HEAVY = {"torch", "transformers", "numpy", "datasets", "peft", "evaluate", "scipy", "sklearn"}
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["--help"], 0),
+        (["train", "--help"], 0),
+        (["train", "cs224n/baseline", "learning_rat=1e-4"], 2),
+        (["conflicts", "cs224n/baseline", "max_steps=ten"], 2),
+        (["train", "cs224n/baseline", "tasks.sst.kinds=classes"], 2),
+        (["train", "reports/000/base", "stages.heads.seeds=1"], 2),
+        (["search", "quickstart", "--output-dir", "x", "--space", "{}", "max_step=1"], 2),
+        (["train", "no/such/recipe"], 2),
+    ],
+)
+def test_what_the_words_show_is_answered_before_anything_heavy_is_imported(words, status):
     code = f"""
 import sys
 from hf_minbert.cli import main
 try:
-    main(["train", {str(recipe)!r}])
+    main({words!r})
 except SystemExit as exit:
-    print(exit.code, sorted({{*{HEAVY}}} & set(sys.modules)))
+    print(exit.code, sorted({HEAVY} & set(sys.modules)))
 """
     done = python("-c", code)
-    assert done.stdout.strip() == "2 []", done.stderr
+    assert done.stdout.strip().splitlines()[-1] == f"{status} []", done.stderr
 
 
-#: Not torch: transformers' AutoConfig imports it, and `import hf_minbert` makes AutoConfig know MinBERT.
-HEAVY = ["datasets", "peft", "evaluate", "scipy", "sklearn", "transformers.trainer", "hf_minbert.modeling_minbert"]
+def test_the_types_of_stock_arguments_are_read_from_their_source():
+    hints = get_type_hints(TrainingArguments)
+    names = {f.name for f in fields(TrainingArguments)}
+    assert stock_hints().keys() == names
+    assert {name for name in names if stock_hints()[name] not in (hints[name], Any)} == set()
+    assert stock_hints()["learning_rate"] is float and stock_hints()["lr_scheduler_type"] is Any
+
+
+@pytest.mark.parametrize("first", ["transformers", "hf_minbert"])
+def test_auto_config_knows_minbert_whichever_is_imported_first(first):
+    second = {"transformers": "hf_minbert", "hf_minbert": "transformers"}[first]
+    code = f"""
+import {first}, {second}
+from transformers import AutoConfig, AutoModel
+config = AutoConfig.for_model("minbert", hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)
+print(type(AutoModel.from_config(config)).__name__)
+"""
+    done = python("-c", code)
+    assert done.stdout.strip() == "MinBertModel", done.stderr
 
 
 def test_python_m_hf_minbert_is_minbert():
