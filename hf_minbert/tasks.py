@@ -22,6 +22,8 @@ KIND_METRICS: dict[str, tuple[str, ...]] = {
     "score": ("pearson", "spearman"),
 }
 SPLITS = ("train", "dev", "test")
+#: How a recipe names a file: its path, or a mapping of the fields of `DataFile`.
+FileEntry = str | dict[str, Any]
 #: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
 DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns", "sources")
 #: What two tasks must agree in for the weights of their heads to mean the same.
@@ -33,12 +35,61 @@ DROPOUTS = ("dropout", "dropouts")
 
 
 @dataclass(frozen=True)
+class DataFile:
+    """A file of rows and how it is read: in a recipe its path, or a mapping of these keys.
+
+    Args:
+        path: relative to the run's `data_dir` where it is a folder, else to the working directory.
+        quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. With `false` a quote is a
+            character like any other, as in GLUE's files of MRPC and STS-B.
+    """
+
+    path: str
+    quotes: bool = True
+
+    @property
+    def entry(self) -> str | dict[str, Any]:
+        """As a recipe names it."""
+        options = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return self.path if len(options) == 1 else options
+
+
+def data_files(value: Any, where: str = "`files`", **defaults: Any) -> list[DataFile]:
+    """The files that a recipe's `files` names: one or a list of them, each a path or a mapping.
+
+    Args:
+        where: what an error begins with.
+        defaults: fields of `DataFile` for files that do not give them.
+
+    Raises:
+        MinBertError: it names none, a key is unknown, or a value is not of its type.
+    """
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    entries = [{"path": item} if isinstance(item, str) else item for item in items]
+    if not entries or not all(isinstance(entry, Mapping) for entry in entries):
+        raise MinBertError(
+            f"{where} must be a path or a list of them. Found {value!r}. With options a path is a mapping like "
+            f"{{path: a.tsv, quotes: false}}."
+        )
+    known = [f.name for f in fields(DataFile)]
+    for entry in entries:
+        for key in entry:
+            if key not in known:
+                raise MinBertError(f"{where}: {unknown_name('key', key, known)}")
+        if not isinstance(entry.get("path"), str) or not entry["path"]:
+            raise MinBertError(f"{where}: `path` must be the path of a file. Found {entry.get('path')!r}.")
+        if not isinstance(entry.get("quotes", True), bool):
+            raise MinBertError(f"{where}: `quotes` must be true or false. Found {entry['quotes']!r}.")
+    return [DataFile(**{**defaults, **entry}) for entry in entries]
+
+
+@dataclass(frozen=True)
 class Source:
     """Training rows that a task borrows from data made for something else.
 
     Args:
         task: a task whose training rows are borrowed: one of the recipe's, as it stands there, or of the package's.
-        files: instead of `task`, a path or a list of them, as in a task's `files`.
+        files: instead of `task`, a file or a list of them, as in a task's `files`.
         dataset: instead of `task`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.
@@ -47,12 +98,11 @@ class Source:
         mapping: how their labels become the task's; a name from `hf_minbert.data.mappings.MAPPINGS`.
         rows: how many rows are drawn, without replacement, by the run's seed; all of them where there are fewer.
         fraction: instead of `rows`, which share of the rows.
-        quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. With `false` a quote is a
-            character like any other.
+        quotes: `quotes` of all `files` that do not say it themselves.
     """
 
     task: str | None = None
-    files: str | list[str] | None = None
+    files: FileEntry | list[FileEntry] | None = None
     dataset: str | None = None
     dataset_config: str | None = None
     dataset_revision: str | None = None
@@ -66,8 +116,10 @@ class Source:
     @property
     def name(self) -> str:
         """What logs and counts call it."""
-        files = [self.files] if isinstance(self.files, str) else self.files or []
-        return self.task or self.dataset or ", ".join(PurePath(path).name for path in files)
+        return self.task or self.dataset or ", ".join(PurePath(file.path).name for file in self.data_files())
+
+    def data_files(self) -> list[DataFile]:
+        return [] if self.files is None else data_files(self.files, quotes=self.quotes)
 
     def check(self, where: str) -> None:
         """Raises `MinBertError`, which begins with `where`, unless the fields have their types and go together."""
@@ -76,7 +128,7 @@ class Source:
             if not (isinstance(value, str) and value or (value is None and name != "mapping")):
                 raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
         if self.files is not None:
-            _check_paths(where, "`files`", self.files)
+            data_files(self.files, f"{where}: `files`")
         given = [name for name in ("task", "files", "dataset") if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(f"`{name}`" for name in given) or "none of them"
@@ -113,15 +165,9 @@ def _check_names(where: str, name: str, value: Any, keys: tuple[str, ...]) -> No
         if key not in keys:
             raise MinBertError(f"{where}, `{name}`: {unknown_name('key', key, keys)}")
         if name == "files":
-            _check_paths(where, f"`files` of {key!r}", target)
+            data_files(target, f"{where}: `files` of {key!r}")
         elif not isinstance(target, str) or not target:
             raise MinBertError(f"{where}: `{name}` of {key!r} must be a name. Found {target!r}.")
-
-
-def _check_paths(where: str, what: str, value: Any) -> None:
-    several = list(value) if isinstance(value, list | tuple) else [value]
-    if not several or not all(isinstance(item, str) and item for item in several):
-        raise MinBertError(f"{where}: {what} must be a path or a list of them. Found {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -148,9 +194,9 @@ class Task:
         loss: a name from `hf_minbert.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
-        files: split (`train`, `dev`, `test`) to a path or a list of them, relative to the run's `data_dir` where
-            it is a folder, else to the working directory. The ending tells the format: `.csv` (tabs if its header has
-            one, else commas), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
+        files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
+            `DataFile`. The ending tells the format: `.csv` (tabs if its header has one, else commas), `.tsv`,
+            `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.
@@ -177,7 +223,7 @@ class Task:
     loss: str = ""
     loss_options: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
-    files: dict[str, str | list[str]] = field(default_factory=dict)
+    files: dict[str, FileEntry | list[FileEntry]] = field(default_factory=dict)
     dataset: str | None = None
     dataset_config: str | None = None
     dataset_revision: str | None = None

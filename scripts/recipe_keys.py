@@ -29,7 +29,7 @@ from hf_minbert.settings.keys import default_of
 from hf_minbert.settings.recipe import packaged_recipes, type_in_words
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED
-from hf_minbert.tasks import Source, Task
+from hf_minbert.tasks import DataFile, Source, Task
 from hf_minbert.training.aggregators import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
 from hf_minbert.training.regularizers import REGULARIZERS
@@ -56,14 +56,30 @@ training and scoring, and a message says which (`strict_data: true` makes it an 
 Without a column `id`, rows are numbered from 0. A malformed cell is an error that names file and line.
 """
 
+A_FILE = """Wherever a recipe names a file of rows, in `files` of a task, of `held_out` and of `sources`, a mapping of
+these keys can stand for its path. `minbert predict` and `evaluate` take the same for `--input`, as
+`--read '{quotes: false}'`.
+
+```yaml
+tasks:
+  mrpc:                                       # GLUE's files, as they are
+    kind: binary
+    text_columns: [first, second]
+    labels: [different, same]
+    files:
+      train: {path: msr_paraphrase_train.txt, quotes: false}
+      dev: {path: msr_paraphrase_test.txt, quotes: false}
+    columns: {first: "#1 String", second: "#2 String", label: Quality}
+```
+"""
+
 BORROWED = """What may stand in an entry of a task's `sources`, which names a `task`, `files` or a `dataset`:
 
 ```yaml
 tasks:
   para:
     sources:
-      - files: mrpc-train.tsv
-        quotes: false                                                      # quotes are ordinary characters there
+      - files: {path: mrpc-train.tsv, quotes: false}                       # quotes are ordinary characters there
         columns: {sentence1: "#1 String", sentence2: "#2 String", label: Quality}
   sts:
     sources:
@@ -146,6 +162,11 @@ def type_of(name: str, hint: Any) -> str:
     options = [option for option in typing.get_args(hint) or [hint] if option is not type(None)]
     if options == [tuple[float, float]]:
         return "two numbers like [0, 5] or null"
+    if name == "files":
+        files = "a path, a mapping like {path: a.tsv, quotes: false}, or a list of them"
+        return (
+            f"a mapping of train, dev and test to {files}" if typing.get_origin(hint) is dict else f"{files}, or null"
+        )
     if hint == tuple[Source, ...]:
         return "a list of mappings like [{task: para}]"
     words = type_in_words(list[str] if hint == tuple[str, ...] else hint)
@@ -217,6 +238,9 @@ def render() -> str:
         "## A task of your own",
         OWN_TASK,
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
+        "### How a file is read",
+        A_FILE,
+        own_keys(DataFile, [f.name for f in fields(DataFile)]),
         "### Borrowed rows",
         BORROWED,
         own_keys(Source, [f.name for f in fields(Source)]),

@@ -27,11 +27,14 @@ def export(
             help="The task whose encoder and pooling are taken, where they differ; not for onnx.", show_default=False
         ),
     ] = None,
-    quantize: Annotated[bool, typer.Option("--quantize", help="With onnx: an int8 variant too.")] = False,
+    quantize: Annotated[
+        bool,
+        typer.Option("--quantize", help="With onnx: an int8 variant too, both scored on the dev rows of the run."),
+    ] = False,
     data_dir: Annotated[
         str | None,
         typer.Option(
-            help="With --quantize, score both variants on dev: the folder with the tasks' files, sample or hub.",
+            help="With --quantize: the folder with the tasks' files, sample or hub.  [default: the recipe's]",
             show_default=False,
         ),
     ] = None,

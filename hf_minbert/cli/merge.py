@@ -175,6 +175,7 @@ class Members:
 
     def __init__(self, names: Sequence[str], data_dir: str | None):
         from ..loading import load_config, load_tokenizer, tasks_of
+        from ..run_data import RunData
 
         if len(names) < 2:
             raise MinBertError("Give two models or more.")
@@ -185,6 +186,7 @@ class Members:
         for name, tokenizer in zip(names[1:], tokenizers[1:], strict=True):
             _check_same_words(names[0], tokenizers[0], name, tokenizer)
         self.tokenizer = tokenizers[0]
+        self._data = [RunData.of(name, data_dir) for name in names if data_dir is not None]
         self._read: dict[Any, datasets.Dataset] = {}
         self._scored: Mapping[MinBertForMultiTask, dict[str, float]] = WeakKeyDictionary()
 
@@ -203,21 +205,11 @@ class Members:
         return self.loaded
 
     def _rows(self, task: Task) -> datasets.Dataset:
-        """The dev rows, with labels as the model's own task numbers them."""
-        from dataclasses import replace
-
-        from ..data.files import load_split
-        from ..tasks import TASKS
-
-        if task.name not in TASKS:
-            raise MinBertError(
-                f"Task {task.name!r} is not one of the package's, and a model does not know where its data lies. "
-                f"Leave --data-dir out, and score the result by minbert evaluate with --task {task.name} --input FILE."
-            )
+        """The dev rows where the first member's recipe has them, with labels as the model's own task numbers them."""
         key = (task.name, task.text_columns, task.label_column, task.labels, task.range)
         if key not in self._read:
-            task = replace(task, files=TASKS[task.name].files)
-            self._read[key] = load_split(task, self.data_dir, "dev", labelled=True)
+            data = next((data for data in self._data if task.name in data.tasks), self._data[0])
+            self._read[key] = data.rows(task, "dev")
         return self._read[key]
 
     def scores(self, model: MinBertForMultiTask) -> dict[str, float]:

@@ -11,8 +11,7 @@ import typer
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..tasks import Task
-from .columns import HELP as COLUMNS_HELP
-from .columns import parse_columns
+from .input import Columns, Read, check_options, read_input
 
 if TYPE_CHECKING:
     from ..data.files import Row
@@ -41,7 +40,8 @@ def predict(
         Path | None,
         typer.Option(help="A file with the text columns: .csv, .tsv, .jsonl, .parquet.", show_default=False),
     ] = None,
-    columns: Annotated[str | None, typer.Option(help=COLUMNS_HELP, show_default=False)] = None,
+    columns: Columns = None,
+    read: Read = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Where the predictions go; with several tasks a folder, for TASK.csv.", show_default=False),
@@ -64,9 +64,7 @@ def predict(
     Several tasks that read the same columns are answered together.
     """
     _check_words(input, output, text, text_pair, format)
-    if columns is not None and input is None:
-        raise MinBertError("--columns goes with --input.")
-    from ..data.files import read_rows
+    check_options(input, columns, read)
     from ..evaluation.submission import check_course
     from ..prediction import Predictor
 
@@ -78,8 +76,7 @@ def predict(
     if first.is_pair != (text_pair is not None) and text is not None:
         raise MinBertError(f"Task {first.name!r} {'needs' if first.is_pair else 'takes no'} --text-pair.")
     # Weights come last: a wrong word or file is answered at once.
-    mapped = parse_columns(columns, first)
-    rows = None if input is None else read_rows(input, first, labelled=False, columns=mapped)
+    rows = None if input is None else read_input(input, first, columns, read, labelled=False)
     predictor = Predictor.from_pretrained(model, batch_size=batch_size, dtype=dtype.value)
     if rows is not None:
         _predict_rows(predictor, tasks, rows, outputs, format, clip)

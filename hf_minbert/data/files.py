@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, did_you_mean, unknown_name
 from ..inference import LONE_SURROGATE
-from ..tasks import SPLITS, TASKS, Task
+from ..tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .labels import ids_of, label_value
 from .tables import Table, dataset_table, read_table, saved_splits, shortened
@@ -33,7 +33,12 @@ SAMPLE_DIR = Path(__file__).parent / "samples"
 
 
 def read_rows(
-    path: str | Path, task: Task, *, labelled: bool, strict: bool = False, columns: Mapping[str, str] | None = None
+    file: str | Path | DataFile,
+    task: Task,
+    *,
+    labelled: bool,
+    strict: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """The rows of one file, in its order: `id`, the task's text columns and, if `labelled`, `label`.
 
@@ -42,6 +47,7 @@ def read_rows(
     else every row stays, a blank text as `""`, and a label column is not looked at.
 
     Args:
+        file: its path, or a `DataFile`, which says too how it is read.
         strict: raise on the first row that would be left out.
         columns: a text column, `label` or `id` to its name in the file, beside those of the task.
 
@@ -50,9 +56,9 @@ def read_rows(
     """
     if columns:
         task = replace(task, columns={**task.columns, **columns})
-    table = read_table(path)
+    table = read_table(file)
     if labelled and not _has_labels(table, task):
-        raise no_labels(task, table, str(path))
+        raise no_labels(task, table, table.name)
     return _rows([table], task, labelled, strict)
 
 
@@ -115,7 +121,7 @@ def read_texts(task: Task, data_dir: str | Path | None, split: str) -> list[tupl
     elif task.dataset:
         there = hub.split_among(task, split, saved_splits(_saved(task, _folder(task, data_dir)))) is not None
     else:
-        there = split in task.files and all(path.exists() for path in _paths(task, data_dir, split))
+        there = split in task.files and all(Path(file.path).exists() for file in _files(task, data_dir, split))
     if not there:
         return None
     rows = _rows(tables_of(task, data_dir, split), task, False, False)
@@ -127,7 +133,7 @@ def has_files(task: Task, data_dir: str | Path | None) -> bool:
     no_folder = data_dir not in (None, SAMPLE) and not Path(data_dir).is_dir()
     if no_folder or not task.files or task.dataset:
         return False
-    return any(path.exists() for split in task.files for path in _paths(task, data_dir, split))
+    return any(Path(file.path).exists() for split in task.files for file in _files(task, data_dir, split))
 
 
 def has_training_data(task: Task, data_dir: str | Path | None) -> bool:
@@ -147,7 +153,11 @@ def located(task: Task, data_dir: str | Path | None) -> Task:
     folder = _folder(task, data_dir)
     if task.dataset:
         return replace(task, dataset=str(_saved(task, folder).resolve()))
-    files = {split: [str(path.resolve()) for path in _paths(task, data_dir, split)] for split in task.files}
+    files = {split: _files(task, data_dir, split) for split in task.files}
+    files = {
+        split: [replace(file, path=str(Path(file.path).resolve())).entry for file in several]
+        for split, several in files.items()
+    }
     return replace(task, files=files)
 
 
@@ -167,8 +177,8 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
 # ---- Where the data lies ---------------------------------------------------------------------------------
 
 
-def tables_of(task: Task, data_dir: str | Path | None, split: str, quotes: bool = True) -> list[Table]:
-    """The cells of a split, a table per file; `quotes` as for `read_table`."""
+def tables_of(task: Task, data_dir: str | Path | None, split: str) -> list[Table]:
+    """The cells of a split, a table per file."""
     if split not in SPLITS and split not in task.files:
         raise unknown_name("split", split, SPLITS)
     if _is_on_hub(task, data_dir):
@@ -182,19 +192,20 @@ def tables_of(task: Task, data_dir: str | Path | None, split: str, quotes: bool 
     if split not in task.files:
         known = ", ".join(task.files) or "(none)"
         raise MinBertError(f"Task {task.name!r} names no file for split {split!r}. Splits it has: {known}.")
-    paths = _paths(task, data_dir, split)
-    absent = [path for path in paths if not path.exists()]
+    files = _files(task, data_dir, split)
+    absent = [file.path for file in files if not Path(file.path).exists()]
     if absent and data_dir is None:
         raise MinBertError(
             f"Task {task.name!r}: {absent[0]} does not exist in the working directory, and no `data_dir` is given. "
             f"Set `data_dir` to the folder that holds it{_other_sources(task)}."
         )
-    return [read_table(path, quotes) for path in paths]
+    return [*map(read_table, files)]
 
 
-def _paths(task: Task, data_dir: str | Path | None, split: str) -> list[Path]:
-    names, folder = task.files[split], _folder(task, data_dir)
-    return [folder / name for name in ([names] if isinstance(names, str) else names)]
+def _files(task: Task, data_dir: str | Path | None, split: str) -> list[DataFile]:
+    """Those of a split, with the paths where they lie."""
+    folder = _folder(task, data_dir)
+    return [replace(file, path=str(folder / file.path)) for file in data_files(task.files[split])]
 
 
 def _is_on_hub(task: Task, data_dir: str | Path | None) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError
-from ..tasks import TASKS, Task, get_tasks
+from ..tasks import TASKS, Task, data_files, get_tasks
 from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
 from .mappings import borrowed_rows, origin_of
 
@@ -164,7 +164,7 @@ def usually_held_out(data_dir: str | Path | None) -> list[str]:
 
 def scored_rows(task: Task) -> str:
     """The same for tasks that have the same name and the same dev and test rows."""
-    files = [task.files.get(split) for split in ("dev", "test")]
+    files = [data_files(task.files[split]) if split in task.files else None for split in ("dev", "test")]
     return repr([task.name, task.text_columns, files, task.dataset, task.dataset_config, task.splits, task.columns])
 
 

@@ -236,7 +236,7 @@ def borrowed_rows(
     names = dict(zip(origin.text_columns, target.text_columns, strict=True))
     rows: list[Row] = []
     first_id = 0
-    for table in tables_of(origin, data_dir, "train", source.quotes):
+    for table in tables_of(origin, data_dir, "train"):
         reader = _laid_out(origin, source, mapping, table)
         labels = mapping.labels(table, reader, target, draws)
         records = complete(list(read_records(table, reader, labels, first_id)), table, strict)
@@ -300,9 +300,10 @@ def pinned_sources(task: Task, tasks: Mapping[str, Task], data_dir: str | Path |
 
 
 def _from_files(target: Task, source: Source, mapping: LabelMapping) -> Task:
+    files = [file.entry for file in source.data_files()]
     return replace(
         mapping.reads(target), name=target.name, text_columns=target.text_columns,
-        pair_encoding=target.pair_encoding, files={} if source.files is None else {"train": source.files},
+        pair_encoding=target.pair_encoding, files={"train": files} if files else {},
         dataset=source.dataset, dataset_config=source.dataset_config, dataset_revision=source.dataset_revision,
         splits={"train": source.split} if source.split else {}, columns=source.columns, sources=(),
     )  # fmt: skip

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, did_you_mean, explain
+from ..tasks import DataFile
 
 if TYPE_CHECKING:
     import datasets
@@ -72,17 +73,14 @@ class Table:
         return shortened([name for name in self.columns if name]) or "(none with a name)"
 
 
-def read_table(path: str | Path, quotes: bool = True) -> Table:
+def read_table(file: str | Path | DataFile) -> Table:
     """A file, or a folder with a saved dataset.
-
-    Args:
-        quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. Without, a quote is a character
-            like any other, as in files that were written with no regard for it.
 
     Raises:
         MinBertError: there is none, it is broken or empty, or its ending is not known. Names the line.
     """
-    path = Path(path)
+    file = file if isinstance(file, DataFile) else DataFile(str(file))
+    path, quotes = Path(file.path), file.quotes
     ending = path.suffix.lower()
     if path.is_dir():
         table = _read_saved(path)
@@ -116,6 +114,11 @@ def shortened(names: Sequence[str]) -> str:
 
 # ---- CSV and TSV -----------------------------------------------------------------------------------------
 
+PLAIN_QUOTES = (
+    "Where quotes are characters like any other, read the file with `quotes: false`: {path: FILE, quotes: false} in a "
+    "recipe, --read '{quotes: false}' on the command line."
+)
+
 
 def _read_csv(path: Path, delimiter: str | None = None, quotes: bool = True) -> Table:
     text = _read_text(path)
@@ -134,7 +137,9 @@ def _read_csv(path: Path, delimiter: str | None = None, quotes: bool = True) -> 
             kind = "tab" if delimiter == "\t" else "comma"
             raise MinBertError(
                 f"{path}, line {line}: expected {len(header)} {kind} separated cells, as in the header. Found "
-                f"{len(cells)}." + (f" Put a cell that holds a {kind} in double quotes." if quotes else "")
+                f"{len(cells)}."
+                + (f" Put a cell that holds a {kind} in double quotes." if quotes else "")
+                + (f" {PLAIN_QUOTES}" if quotes and any(delimiter in cell for cell in cells) else "")
             )
     columns, lines = [name.strip() for name in header], [line for line, _ in rows]
     return Table(str(path), columns, len(rows), lambda at: [cells[at] for _, cells in rows], lines)
@@ -148,7 +153,9 @@ def _split_rows(path: Path, text: str, delimiter: str, quotes: bool) -> Iterator
     """Yields each row with the line where it begins, which is the one to repair."""
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, quoting=quoting)
-    remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it."
+    remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it." + (
+        f" {PLAIN_QUOTES}" if quotes else ""
+    )
     while True:
         line = reader.line_num + 1
         try:

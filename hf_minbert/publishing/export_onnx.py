@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,11 @@ from ..errors import MinBertError
 from ..io import write_atomically, write_json
 from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..prediction import Predictor, score
-from ..tasks import TASKS, Task
+from ..run_data import RunData
+from ..tasks import Task
 from .export_bert import check_difference, largest, sample
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -37,8 +39,9 @@ class ToOnnx:
     Beside them: the tokenizer, `tasks.json` with labels and ranges, and a README with the lines that use them.
 
     Args:
-        quantize: a second variant whose matrices are int8 (onnxruntime's dynamic quantization).
-        data_dir: with `quantize`, a folder with the tasks' files, or sample, or hub: both are scored on the dev rows.
+        quantize: a second variant whose matrices are int8 (onnxruntime's dynamic quantization). Both are scored on
+            the dev rows that the run's recipe names.
+        data_dir: with `quantize`, the folder with the tasks' files, or sample, or hub, in the recipe's place.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class ToOnnx:
             if one in INPUTS:
                 raise MinBertError(f"A task called {one!r} cannot have an output of its name: an input has it.")
         self.tasks, self.quantize = tasks, quantize
-        self.rows = {} if data_dir is None else _dev_rows(tasks, data_dir)
+        self.rows = _dev_rows(name, tasks, data_dir) if quantize else {}
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if a graph does not answer as the model does."""
@@ -80,7 +83,7 @@ class ToOnnx:
         notes = [f"{name}.onnx answers {', '.join(tasks)}." for name, tasks in self._graphs().items()]
         unscored = [name for name in self.tasks if self.quantize and name not in self.rows]
         if unscored:
-            why = "--data-dir has no rows of them" if self.rows else "give --data-dir for the scores of both variants"
+            why = "there are no rows of them" if self.rows else "give --data-dir for the scores of both variants"
             notes.append(f"What int8 costs was not measured for {', '.join(unscored)}: {why}.")
         return {**said, "scores": scores, "notes": notes}
 
@@ -253,20 +256,28 @@ def _sentences(model: MinBertForMultiTask, tasks: Sequence[str]) -> int:
     return 2 if model.config.get_task(tasks[0])["pair_encoding"] == "bi" else 1
 
 
-def _dev_rows(tasks: Mapping[str, Task], data_dir: str) -> dict[str, Any]:
-    """The dev rows of those tasks that are the package's: of others a model does not know where their data lies."""
-    from ..data.files import load_split
+def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dict[str, Any]:
+    """The dev rows of those tasks of which somebody says where they lie.
 
-    found = {
-        name: load_split(replace(task, files=TASKS[name].files), data_dir, "dev", labelled=True)
-        for name, task in tasks.items()
-        if name in TASKS
-    }
-    if not found:
+    Raises:
+        MinBertError: rows of `data_dir` cannot be read. Those that the recipe names are left out then, and said.
+    """
+    data, found = RunData.of(name, data_dir), {}
+    if data_dir is None and data.recipe is None:
+        return found
+    known = [one for one in data.scored(tasks) if data.knows(one)]
+    if not known:
         raise MinBertError(
-            f"None of the model's tasks ({', '.join(tasks)}) is the package's, and a model does not know where their "
-            "data lies. Leave --data-dir out."
+            f"None of the model's tasks ({', '.join(tasks)}) is the package's, and its folder has no recipe.yaml that "
+            f"says where their data lies. Leave --data-dir out."
         )
+    for one in known:
+        try:
+            found[one] = data.rows(tasks[one], "dev")
+        except MinBertError as error:
+            if data_dir is not None:
+                raise
+            logger.warning("What int8 costs is not measured for %s: %s", one, error)
     return found
 
 

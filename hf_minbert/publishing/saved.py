@@ -11,7 +11,7 @@ from typing import Any
 from ..data.files import HUB, SAMPLE
 from ..data.hub import is_hub_id, licence_of, on_hub
 from ..errors import MinBertError, explain
-from ..tasks import TASKS, Source, Task, get_tasks
+from ..tasks import TASKS, Source, Task, data_files, get_tasks
 from .files import ADAPTER_CONFIG, hub_name, is_local_path, plain_recipe
 
 COURSE = "the files of Stanford's CS224N default project"
@@ -151,8 +151,7 @@ def _own(task: Task, data_dir: str | None) -> Data:
             return Data(task.name, "a dataset of its own", files=(Path(task.dataset).name,))
         name = task.dataset + (f" ({task.dataset_config})" if task.dataset_config else "")
         return Data(task.name, name, True, task.dataset_revision, licence_of(task.dataset))
-    given = task.files.get("train", [])
-    files = tuple(Path(path).name for path in ([given] if isinstance(given, str) else given))
+    files = tuple(Path(file.path).name for file in data_files(task.files["train"])) if "train" in task.files else ()
     known = task.name in TASKS and task.files == TASKS[task.name].files
     return Data(task.name, COURSE if known else "files of its own", files=files)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from ..data.files import load_split, read_texts
+from ..data.files import read_texts
 from ..errors import MinBertError, explain
+from ..run_data import RunData, last_stage, stage_folders
 from ..run_folder import all_values
 from ..settings.dotted import Value
 from ..settings.recipe import read_recipe, split_recipe
@@ -85,7 +85,7 @@ class Run:
         name: what the report calls it.
         recipe: the values of its recipe.yaml; empty where there is none.
         metrics, environment: of metrics.json and environment.json; empty where they are not there.
-        data_dir: where its data lies.
+        data: where its data lies.
         answers: by task, in the order of the tasks.
         notes: what is missing or odd, a sentence each.
     """
@@ -97,7 +97,7 @@ class Run:
     metrics: Entry
     environment: Entry
     stages: list[Stage]
-    data_dir: str | None
+    data: RunData
     answers: dict[str, Answers] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -143,7 +143,7 @@ class Run:
             MinBertError: they cannot be read.
         """
         with explain(f"Reading the training rows of {task.name!r}", "Give the folder with the data by --data-dir."):
-            return read_texts(task, self.data_dir, "train")
+            return read_texts(task, self.data.data_dir, "train")
 
 
 def read_run(path: str | Path, data_dir: str | None = None) -> Run:
@@ -165,14 +165,12 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
             f"{path} holds no run: there is none of {', '.join(SIGNS)}. Give the folder of a run, the `output_dir` of "
             f"its recipe."
         )
-    home = next((folder for _, folder in reversed(stage_folders(path)) if (folder / "recipe.yaml").is_file()), path)
-    own, notes = _recipe(home), []
+    home, data, notes = last_stage(path), RunData.of(path, data_dir), []
     stages = list(_stages(path, notes))
-    if data_dir is None and "data_dir" in own:
-        data_dir = own["data_dir"].value
     run = Run(
-        path, path.resolve().name, _tasks(home, own, notes), _recipe(path) or own, _json(path / "metrics.json"),
-        _json(path / "environment.json") or _json(home / "environment.json"), stages, data_dir, notes=notes,
+        path, path.resolve().name, data.tasks or _saved_tasks(home, notes), _recipe(path) or _recipe(home),
+        _json(path / "metrics.json"), _json(path / "environment.json") or _json(home / "environment.json"), stages,
+        data, notes=notes,
     )  # fmt: skip
     predictions = path if (path / PREDICTIONS).is_dir() else home
     _note_what_is_missing(run, predictions)
@@ -180,7 +178,7 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
         file = predictions / PREDICTIONS / f"{task.name}-dev.csv"
         if file.is_file():
             run.answers[task.name] = answers = read_predictions(file, task)
-            _add_rows(answers, run.data_dir)
+            _add_rows(answers, data)
             if answers.missing:
                 notes.append(answers.missing)
     return run
@@ -231,13 +229,6 @@ def _note_what_is_missing(run: Run, predictions: Path) -> None:
 # ---- The log -----------------------------------------------------------------------------------------------------
 
 
-def stage_folders(path: Path) -> list[tuple[str, Path]]:
-    """Name and folder of the stages that have begun, in their order."""
-    numbered = [(re.fullmatch(r"(\d+)-(.+)", folder.name), folder) for folder in (path / "stages").glob("*")]
-    folders = sorted((int(found[1]), found[2], folder) for found, folder in numbered if found and folder.is_dir())
-    return [(name, folder) for _, name, folder in folders]
-
-
 def _stages(path: Path, notes: list[str]) -> Iterator[Stage]:
     """The log of each stage that has begun, or the run's own."""
     start = 0
@@ -271,10 +262,8 @@ def _log(path: Path, notes: list[str]) -> list[Entry]:
 # ---- Tasks, predictions and rows ---------------------------------------------------------------------------------
 
 
-def _tasks(path: Path, recipe: dict[str, Value], notes: list[str]) -> dict[str, Task]:
-    """Those of the recipe; of a model without one those of its config, with the data of the package's of that name."""
-    if "tasks" in recipe and recipe["tasks"].value:
-        return {task.name: task for task in get_tasks(recipe["tasks"].value)}
+def _saved_tasks(path: Path, notes: list[str]) -> dict[str, Task]:
+    """Those of a model's config, with the data of the package's of that name."""
     saved = _json(path / "config.json").get("tasks", ())
     if not saved:
         notes.append("Neither recipe.yaml nor config.json names tasks: scores by task are left out.")
@@ -320,14 +309,15 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
     return Answers(task, ids, values, numbers[:, 1:] if classes else None)
 
 
-def _add_rows(answers: Answers, data_dir: str | None) -> None:
+def _add_rows(answers: Answers, data: RunData) -> None:
     """Adds labels and texts; or why there are none."""
     task = answers.task
     try:
         with explain(f"Reading the dev rows of {task.name!r}", ""):
-            rows = load_split(task, data_dir, "dev")
+            rows = data.rows(task, "dev")
     except MinBertError as error:
-        answers.missing = f"Without labels and texts of {task.name}: {error} Where the data is now, says --data-dir."
+        remedy = "" if data.recipe else " Where the data is now, says --data-dir."  # else the error says so
+        answers.missing = f"Without labels and texts of {task.name}: {error}{remedy}"
         return
     columns = rows[:]  # as lists: a column by itself is read row by row
     if columns["id"] != answers.ids:

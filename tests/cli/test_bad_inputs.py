@@ -412,7 +412,6 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "train what": (["train"], ["Missing argument", "minbert train --help"]),
     # evaluate
     "evaluate what": (["evaluate"], ["Missing argument", "minbert evaluate --help"]),
-    "evaluate on what": (["evaluate", "RUN"], ["Give either --data-dir FOLDER, or --input FILE"]),
     "evaluate two": (["evaluate", "RUN", "RUN", "--data-dir", "DATA"], ["unexpected extra argument", "--help"]),
     "evaluate nothing": (["evaluate", "TMP/nowhere", "--data-dir", "DATA"], ["There is no model TMP/nowhere"]),
     "evaluate a recipe": (["evaluate", "TMP/a_file", "--data-dir", "DATA"], ["TMP/a_file is not a folder"]),

@@ -329,10 +329,9 @@ def test_predict_a_file_with_other_column_names(own_run, tmp_path, minbert):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate", "RUN"], "or --input FILE and, if the model has several, --task TASK"),
         (["evaluate", "RUN", "--data-dir", "x", "--input", "y"], "Give either --data-dir"),
         (["evaluate", "RUN", "--input", "FILE"], "rows of one task. Name it with --task: question, sst, same"),
-        (["evaluate", "RUN", "--data-dir", "x"], "'question' is not one of .*--task question --input FILE"),
+        (["evaluate", "RUN", "--data-dir", "x"], "`data_dir` does not exist: x.*of 'question'.*recipe.yaml"),
         (["evaluate", "RUN", "--data-dir", "x", "--task", "sst", "--columns", "{a: b}"], "--columns goes with"),
         (["evaluate", "RUN", "--input", "FILE", "--task", "question", "--columns", "text"],
          "`--columns` must be a mapping to text"),

@@ -1,0 +1,62 @@
+"""The options about the file of `--input`: `--columns` and `--read`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import MinBertError, unknown_name
+from ..settings.recipe import cast, read_value
+from ..tasks import DataFile, Task, data_files
+
+if TYPE_CHECKING:
+    from ..data.files import Row
+
+READING = [f.name for f in fields(DataFile) if f.name != "path"]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        help="How the columns of --input are called, as in '{sentence: text, label: stars}'.", show_default=False
+    ),
+]
+Read = Annotated[
+    str | None,
+    typer.Option(
+        help="How --input is read: '{quotes: false}' where quotes are characters like any other, as in GLUE's MRPC.",
+        show_default=False,
+    ),
+]
+
+
+def check_options(input: Path | None, columns: str | None, read: str | None) -> None:
+    """Raises `MinBertError` for an option about a file where there is none."""
+    for option, given in (("--columns", columns), ("--read", read)):
+        if given is not None and input is None:
+            raise MinBertError(f"{option} goes with --input.")
+
+
+def read_input(path: Path, task: Task, columns: str | None, read: str | None, *, labelled: bool) -> list[Row]:
+    """The rows of a file; see `hf_minbert.data.files.read_rows`. The options are as they were written.
+
+    Raises:
+        MinBertError: as `read_rows`; or an option is no mapping, or names no column of the task or no way to read.
+    """
+    from ..data.files import read_rows
+
+    mapped, options = _mapping("--columns", columns, dict[str, str]), _mapping("--read", read, dict[str, Any])
+    known = (*task.text_columns, "label", "id")
+    for name in mapped:
+        if name not in known:
+            raise MinBertError(f"--columns, task {task.name!r}: {unknown_name('column', name, known)}")
+    for name in options:
+        if name not in READING:
+            raise MinBertError(f"--read: {unknown_name('key', name, READING)}")
+    (file,) = data_files({"path": str(path), **options}, "--read")
+    return read_rows(file, task, labelled=labelled, columns=mapped)
+
+
+def _mapping(option: str, written: str | None, hint: Any) -> dict[str, Any]:
+    return {} if written is None else cast(option, read_value(written, f"`{option}`"), hint)

@@ -1,0 +1,104 @@
+"""The rows of a saved model's tasks, where its run read them: the recipe in its folder says where they lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import MinBertError
+from .settings.recipe import read_recipe
+from .tasks import DATA_FIELDS, TASKS, Task, get_tasks
+
+if TYPE_CHECKING:
+    import datasets
+
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Where the data of a saved model lies.
+
+    Args:
+        recipe: the file that says so; `None` if the model's folder has none, or the model is not in a folder here.
+        lines: its plain values, of a run in stages those of the last one that has begun.
+        tasks: the recipe's, by name, with where their data lies.
+        data_dir: the folder that their files are relative to.
+    """
+
+    recipe: Path | None
+    lines: dict[str, Any]
+    tasks: dict[str, Task]
+    data_dir: str | None
+
+    @classmethod
+    def of(cls, name: str | Path, data_dir: str | None = None) -> RunData:
+        """What a model's folder says.
+
+        Args:
+            name: the folder, or an id on the Hub.
+            data_dir: in the place of the recipe's.
+
+        Raises:
+            MinBertError: the recipe cannot be read.
+        """
+        recipe = last_stage(Path(name)) / RECIPE
+        if not recipe.is_file():
+            return cls(None, {}, {}, data_dir)
+        lines = {key: value.value for key, value in read_recipe(recipe).items()}
+        lines |= (lines.get("stages") or [{}])[-1]  # where the folders of the stages were deleted
+        tasks = {task.name: task for task in get_tasks(lines["tasks"])} if lines.get("tasks") else {}
+        return cls(recipe, lines, tasks, lines.get("data_dir") if data_dir is None else data_dir)
+
+    def scored(self, tasks: Iterable[str]) -> list[str]:
+        """Those of the model's tasks that the run scored; all of them unless the recipe chooses some."""
+        chosen = self.lines.get("eval_tasks") or list(tasks)
+        return [name for name in ([chosen] if isinstance(chosen, str) else chosen) if name in tasks]
+
+    def knows(self, task: str) -> bool:
+        """Whether the recipe or, where it does not name the task, the package says where its data lies."""
+        return task in self.tasks or task in TASKS
+
+    def rows(self, task: Task, split: str) -> datasets.Dataset:
+        """The labelled rows of a split; see `hf_minbert.data.files.load_split`.
+
+        Args:
+            task: one of the model's. It says what columns and labels there are, the recipe or the package where.
+
+        Raises:
+            MinBertError: nothing says where the rows lie, or they are not there or not as they must be.
+        """
+        from .data.files import load_split
+
+        if not self.knows(task.name):
+            raise MinBertError(
+                f"Task {task.name!r} is not one of the package's, and the model's folder has no {RECIPE} that says "
+                f"where its data lies. Score it by minbert evaluate with --task {task.name} --input FILE."
+            )
+        known = self.tasks.get(task.name) or TASKS[task.name]
+        task = replace(task, **{name: getattr(known, name) for name in DATA_FIELDS})
+        try:
+            return load_split(task, self.data_dir, split, labelled=True)
+        except MinBertError as error:
+            if self.recipe is None:
+                raise
+            raise MinBertError(
+                f"{error} Which rows these are, says {self.recipe}; if they have moved, give their folder by "
+                f"--data-dir, or correct a full path in that file."
+            ) from error
+
+
+def last_stage(folder: Path) -> Path:
+    """The folder of a run's last stage that has begun; the run's own where it has none."""
+    begun = [path for _, path in stage_folders(folder) if (path / RECIPE).is_file()]
+    return begun[-1] if begun else folder
+
+
+def stage_folders(folder: Path) -> list[tuple[str, Path]]:
+    """Name and folder of the stages of a run that have begun, in their order."""
+    numbered = [(re.fullmatch(r"(\d+)-(.+)", path.name), path) for path in (folder / "stages").glob("*")]
+    folders = sorted((int(found[1]), found[2], path) for found, path in numbered if found and path.is_dir())
+    return [(name, path) for _, name, path in folders]
