@@ -37,7 +37,9 @@ class RunSettings:
             for the tasks' datasets on the Hub. Tasks that name their data need none.
         tasks: the tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to
             fields of `Task` (see `hf_minbert.tasks.get_tasks`), such as where its data lies.
-        max_length: longest input in tokens; longer ones are cut. The model's own limit unless given.
+        max_length: longest input in tokens; longer ones are cut. Unless given, the length that the model was trained
+            for; of a plain BERT, all its positions. The saved model carries it, and what reads text with it cuts there
+            too. With `objective: mlm` it is for that run alone.
         hidden_dropout_prob: overrides the checkpoint's dropout on hidden states and before the heads.
         attention_probs_dropout_prob: overrides the checkpoint's dropout on attention weights.
         private_layers: how many of the encoder's last layers each task has for itself, a copy of the checkpoint's to

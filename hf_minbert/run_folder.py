@@ -20,7 +20,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from .errors import MinBertError, explain
+from .inference import length_of
 from .io import check_writable, json_line, write_atomically, write_json
+from .loading import load_config
 from .recipe import RunSettings, read_recipe, split_recipe, write_recipe
 from .tasks import get_tasks, revisions, with_revisions
 from .training.args import MultiTaskTrainingArguments
@@ -114,8 +116,7 @@ class RunFolder(TrainerCallback):
         in_sequence = new["objective"] == "mlm" and new["mlm_order"] == "sequence"  # then it decides the order
         length = ("num_train_epochs", "max_steps") if in_sequence else ()
         for key in (*FIXED_ON_RESUME, *length):
-            same = old.get(key) == new.get(key)
-            if not same and not (key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])):
+            if not is_same(key, old, new):
                 raise MinBertError(
                     f"The run in {self.path} was started with {key} = {old[key]} and cannot be resumed with "
                     f"{new[key]}: steps would see other rows. Keep the old value, or start anew."
@@ -222,6 +223,16 @@ class RunFolder(TrainerCallback):
 def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of a recipe with its value, those with their defaults that it does not name."""
     return {**{f.name: f.default for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
+
+
+def is_same(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two recipes, as `all_values` gives them, mean the same by a key."""
+    if old[key] == new[key]:
+        return True
+    if key == "max_length":  # the model's own length may be written out
+        own = length_of(load_config(new["model_name_or_path"], new["model_revision"]))
+        return (old[key] or own) == (new[key] or own)
+    return key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])
 
 
 def _counted(processes: int) -> str:

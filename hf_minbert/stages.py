@@ -24,10 +24,11 @@ from transformers import TrainerCallback
 from .data.files import located
 from .data.leaks import guarded_tasks, scored_rows, usually_held_out
 from .errors import MinBertError, explain
+from .inference import length_of
 from .io import check_writable, write_json
 from .loading import load_config
-from .recipe import RunSettings, Value, split_recipe, stage_names, write_recipe
-from .run_folder import PER_PROCESS, RUN_FILES, RunFolder, all_values
+from .recipe import DROPOUTS, RunSettings, Value, split_recipe, stage_names, write_recipe
+from .run_folder import PER_PROCESS, RUN_FILES, RunFolder, all_values, is_same
 from .tasks import get_tasks
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, newest_complete_checkpoint
@@ -101,7 +102,7 @@ class Stage:
         # Another number of processes has other batches, which `check_same_run` has compared.
         others = PER_PROCESS if environment["processes"] != self.args.world_size else ()
         for key in sorted(old.keys() - {*WITHOUT_TRACE, *others}):
-            if old[key] != new[key]:
+            if not is_same(key, old, new):
                 raise MinBertError(
                     f"Stage {self.name!r} has finished with {key} = {old[key]}, and the recipe now says {new[key]}. "
                     f"Keep the old value, or start anew with overwrite=true."
@@ -133,7 +134,7 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
             chain = []
         else:
             own["model_name_or_path"] = _value(str(before))
-            own |= _dropouts_again(chain, {**common, **own})
+            own |= _said_again(chain, {**common, **own})
         before = root / FOLDER / f"{number}-{name}"
         try:
             stages.append(_typed(name, {**common, **own, "output_dir": _value(str(before))}))
@@ -143,18 +144,19 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
     return stages
 
 
-def _dropouts_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
-    """The first checkpoint's dropout for a stage that says none, after others that did.
+def _said_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
+    """The first checkpoint's dropout and length for a stage that says none, after others that did.
 
-    What a stage says is for that stage, and a saved model would hand its dropout on.
+    What a stage says is for that stage, and a saved model would hand its dropout and length on.
     """
-    said = {name for stage in chain for name in stage.settings.dropouts}
+    carried = (*DROPOUTS, "max_length")
+    said = {name for stage in chain for name in carried if getattr(stage.settings, name) is not None}
     missing = [name for name in said if name not in values or values[name].value is None]
     if not missing:
         return {}
     first = chain[0].settings
     config = load_config(first.model_name_or_path, first.model_revision)
-    return {name: _value(getattr(config, name)) for name in missing}
+    return {name: _value(length_of(config) if name == "max_length" else getattr(config, name)) for name in missing}
 
 
 def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:

@@ -10,6 +10,7 @@ import typer
 from ..errors import MinBertError, unknown_name
 from .columns import HELP as COLUMNS_HELP
 from .columns import parse_columns
+from .predict import MaxLength
 
 if TYPE_CHECKING:
     import datasets
@@ -33,8 +34,10 @@ def evaluate(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
     ] = 32,
+    max_length: MaxLength = None,
 ) -> None:
     """Score a saved model on labelled rows: those of --data-dir, or those of one --input."""
+    from ..data.encoding import check_max_length
     from ..io import check_writable, write_json
     from ..loading import load_config, tasks_of
     from ..prediction import Predictor, score
@@ -48,13 +51,16 @@ def evaluate(
         raise MinBertError("--columns goes with --input.")
     if output is not None:
         check_writable(output)
-    tasks = tasks_of(load_config(model), model)  # weights come last: a wrong word or file is answered at once
+    config = load_config(model)  # weights come last: a wrong word or file is answered at once
+    check_max_length(max_length, config)
+    tasks = tasks_of(config, model)
     for name in task or ():
         if name not in tasks:
             raise unknown_name("task", name, tasks)
     chosen = [tasks[name] for name in task or tasks]
     rows = _rows_of_splits(chosen, data_dir, split) if input is None else _rows_of_file(chosen, input, columns)
-    metrics, _ = score(Predictor.from_pretrained(model, batch_size=batch_size), rows, progress=True)
+    predictor = Predictor.from_pretrained(model, batch_size=batch_size, max_length=max_length)
+    metrics, _ = score(predictor, rows, progress=True)
     if output is not None:
         write_json(output, {f"eval_{name}": value for name, value in metrics.items()})
     print_metrics(metrics)
