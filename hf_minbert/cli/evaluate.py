@@ -39,7 +39,7 @@ def evaluate(
     """Score a saved model on labelled rows: those of --data-dir, or those of one --input."""
     from ..data.encoding import check_max_length
     from ..io import check_writable, write_json
-    from ..loading import load_config, tasks_of
+    from ..loading import load_saved_config, tasks_of
     from ..prediction import Predictor, score
     from .table import print_metrics
 
@@ -51,7 +51,7 @@ def evaluate(
         raise MinBertError("--columns goes with --input.")
     if output is not None:
         check_writable(output)
-    config = load_config(model)  # weights come last: a wrong word or file is answered at once
+    config = load_saved_config(model)  # weights come last: a wrong word or file is answered at once
     check_max_length(max_length, config)
     tasks = tasks_of(config, model)
     for name in task or ():
