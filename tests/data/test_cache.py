@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import datasets
 import pyarrow
 import pytest
