@@ -226,8 +226,8 @@ def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def is_same(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two recipes, as `all_values` gives them, mean the same by a key."""
-    if old[key] == new[key]:
+    """Whether two recipes, as `all_values` gives them, mean the same by a key. What neither has is the same."""
+    if old.get(key) == new.get(key):
         return True
     if key == "max_length":  # the model's own length may be written out
         own = length_of(load_config(new["model_name_or_path"], new["model_revision"]))
