@@ -22,7 +22,8 @@ from torch import nn
 from transformers.dynamic_module_utils import custom_object_save
 
 from .errors import MinBertError, explain, unknown_name
-from .loading import load_config, load_weights
+from .inference import length_of
+from .loading import load_saved_config, load_weights
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
 from .settings.dotted import Value
 from .settings.recipe import cast
@@ -297,10 +298,10 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     if not runs:
         raise MinBertError("There is no adapter to load. Give at least one.")
     places = {name: str(run) for name, run in runs.items()}
-    configs = {name: load_config(place) for name, place in places.items()}
+    configs = {name: load_saved_config(place) for name, place in places.items()}
     adapters = {name: read_adapter(place) for name, place in places.items()}
     bases = {name: (adapter.base_model_name_or_path, adapter.revision) for name, adapter in adapters.items()}
-    first, tasks = next(iter(runs)), {}
+    first, tasks, lengths = next(iter(runs)), {}, {}
     for name, config in configs.items():
         if bases[name] != bases[first]:
             raise MinBertError(
@@ -310,6 +311,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
         if config.private_layers or config.private_encoders:
             raise MinBertError(f"{places[name]} has layers for each task alone, which adapters cannot share.")
         for task in config.tasks:
+            lengths.setdefault(task["name"], length_of(config, task["name"]))
             key = head_difference(tasks.setdefault(task["name"], task), task)
             if key is not None:
                 raise MinBertError(
@@ -317,7 +319,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
                     f"of them out."
                 )
     config = configs[first]
-    config.rearrange(tasks=[*tasks.values()])
+    config.rearrange(tasks=[*tasks.values()], max_input_length=lengths)
     base, _ = load_weights(bases[first][0], config, bases[first][1])
     with explain(f"Loading the adapters {', '.join(map(repr, runs))}", "Give adapters of one kind, and plain names."):
         model = AdaptedModel.from_pretrained(base, places[first], adapter_name=first)

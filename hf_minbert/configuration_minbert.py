@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 TASK_KEYS = ("name", "kind", "labels", "head")
 #: What the constructor checks or derives other fields from.
 SHARING = ("private_layers", "private_encoders", "private_owner")
-SET_BEFORE = ("tasks", "active_task", *SHARING)
+SET_BEFORE = ("tasks", "active_task", "max_input_length", *SHARING)
 TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.tasks.Task` explains the keys.
@@ -50,10 +50,12 @@ class MinBertConfig(PreTrainedConfig):
         private_encoders: whether each task has a whole encoder for itself (`minbert ensemble` makes such models).
         private_owner: the task whose private layers, or encoder, are the encoder's own; every other task has copies.
             The first task unless given. It is saved, so that the weights mean the same under other tasks.
+        max_input_length: tokens that inputs are cut to, those that the model was trained for; or by task, where they
+            differ. `None` for all positions.
 
     Raises:
         ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
-            among `tasks`, or more private layers than there are layers.
+            among `tasks`, more private layers than there are layers, or a length above the number of positions.
     """
 
     model_type = "minbert"
@@ -82,13 +84,14 @@ class MinBertConfig(PreTrainedConfig):
     private_layers: int = 0
     private_encoders: bool = False
     private_owner: str | None = None
+    max_input_length: int | dict[str, int] | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
         self.check_tasks()
 
     def check_tasks(self) -> None:
-        """Checks tasks and sharing together, and sets what follows from them: labels and owner.
+        """Checks tasks, sharing and length together, and sets what follows from them: labels and owner.
 
         Raises:
             ValueError: as the constructor.
@@ -109,6 +112,20 @@ class MinBertConfig(PreTrainedConfig):
                 f"`tasks` must keep {self.private_owner!r}, whose private layers are the encoder's own. Found "
                 f"{', '.join(names) or 'none'}. Name it too; tasks that are not to be trained stay as they are."
             )
+        self._check_length()
+
+    def _check_length(self) -> None:
+        given = self.max_input_length
+        found = [] if given is None else [*given.values()] if isinstance(given, dict) else [given]
+        for length in found:
+            if not 1 <= length <= self.max_position_embeddings:
+                raise ValueError(
+                    f"`max_input_length` must be from 1 to {self.max_position_embeddings}, the model's number of "
+                    f"position embeddings. Found {length}."
+                )
+        if isinstance(given, dict):  # one number where tasks agree; a task that is new has the longest
+            lengths = {name: given.get(name, max(found, default=None)) for name in self.task_names}
+            self.max_input_length = lengths if len({*lengths.values()}) > 1 else next(iter(lengths.values()), None)
 
     @property
     def copying_tasks(self) -> list[str]:
@@ -119,7 +136,8 @@ class MinBertConfig(PreTrainedConfig):
         """Gives the model of a saved config other tasks, or another sharing, under which its weights mean the same.
 
         Args:
-            changes: of `tasks`, `active_task`, `private_layers` and `private_encoders`, those to set.
+            changes: of `tasks`, `active_task`, `max_input_length`, `private_layers` and `private_encoders`, those to
+                set.
 
         Raises:
             ValueError: the result is not valid, or a task would lose layers that were trained for it alone.

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .evaluation.attribution import Attribution, Reading, integrated_gradients, read
-from .inference import read_logits
+from .inference import length_of, read_logits
 
 if TYPE_CHECKING:
     import gradio
@@ -95,7 +95,7 @@ class Answer:
 def answer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
     """Asks the task `name` of a `MinBertForMultiTask`; what `Predictor` gives, up to rounding."""
     task = model.config.get_task(name)
-    reading = read(tokenizer, task, texts, model.config.max_position_embeddings)
+    reading = read(tokenizer, task, texts, length_of(model.config, name))
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
     decoded = read_logits(task["kind"], model(**inputs, task=name).logits.double().cpu().numpy())
     if task["kind"] == "score":

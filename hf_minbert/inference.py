@@ -65,6 +65,15 @@ class TokenRows:
         return self.lengths.reshape(-1, self.sides).max(axis=1)
 
 
+def length_of(config: Any, task: str | None = None) -> int:
+    """Tokens that a task's inputs, or the longest of any task, are cut to: as in training, else all positions."""
+    # A model of another class says nothing of it, nor does a folder whose own code is older.
+    given = getattr(config, "max_input_length", None)
+    if isinstance(given, dict):
+        given = max(given.values()) if task is None else given[task]
+    return config.max_position_embeddings if given is None else given
+
+
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, columns: Sequence[list[str]], max_length: int | None = None
 ) -> dict[str, list[list[int]]]:

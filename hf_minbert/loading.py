@@ -17,7 +17,9 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from .errors import MinBertError, explain
 from .heads import build_head
+from .inference import length_of
 from .modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
+from .settings.recipe import read_recipe
 from .tasks import Task, head_difference
 from .weights import MODEL, hub_answers, kept_weights
 
@@ -54,6 +56,20 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
         return MinBertConfig.from_pretrained(place, revision=revision, **changes)
 
 
+def load_saved_config(name: str) -> MinBertConfig:
+    """As `load_config`, of a model that is to answer: with the length that it was trained for.
+
+    Folders of before the config said it have it in their recipe; of a recipe in stages the last one's counts.
+    """
+    config, recipe = load_config(name), Path(name) / "recipe.yaml"
+    if config.tasks and config.max_input_length is None and recipe.is_file():
+        values = {key: given.value for key, given in read_recipe(recipe).items()}
+        last = (values.get("stages") or [{}])[-1]
+        with explain(f"Reading `max_length` of {recipe}", "Write there what the model was trained with, or null."):
+            config.rearrange(max_input_length=(values | last).get("max_length"))
+    return config
+
+
 def _place(name: str, revision: str | None) -> str:
     """Where to load `name` from: what the quickstart keeps stands for its name on the Hub."""
     kept = kept_weights() if name == MODEL and revision is None and not Path(name).exists() else None
@@ -75,7 +91,7 @@ def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
 
 
 def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer.
+    """The checkpoint's tokenizer. With `truncation=True` it cuts to the model's own length.
 
     Raises:
         MinBertError: there is none, it has more tokens than the model, or it adds no [CLS] and [SEP].
@@ -100,6 +116,7 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
             f"The tokenizer of {name!r} adds no [CLS] and [SEP] to a text, which a BERT reads. Save one that does, "
             f"such as a BertTokenizer of its vocabulary."
         )
+    tokenizer.model_max_length = length_of(config)  # the file may say more than the model has positions
     return tokenizer
 
 

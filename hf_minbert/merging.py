@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .errors import MinBertError
+from .inference import length_of
 from .modeling_minbert import MinBertConfig, MinBertForMultiTask
 from .tasks import head_difference
 
@@ -24,7 +25,8 @@ def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | No
 
     The result has every task of any model, in the order in which they come. A task's head is the mean over the models
     that have it. Nothing can tell whether the models had one start; without it their mean is noise. Where the models
-    differ in settings of training, such as dropout, the result has those of the first.
+    differ in settings of training, such as dropout, the result has those of the first; but the longest
+    `max_input_length`, so that no text is cut that a model was trained to read.
 
     Args:
         models: of one encoder size, without private layers or encoders.
@@ -35,7 +37,8 @@ def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | No
     """
     tasks = averaged_tasks([model.config for model in models], weights)
     shares = _checked_weights(weights, len(models))
-    merged = _new_model(models[0], tasks)
+    longest = max(length_of(model.config) for model in models)
+    merged = _new_model(models[0], tasks, max_input_length=longest)
     states = [model.state_dict() for model in models]
     merged.load_state_dict({key: _mean(key, states, shares) for key in merged.state_dict()})
     return merged
@@ -73,7 +76,7 @@ def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | No
     """One model in which each task has the whole encoder of the model that it comes from (report 001, figure 1).
 
     For the same batches a task's outputs are those of its model, bit for bit on one machine (README, "Exactness").
-    Each task has an encoder: two tasks of one model get two copies.
+    Each task has an encoder: two tasks of one model get two copies. It keeps the length of its model.
 
     Args:
         models: of one encoder size, without private layers.
@@ -84,7 +87,8 @@ def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | No
     """
     owners = task_owners([model.config for model in models], take)
     tasks = [models[place].config.get_task(name) for name, place in owners.items()]
-    merged = _new_model(models[0], tasks, private_encoders=True)
+    lengths = {name: length_of(models[place].config, name) for name, place in owners.items()}
+    merged = _new_model(models[0], tasks, private_encoders=True, max_input_length=lengths)
     for name, place in owners.items():
         merged.encoder_of(name).load_state_dict(models[place].encoder_of(name).state_dict())
         merged.heads.get(name).load_state_dict(models[place].heads.get(name).state_dict())

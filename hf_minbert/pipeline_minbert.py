@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from transformers import Pipeline
 
-from .inference import LONE_SURROGATE, answer, encode_texts, read_logits, shared_passes
+from .inference import LONE_SURROGATE, answer, encode_texts, length_of, read_logits, shared_passes
 
 PIPELINE = "minbert-multitask"
 #: What config.json says of it, so that the library finds it in a saved folder.
@@ -63,7 +63,7 @@ class MultiTaskPipeline(Pipeline):
                 named must be able to read every input.
             clip_scores: force scores into their task's range.
             batch_size: how many inputs of the model's full length go through it at once, 32 unless given. Of shorter
-                ones more do. An input that is longer is cut.
+                ones more do. An input that is longer than those of training (`config.max_input_length`) is cut.
 
         Returns:
             for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
@@ -107,13 +107,14 @@ class MultiTaskPipeline(Pipeline):
         texts = [_texts(value, f"Input {start + place}") for place, value in enumerate(inputs)]
         encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
         self._check_readable(texts, encodings, start, named=tasks is not None)
+        reads = {name: (encoding, length_of(config, name)) for name, encoding in encodings.items()}
         passes = []
-        for names in shared_passes(self.model, encodings):
-            encoding = encodings[names[0]]
+        for names in shared_passes(self.model, reads):
+            encoding, length = reads[names[0]]
             places = [place for place, parts in enumerate(texts) if len(parts) == _arity(encoding)]
             if places:
                 columns = [list(column) for column in zip(*(texts[place] for place in places), strict=True)]
-                rows = encode_texts(self.tokenizer, columns, encoding == "bi", config.max_position_embeddings)
+                rows = encode_texts(self.tokenizer, columns, encoding == "bi", length)
                 passes.append({"tasks": names, "places": places, "rows": rows})
         return {"passes": passes, "asked": list(encodings), "size": len(inputs)}
 

@@ -18,7 +18,7 @@ from .errors import MinBertError, unknown_name
 from .evaluation.decoding import Decoded, clip, decode
 from .evaluation.metrics import overall, task_metrics
 from .inference import Progress, answer, shared_passes
-from .loading import load_config, load_tokenizer, load_weights, tasks_of
+from .loading import load_saved_config, load_tokenizer, load_weights, tasks_of
 from .tasks import Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,7 +36,12 @@ class Predictor:
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batch_size: int = 32, dtype: str = "float32"
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        batch_size: int = 32,
+        dtype: str = "float32",
+        max_length: int | None = None,
     ):
         """Takes a model as it is, where it is.
 
@@ -45,9 +50,12 @@ class Predictor:
                 many as fill the same space; on a CPU no more than it is fastest with.
             dtype: what to compute in: `float32`; or `bfloat16` or `float16`, under autocast, faster on a GPU and with
                 some two or three digits.
+            max_length: tokens that inputs are cut to. Unless given, those that the model was trained for, task by
+                task; of a model that does not say, its number of positions.
 
         Raises:
-            MinBertError: there is no such `dtype`, `batch_size` is below 1, or the model has no tasks.
+            MinBertError: there is no such `dtype`, `batch_size` is below 1, `max_length` is above the model's number
+                of positions, or the model has no tasks.
         """
         if batch_size < 1:
             raise MinBertError(f"`batch_size` must be at least 1. Found {batch_size}.")
@@ -57,7 +65,7 @@ class Predictor:
         self.tokenizer = tokenizer
         self.batch_size, self.dtype = batch_size, dtype
         self.tasks = tasks_of(model.config, type(model).__name__)
-        self.max_length = check_max_length(None, model.config.max_position_embeddings)
+        self.lengths = {name: check_max_length(max_length, model.config, name) for name in self.tasks}
 
     @classmethod
     def from_pretrained(
@@ -67,14 +75,16 @@ class Predictor:
         batch_size: int = 32,
         dtype: str = "float32",
         device: str | torch.device | None = None,
+        max_length: int | None = None,
     ) -> Predictor:
         """Loads a model saved by this package, onto the GPU where there is one unless `device` says otherwise.
 
         Raises:
-            MinBertError: there is no model, or it has no tasks (a plain BERT).
+            MinBertError: there is no model, it has no tasks (a plain BERT), or `max_length` does not fit it.
         """
         name = str(model_name_or_path)
-        config = load_config(name)
+        config = load_saved_config(name)
+        check_max_length(max_length, config)
         tasks_of(config, name)
         tokenizer = load_tokenizer(name, config)
         model, missing = load_weights(name, config)
@@ -84,7 +94,7 @@ class Predictor:
                 f"random. Give the folder of a finished run, or train it with `minbert train`."
             )
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        return cls(model.to(device), tokenizer, batch_size, dtype)
+        return cls(model.to(device), tokenizer, batch_size, dtype, max_length)
 
     def task(self, name: str) -> Task:
         """The model's task of this name. Raises `MinBertError` with the right names."""
@@ -137,18 +147,19 @@ class Predictor:
     def logits_of(self, tasks: Sequence[str], rows: Any, progress: Progress | None = None) -> dict[str, np.ndarray]:
         """The outputs of several tasks' heads for the same rows, each as `logits` gives them.
 
-        Tasks that read the same columns in the same way through the same layers share one pass through the encoder.
-        `progress` counts a row once for each pass.
+        Tasks that read the same columns in the same way, to the same length and through the same layers share one pass
+        through the encoder. `progress` counts a row once for each pass.
         """
         rows = list(rows)  # a list has no bar of its own
         specs = {name: self.task(name) for name in tasks}
         passes = shared_passes(
-            self.model, {name: (task.text_columns, task.pair_encoding) for name, task in specs.items()}
+            self.model,
+            {name: (task.text_columns, task.pair_encoding, self.lengths[name]) for name, task in specs.items()},
         )
         found = {}
         for number, names in enumerate(passes):
             told = progress and (lambda done, total, n=number: progress(n * total + done, len(passes) * total))
-            encoded = encode(rows, specs[names[0]], self.tokenizer, self.max_length)
+            encoded = encode(rows, specs[names[0]], self.tokenizer, self.lengths[names[0]])
             pad, dtype = self.tokenizer.pad_token_id, DTYPES[self.dtype]
             found |= answer(self.model, names, encoded, pad, self.batch_size, dtype, told)
         return {name: found[name] for name in tasks}

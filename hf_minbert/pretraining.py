@@ -78,7 +78,7 @@ def without_effect(args: MultiTaskTrainingArguments) -> list[str]:
 
 
 def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:
-    """Makes of the config of the checkpoint's encoder one without tasks.
+    """Makes of the config of the checkpoint's encoder one without tasks, nor a length: that is of tasks.
 
     Raises:
         MinBertError: it has private layers, or `max_length` does not fit.
@@ -88,8 +88,8 @@ def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:
             f"`objective: mlm` trains one encoder, and some of the layers of {settings.model_name_or_path!r} are for "
             "each task alone. Start from a plain encoder."
         )
-    config.rearrange(tasks=None, private_layers=0, private_encoders=False)
-    check_max_length(settings.max_length, config.max_position_embeddings)
+    config.rearrange(tasks=None, max_input_length=None, private_layers=0, private_encoders=False)
+    check_max_length(settings.max_length, config)
     return config
 
 
@@ -271,7 +271,7 @@ def make_trainer(
     """
     name, revision = settings.model_name_or_path, settings.model_revision
     tokenizer = load_tokenizer(name, config, revision)
-    length = check_max_length(settings.max_length, config.max_position_embeddings)
+    length = check_max_length(settings.max_length, config)
     train, dev = (
         encode(_joined(data[split]), TEXT, tokenizer, length, settings.cache_dir) for split in ("train", "dev")
     )

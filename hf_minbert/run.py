@@ -25,6 +25,7 @@ from .data.mappings import pinned_sources
 from .errors import MinBertError, explain
 from .evaluation.submission import write_predictions
 from .heads import check_heads
+from .inference import length_of
 from .io import write_json
 from .loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from .modeling_minbert import MinBertForMultiTask
@@ -234,6 +235,9 @@ def _make_trainer(
 ) -> MultiTaskTrainer:
     trained = args.chosen_tasks("train_tasks", {task["name"]: None for task in config.tasks})
     tokenizer, model = load_model(settings, config, trained)
+    if settings.max_length is None and length_of(config) < config.max_position_embeddings:
+        said = "Inputs are cut to %d tokens, as in the training of %s; `max_length` sets another length."
+        logger.info(said, length_of(config), settings.model_name_or_path)
     tasks = [Task.from_config(saved) for saved in config.tasks]
     taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
     with explain("Setting up the trainer", "Mend the recipe."):
@@ -389,7 +393,7 @@ def _arrange(config: MinBertConfig, settings: RunSettings, tasks: list[Task]) ->
         sharing = {} if settings.private_layers is None else {"private_layers": settings.private_layers}
         config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)
         check_heads(config)
-    check_max_length(settings.max_length, config.max_position_embeddings)
+    check_max_length(settings.max_length, config)
     if settings.peft is not None:
         adapters.check(settings.peft, config)
     return config

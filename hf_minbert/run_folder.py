@@ -23,7 +23,9 @@ from transformers import TrainerCallback
 
 from .configuration_minbert import MinBertConfig
 from .errors import MinBertError, explain
+from .inference import length_of
 from .io import check_writable, json_line, write_atomically, write_json
+from .loading import load_config
 from .settings.keys import default_of
 from .settings.recipe import read_recipe, split_recipe, write_recipe
 from .settings.run import RunSettings
@@ -119,7 +121,7 @@ class RunFolder(TrainerCallback):
         if environment["processes"] != self.args.world_size:
             self._check_rows_of_steps(old, new, environment["processes"])
             keys = names(among=keys, per_process=False)
-        differing = [key for key in keys if old[key] != new[key] and not _same_tasks(key, old, new)]
+        differing = [key for key in keys if not is_same(key, old, new)]
         # The order of what is drawn depends on how long the run is.
         drawn = (new["objective"] == "mlm" and new["mlm_order"] == "sequence") or new["mixing"] == "annealed"
         kept = names(among=differing, resume="fixed")
@@ -268,8 +270,13 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def _same_tasks(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether the tasks are the same, written in another way."""
+def is_same(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two recipes, as `all_values` gives them, mean the same by a key. What neither has is the same."""
+    if old.get(key) == new.get(key):
+        return True
+    if key == "max_length":  # the model's own length may be written out
+        own = length_of(load_config(new["model_name_or_path"], new["model_revision"]))
+        return (old[key] or own) == (new[key] or own)
     return key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])
 
 

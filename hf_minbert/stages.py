@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 from .data.files import located
 from .data.leaks import guarded_tasks, scored_rows, usually_held_out
 from .errors import MinBertError, explain
+from .inference import length_of
 from .io import check_writable, write_json
 from .loading import load_config
 from .run_folder import RUN_FILES, RunFolder
@@ -116,7 +117,7 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
             chain = []
         else:
             own["model_name_or_path"] = _value(str(before))
-            own |= _dropouts_again(chain, {**common, **own})
+            own |= _said_again(chain, {**common, **own})
         before = root / FOLDER / f"{number}-{name}"
         try:
             stages.append(_typed(name, {**common, **own, "output_dir": _value(str(before))}))
@@ -126,18 +127,18 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
     return stages
 
 
-def _dropouts_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
-    """The first checkpoint's dropout for a stage that says none, after others that did.
+def _said_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
+    """The first checkpoint's dropout and length for a stage that says none, after others that did.
 
-    What a stage says is for that stage, and a saved model would hand its dropout on.
+    What a stage says is for that stage, and a saved model would hand its dropout and length on.
     """
-    said = {name for stage in chain for name in stage.settings.dropouts}
+    said = {name for stage in chain for name in names(travels=True) if getattr(stage.settings, name) is not None}
     missing = [name for name in said if name not in values or values[name].value is None]
     if not missing:
         return {}
     first = chain[0].settings
     config = load_config(first.model_name_or_path, first.model_revision)
-    return {name: _value(getattr(config, name)) for name in missing}
+    return {name: _value(length_of(config) if name == "max_length" else getattr(config, name)) for name in missing}
 
 
 def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:

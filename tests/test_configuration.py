@@ -51,6 +51,7 @@ def test_every_field_survives_the_file(tmp_path):
         "active_task": "sst",
         "private_layers": 2,
         "private_owner": "sst",
+        "max_input_length": {"sts": 12, "sst": 8},
     }
     # The one that does not go with private layers has a test of its own.
     assert {*changed, "private_encoders"} == set(MinBertConfig.__annotations__)

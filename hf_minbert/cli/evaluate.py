@@ -9,6 +9,7 @@ import typer
 
 from ..errors import MinBertError, unknown_name
 from .input import Columns, Read, check_options, read_input
+from .predict import MaxLength
 
 if TYPE_CHECKING:
     import datasets
@@ -38,10 +39,12 @@ def evaluate(
     batch_size: Annotated[
         int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
     ] = 32,
+    max_length: MaxLength = None,
 ) -> None:
     """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""
+    from ..data.encoding import check_max_length
     from ..io import check_writable, write_json
-    from ..loading import load_config, tasks_of
+    from ..loading import load_saved_config, tasks_of
     from ..prediction import Predictor, score
     from ..run_data import RECIPE, RunData
     from .table import print_metrics
@@ -52,7 +55,9 @@ def evaluate(
     check_options(input, columns, read)
     if output is not None:
         check_writable(output)
-    tasks = tasks_of(load_config(model), model)  # weights come last: a wrong word or file is answered at once
+    config = load_saved_config(model)  # weights come last: a wrong word or file is answered at once
+    check_max_length(max_length, config)
+    tasks = tasks_of(config, model)
     for name in task or ():
         if name not in tasks:
             raise unknown_name("task", name, tasks)
@@ -63,7 +68,8 @@ def evaluate(
         if data_dir is None and data.recipe is None:
             raise MinBertError(f"{model} has no {RECIPE} that says where its data lies. {either}")
         rows = {name: data.rows(tasks[name], split) for name in task or data.scored(tasks)}
-    metrics, _ = score(Predictor.from_pretrained(model, batch_size=batch_size), rows, progress=True)
+    predictor = Predictor.from_pretrained(model, batch_size=batch_size, max_length=max_length)
+    metrics, _ = score(predictor, rows, progress=True)
     if output is not None:
         write_json(output, {f"eval_{name}": value for name, value in metrics.items()})
     print_metrics(metrics)

@@ -174,13 +174,13 @@ class Members:
     """
 
     def __init__(self, names: Sequence[str], data_dir: str | None):
-        from ..loading import load_config, load_tokenizer, tasks_of
+        from ..loading import load_saved_config, load_tokenizer, tasks_of
         from ..run_data import RunData
 
         if len(names) < 2:
             raise MinBertError("Give two models or more.")
         self.names, self.data_dir = names, data_dir
-        self.configs = [load_config(name) for name in names]
+        self.configs = [load_saved_config(name) for name in names]
         self._tasks = [tasks_of(config, name) for config, name in zip(self.configs, names, strict=True)]
         tokenizers = [load_tokenizer(name, config) for config, name in zip(self.configs, names, strict=True)]
         for name, tokenizer in zip(names[1:], tokenizers[1:], strict=True):
@@ -227,8 +227,15 @@ class Members:
 
     def write(self, merged: MinBertForMultiTask, folder: Path, record: Mapping[str, Any]) -> None:
         """Saves the result, and says what merging cost."""
+        from ..inference import length_of
         from ..io import write_json
 
+        self.tokenizer.model_max_length = length_of(merged.config)
+        if len({length_of(config, task) for config in self.configs for task in config.task_names}) > 1:
+            lengths = ", ".join(f"{task} {length_of(merged.config, task)}" for task in merged.config.task_names)
+            typer.echo(
+                f"The models were trained for inputs of different lengths. The result cuts to, in tokens: {lengths}."
+            )
         scores = None if self.data_dir is None else self._report(merged)
         write_json(folder / RECORD, record)  # first: if this is cut off, --overwrite is allowed to mend it
         (folder / "metrics.json").unlink(missing_ok=True)

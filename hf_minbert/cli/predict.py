@@ -30,6 +30,12 @@ class Dtype(StrEnum):
     float16 = "float16"
 
 
+MaxLength = Annotated[
+    int | None,
+    typer.Option(help="Cut inputs to so many tokens.  [default: as in the model's training]", show_default=False),
+]
+
+
 def predict(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
     task: Annotated[
@@ -58,6 +64,7 @@ def predict(
         int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
     ] = 32,
     dtype: Annotated[Dtype, typer.Option(help="Precision; bfloat16 is faster on a GPU.")] = Dtype.float32,
+    max_length: MaxLength = None,
 ) -> None:
     """Predict a file, one row of output per row of input, or a single --text.
 
@@ -68,7 +75,7 @@ def predict(
     from ..evaluation.submission import check_course
     from ..prediction import Predictor
 
-    tasks = _chosen(model, task or [])
+    tasks = _chosen(model, task or [], max_length)
     outputs = {} if output is None else _outputs(tasks, input, output)
     for spec in tasks if format is Format.course else ():
         check_course(spec)
@@ -77,7 +84,7 @@ def predict(
         raise MinBertError(f"Task {first.name!r} {'needs' if first.is_pair else 'takes no'} --text-pair.")
     # Weights come last: a wrong word or file is answered at once.
     rows = None if input is None else read_input(input, first, columns, read, labelled=False)
-    predictor = Predictor.from_pretrained(model, batch_size=batch_size, dtype=dtype.value)
+    predictor = Predictor.from_pretrained(model, batch_size=batch_size, dtype=dtype.value, max_length=max_length)
     if rows is not None:
         _predict_rows(predictor, tasks, rows, outputs, format, clip)
         return
@@ -100,11 +107,13 @@ def _check_words(
         raise MinBertError("--format goes with --input and --output.")
 
 
-def _chosen(model: str, names: list[str]) -> list[Task]:
-    """The tasks of these names, which read the same columns."""
-    from ..loading import load_config, tasks_of
+def _chosen(model: str, names: list[str], max_length: int | None) -> list[Task]:
+    """The tasks of these names, which read the same columns; and `max_length` fits the model."""
+    from ..data.encoding import check_max_length
+    from ..loading import load_saved_config, tasks_of
 
-    config = load_config(model)
+    config = load_saved_config(model)
+    check_max_length(max_length, config)
     tasks = tasks_of(config, model)
     names = list(dict.fromkeys(names)) or [config.active_task]
     if names == [None]:

@@ -95,7 +95,9 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     if "tokenizer.json" in files:
         state = json.loads(files["tokenizer.json"])
         files["tokenizer.json"] = {key: value for key, value in state.items() if key not in ("truncation", "padding")}
-    if "tokenizer_config.json" in files:  # names the folder or Hub id it came from, which is no content
+    if "tokenizer_config.json" in files:  # its length is in the key by itself, and where it came from is no content
         settings = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = {key: value for key, value in settings.items() if key != "name_or_path"}
+        files["tokenizer_config.json"] = {
+            key: value for key, value in settings.items() if key not in ("name_or_path", "model_max_length")
+        }
     return {"class": type(tokenizer).__name__, **files}

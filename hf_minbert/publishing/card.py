@@ -299,8 +299,9 @@ def _scores(saved: SavedModel) -> str:
 
 def _limits(saved: SavedModel) -> str:
     positions = saved.config.get("max_position_embeddings")
-    length = saved.recipe.get("max_length")
-    lines = [f"- Inputs of more than {length} tokens were cut in training."] if length not in (None, positions) else []
+    length = saved.config.get("max_input_length") or (saved.runs or [{}])[-1].get("max_length")
+    said = " or ".join(f"{own} ({name})" for name, own in length.items()) if isinstance(length, dict) else length
+    lines = [f"- Inputs of more than {said} tokens were cut in training."] if length not in (None, positions) else []
     lines += [f"- More than {positions} tokens do not fit: truncate."] if positions else []
     lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
     for name, task in saved.tasks.items():

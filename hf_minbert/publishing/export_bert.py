@@ -16,7 +16,6 @@ from ..heads import CosineHead
 from ..io import write_atomically, write_json
 from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..prediction import Predictor
-from ..settings.recipe import cast, read_recipe, settings_types
 from ..tasks import Task
 
 TOLERANCE = 1e-5
@@ -52,7 +51,6 @@ class ToBert:
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if what was written does not encode as the model does."""
         difference = write_bert(predictor, self.task, folder)
-        predictor.tokenizer.save_pretrained(folder)
         return {"task": self.task, "largest_difference": difference, "notes": self.notes}
 
 
@@ -80,15 +78,13 @@ class ToSentenceTransformers:
                 f"with one of {', '.join(POOLING_MODES)} on the last layer, or export to onnx."
             )
         self.readers = [one for one in tasks.values() if readings[one.name] == readings[self.task.name]]
-        self.max_length = max_length_of(name, config)
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if its encoder does not encode as the model does."""
         model = predictor.model
         difference = write_bert(predictor, self.task.name, folder)
-        predictor.tokenizer.model_max_length = self.max_length
-        predictor.tokenizer.save_pretrained(folder)
-        write_json(folder / "sentence_bert_config.json", {"max_seq_length": self.max_length, "do_lower_case": False})
+        length = predictor.lengths[self.task.name]
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
         write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
         pooling = {f"pooling_mode_{mode}": mode == POOLING_MODES[self.task.pooling] for mode in ALL_MODES}
         layers = self._layers(model)
@@ -105,7 +101,7 @@ class ToSentenceTransformers:
         ]
         write_json(folder / "modules.json", modules)
         notes = self._notes(model)
-        write_atomically(folder / "README.md", self._readme(notes))
+        write_atomically(folder / "README.md", self._readme(length, notes))
         return {"task": self.task.name, "largest_difference": difference, "notes": notes}
 
     def _layers(self, model: MinBertForMultiTask) -> list[tuple[nn.Linear, type[nn.Module]]]:
@@ -132,11 +128,11 @@ class ToSentenceTransformers:
             )
         return notes
 
-    def _readme(self, notes: list[str]) -> str:
+    def _readme(self, max_length: int, notes: list[str]) -> str:
         return README.format(
             task=self.task.name,
             pooling=self.task.pooling,
-            max_length=self.max_length,
+            max_length=max_length,
             notes="\n".join(f"- {note}" for note in notes),
         )
 
@@ -170,7 +166,7 @@ What a cosine says:
 
 
 def write_bert(predictor: Predictor, task: str, folder: Path) -> float:
-    """Saves the encoder of a task as the library's BertModel, loads it again, and compares.
+    """Saves the encoder of a task as the library's BertModel, with its tokenizer, loads it again, and compares.
 
     Returns:
         the largest difference in hidden states at real tokens, and in the pooler's output.
@@ -186,6 +182,8 @@ def write_bert(predictor: Predictor, task: str, folder: Path) -> float:
         theirs.load_state_dict(ours.state_dict())
     bert.pooler.load_state_dict(encoder.pooler.state_dict())
     bert.save_pretrained(folder)
+    predictor.tokenizer.model_max_length = predictor.lengths[task]
+    predictor.tokenizer.save_pretrained(folder)
     written = BertModel.from_pretrained(folder, dtype=torch.float32).eval()
     inputs = sample(model.config, 3, min(17, model.config.max_position_embeddings))
     with torch.inference_mode():
@@ -222,14 +220,6 @@ def check_difference(what: str, difference: float, limit: float) -> None:
             f"The {what} that was written differs from the model by {difference:.2g}, and more than {limit:g} is too "
             "much; nothing is left of it. Check that the model's weights are numbers, or try another version of torch."
         )
-
-
-def max_length_of(name: str, config: MinBertConfig) -> int:
-    """What the run cut its inputs to; all that the model takes, if it did not say, or is not here."""
-    recipe = Path(name) / "recipe.yaml"
-    given = read_recipe(recipe).get("max_length") if recipe.is_file() else None
-    found = None if given is None else cast("max_length", given, settings_types()["max_length"])
-    return found or config.max_position_embeddings
 
 
 def _encoders_differ(config: MinBertConfig) -> bool:

@@ -72,9 +72,8 @@ class ToOnnx:
             differences[f"{name}.onnx"] = compare(model, tasks, folder / f"{name}.onnx")
             if self.quantize:
                 quantize_graph(folder / f"{name}.onnx", folder / f"{name}{QUANTIZED}.onnx")
-        predictor.tokenizer.model_max_length = predictor.max_length
         predictor.tokenizer.save_pretrained(folder)
-        described = self._describe(predictor.max_length)
+        described = self._describe(predictor.lengths)
         write_json(folder / "tasks.json", described)
         scores = self._scores(predictor, folder) if self.rows else None
         write_atomically(folder / "README.md", _readme(described, scores, self.quantize))
@@ -94,7 +93,7 @@ class ToOnnx:
             graphs.setdefault(graph_of(task), []).append(task.name)
         return graphs
 
-    def _describe(self, max_length: int) -> dict[str, Any]:
+    def _describe(self, lengths: Mapping[str, int]) -> dict[str, Any]:
         """What `tasks.json` says."""
         tasks = {}
         for name, task in self.tasks.items():
@@ -102,8 +101,8 @@ class ToOnnx:
             if self.quantize:
                 files["quantized_file"] = f"{graph_of(task)}{QUANTIZED}.onnx"
             what = {"kind": task.kind, "labels": task.labels, "range": task.range, "pair_encoding": task.pair_encoding}
-            tasks[name] = {**files, "output": name, **what}
-        return {"max_length": max_length, "tasks": tasks}
+            tasks[name] = {**files, "output": name, **what, "max_length": lengths[name]}
+        return {"max_length": max(lengths.values()), "tasks": tasks}
 
     def _scores(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
         """Each task's dev score by both variants."""
@@ -320,7 +319,7 @@ from transformers import AutoTokenizer
 task = json.load(open("tasks.json"))["tasks"]["{task}"]
 tokenizer = AutoTokenizer.from_pretrained(".")
 texts = {texts}
-inputs = tokenizer(*texts, padding=True, truncation=True, return_tensors="np")
+inputs = tokenizer(*texts, padding=True, truncation=True, max_length=task["max_length"], return_tensors="np")
 {apart}session = onnxruntime.InferenceSession(task["file"])
 (output,) = session.run([task["output"]], dict(inputs))
 print({answer})

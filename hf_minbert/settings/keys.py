@@ -22,6 +22,7 @@ class Traits:
             command; `machine`: of who runs it, and where; `secret`: nobody else's, and never written.
         objectives: which `objective` it has an effect on.
         per_process: whether it counts rows of one process.
+        travels: whether the saved model's config keeps it.
         off: its value in a run that only measures: nothing is scored, written or stopped early.
     """
 
@@ -29,6 +30,7 @@ class Traits:
     scope: Literal["run", "seed", "start", "machine", "secret"] = "run"
     objectives: Literal["any", "tasks", "mlm"] = "any"
     per_process: bool = False
+    travels: bool = False
     off: Any = KEPT
 
 

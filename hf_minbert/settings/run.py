@@ -37,13 +37,19 @@ class RunSettings:
     )
     max_length: int | None = key(
         None,
-        "Longest input in tokens; longer ones are cut. The model's own limit unless given.",
+        "Longest input in tokens; longer ones are cut. Unless given, the length that the model was trained for; of a "
+        "plain BERT, all its positions. The saved model carries it, and what reads text with it cuts there too. With "
+        "`objective: mlm` it is for that run alone.",
+        travels=True,
     )
     hidden_dropout_prob: float | None = key(
         None,
         "Overrides the checkpoint's dropout on hidden states and before the heads.",
+        travels=True,
     )
-    attention_probs_dropout_prob: float | None = key(None, "Overrides the checkpoint's dropout on attention weights.")
+    attention_probs_dropout_prob: float | None = key(
+        None, "Overrides the checkpoint's dropout on attention weights.", travels=True
+    )
     private_layers: int | None = key(
         None,
         "How many of the encoder's last layers each task has for itself, a copy of the checkpoint's to begin with; "

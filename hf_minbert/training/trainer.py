@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             accepted where the model has one task or an active one.
         eval_dataset: likewise.
         processing_class: the tokenizer; saved with every checkpoint.
-        max_length: longest input in tokens; the model's own limit unless given.
+        max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
+            positions. Model and saved tokenizer carry it (`config.max_input_length`, `model_max_length`).
         cache_dir: where encoded rows are kept for the next run; nowhere unless given.
         teacher_logits: `{task: [rows, outputs]}`, what `args.teachers` answer to the training rows, as
             `distillation.teacher_logits` gives it.
@@ -94,7 +96,10 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         # The stock constructor sets these three too; what is checked and prepared before it needs them.
         self.model, self.args, self.processing_class = model, args, processing_class
         self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
-        self.max_length = check_max_length(max_length, model.config.max_position_embeddings)
+        self.max_length = model.config.max_input_length = check_max_length(max_length, model.config)
+        if processing_class is not None:
+            self.processing_class = processing_class = copy(processing_class)  # the caller's keeps its length
+            processing_class.model_max_length = self.max_length
         self.cache_dir = cache_dir
         self._choose_tasks(train_dataset, eval_dataset)
         self.collators = self._make_collators()

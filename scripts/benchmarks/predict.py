@@ -118,7 +118,7 @@ class Answers:
     def cost(self, rows: Rows) -> Cost:
         """Of one pair."""
         columns = [[row[side] for row in rows] for side in ("sentence1", "sentence2")]
-        lengths = list(map(len, tokenize(self.tokenizer, columns, self.predictor.max_length)["input_ids"]))
+        lengths = list(map(len, tokenize(self.tokenizer, columns, self.predictor.lengths["para"])["input_ids"]))
         flops = PASSES["predict"] * forward_flops(self.model.config, lengths, num_outputs=1)
         return Cost(sum(lengths) / len(lengths), flops)
 
@@ -132,7 +132,7 @@ class Answers:
     @torch.inference_mode()
     def stock(self, rows: Rows) -> torch.Tensor:
         """The loop that one writes by hand."""
-        found, length = [], self.predictor.max_length
+        found, length = [], self.predictor.lengths["para"]
         with self.setting.autocast():  # around the loop: autocast keeps the weights that it converts until its end
             for start in range(0, len(rows), self.batch_size):
                 part = rows[start : start + self.batch_size]

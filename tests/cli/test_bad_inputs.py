@@ -125,7 +125,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "model folder is empty": ("model_name_or_path=TMP/empty", ["TMP/empty holds no model", "no config.json"]),
     "model is no path and no id": ("model_name_or_path=bert base", ["There is no model bert base", "on the Hub"]),
     "model is on no hub": ("model_name_or_path=nobody/nothing", ["'nobody/nothing'", "Give the folder of a BERT"]),
-    "longer than the positions": ("max_length=600", ["`max_length` must be from 8 to 64", "Found 600", "Lower it"]),
+    "longer than the positions": ("max_length=600", ["`max_length` must be from 8 to 64", "Found 600", "Change it"]),
     "too short to hold words": ("max_length=4", ["`max_length` must be from 8 to 64", "Found 4"]),
     "too many private layers": ("private_layers=9", ["must be from 0 to 2", "Found 9. Mend the recipe."]),
     "fewer than no private layers": ("private_layers=-1", ["`private_layers` must be from 0 to 2", "Found -1"]),
@@ -364,7 +364,12 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], list[str], bool]] = {
     "a layer missing": (without_weights("layer.1."), ["lacks 16 of", "bert.encoder.layer.1."], True),
     "a layer too many in the config": (config(num_hidden_layers=3), ["lacks 16 of", "bert.encoder.layer.2."], True),
     "other sizes in the config": (config(intermediate_size=48), ["intermediate.dense.bias", "[64]", "[48]"], True),
-    "fewer positions in the config": (config(max_position_embeddings=32), ["position_embeddings", "[64, 32]"], True),
+    "fewer positions in the config": (
+        config(max_position_embeddings=32, max_input_length=None), ["position_embeddings", "[64, 32]"], True,
+    ),
+    "longer than its positions": (
+        config(max_input_length=65), ["`max_input_length` must be from 1 to 64", "Found 65"], False,
+    ),
     "another tokenizer's model": (config(vocab_size=50), ["86 tokens and its model 50"], False),
     "heads that do not fit": (config(num_attention_heads=3), ["`num_attention_heads`. Found 32 and 3"], True),
     "unknown activation": (config(hidden_act="gelo"), ["'gelo'"], True),

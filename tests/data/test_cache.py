@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import datasets
 import pyarrow
 import pytest
@@ -49,11 +51,12 @@ def test_length_and_vocabulary_make_other_rows(tmp_path, tokenizings, tiny_token
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_call_of_the_tokenizer_makes_no_other_key(tmp_path, tokenizings, tiny_tokenizer):
-    rows = datasets.Dataset.from_list(ROWS)
-    encode(rows, SST, tiny_tokenizer, 16, cache_dir=tmp_path)
-    tiny_tokenizer("a b", truncation=True, padding="max_length", max_length=9)
-    encode(rows, SST, tiny_tokenizer, 16, cache_dir=tmp_path)
+def test_neither_a_call_of_the_tokenizer_nor_its_own_length_makes_another_key(tmp_path, tokenizings, tiny_tokenizer):
+    rows, tokenizer = datasets.Dataset.from_list(ROWS), copy(tiny_tokenizer)
+    encode(rows, SST, tokenizer, 16, cache_dir=tmp_path)
+    tokenizer("a b", truncation=True, padding="max_length", max_length=9)
+    tokenizer.model_max_length = 12
+    encode(rows, SST, tokenizer, 16, cache_dir=tmp_path)
     assert len(tokenizings) == 1
 
 

@@ -9,6 +9,7 @@ import pandas
 import pytest
 import torch
 
+from hf_minbert import MinBertConfig
 from hf_minbert.data.collators import PaddedCollator, RoundCollator
 from hf_minbert.data.encoding import check_max_length, encode
 from hf_minbert.errors import MinBertError
@@ -219,15 +220,16 @@ def test_text_needs_a_tokenizer():
 
 
 def test_max_length_is_at_most_what_the_model_has():
-    assert check_max_length(None, 512) == 512
-    assert check_max_length(512, 512) == 512
+    config, trained = MinBertConfig(), MinBertConfig(max_input_length=16)
+    assert check_max_length(None, config) == check_max_length(512, config) == check_max_length(512, trained) == 512
+    assert check_max_length(None, trained) == 16
     for found in (600, 513, 7, 0, -1):
         with pytest.raises(MinBertError, match=f"from 8 to 512.*Found {found}.*leave it out to use 512"):
-            check_max_length(found, 512)
+            check_max_length(found, config)
 
 
 def test_a_long_sentence_is_cut_to_the_limit(tiny_tokenizer):
-    (row,) = encode([{"sentence": "dog " * 1000}], SST, tiny_tokenizer, check_max_length(None, 64))
+    (row,) = encode([{"sentence": "dog " * 1000}], SST, tiny_tokenizer, 64)
     assert len(row["input_ids"]) == 64
 
 
