@@ -415,6 +415,7 @@ def test_a_key_is_fixed_on_resume_or_its_change_is_told(finished_run, name):
 
 
 def test_what_takes_effect_on_resume_is_said_with_its_step(train, caplog):
+    caplog.set_level("INFO", logger="hf_minbert")
     train("max_steps=2")
     train("max_steps=4", "resume_from_checkpoint=true", "packing=true", "logging_steps=2")
     (said,) = (record.getMessage() for record in caplog.records if "From step" in record.getMessage())
