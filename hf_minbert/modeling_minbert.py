@@ -213,11 +213,19 @@ class MinBertEncoder(nn.Module):
         return [*self.layer] if private is None else [*self.layer[: self.shared], *private.values()]
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, task: str | None = None, **kwargs
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        task: str | None = None,
+        states: list[Tensor] | None = None,
+        **kwargs,
     ) -> Tensor:
+        states = [] if states is None else states
+        states.append(hidden_states)
         for layer in self.layers_of(task):
             # By position: activation checkpointing and the recording of hidden states look there.
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
+            states.append(hidden_states)
         return hidden_states
 
 

@@ -27,6 +27,9 @@ class RoundStep:
     per task, and `Gradients`, which collects what they give.
     """
 
+    _gradients: Gradients | None = None  # until the first step
+    _graphs: GraphedSteps | None = None
+
     def begin_steps(self, checkpoint: str | None) -> None:
         """Makes what the steps of one training share.
 
@@ -45,6 +48,7 @@ class RoundStep:
         repeats = 0 if self.regularizer is None else self.regularizer.repeats
         self._graphs = GraphedSteps(self._forward, self._gradients, repeats) if graphed else None
         self._rounds_of_step = 0  # how many of the current step have been taken
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # the loop has it by the step
 
     def begin_measuring(self) -> None:
         """Sets to nothing what the steps of one training add up for the log."""
@@ -70,6 +74,10 @@ class RoundStep:
     ) -> torch.Tensor:
         """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
 
+        It may be called without `train`, by a loop of one's own: from what it leaves in `.grad`, an optimizer steps.
+        What works between the steps of `train` (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
+        start.
+
         Args:
             model: that of the trainer.
             inputs: one batch per task.
@@ -78,6 +86,10 @@ class RoundStep:
         Returns:
             the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
         """
+        if self._gradients is None:
+            self.begin_steps(None)
+            if self.freezing.changes:
+                self.freezing.freeze(self.state.global_step)
         if not self.model.training:  # a compiled model's own flag stays when an evaluation changes what is inside
             model.train()  # the call alone visits every module
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
@@ -174,17 +186,13 @@ class RoundStep:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
         return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
 
-    # The stock ways to clip and to clear gradients walk through all modules of the model to find its parameters, and
-    # through all parameters to find their norm: longer than a GPU takes for a small batch.
-
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that."""
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that.
+
+        The stock one walks through all parameters to find their norm: longer than a GPU takes for a small batch.
+        """
         self.accelerator.unscale_gradients()
         gradients = self._gradients.combined()
         norm = torch.nn.utils.get_total_norm(gradients)
         torch._foreach_mul_(gradients, (self.args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
-
-    def _clear_gradients(self, set_to_none: bool = True) -> None:
-        for parameter in self._gradients.parameters:
-            parameter.grad = None

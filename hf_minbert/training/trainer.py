@@ -280,12 +280,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         on_gpu = self.args.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
-        model = self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
-        model.zero_grad = self._clear_gradients
-        try:
-            output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
-        finally:
-            del model.zero_grad
+        self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
+        output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
         self._means.read()  # what came after the last log
         found = {name: mean for name, mean in self._means.totals().items() if not name.startswith("loss_")}
         if on_gpu:
@@ -348,7 +344,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             return
         if self.proximal is not None:
             self.proximal.save(output_dir)
-        save_gradients(self._gradients, self.args, Path(output_dir))
+        if self._gradients is not None:
+            save_gradients(self._gradients, self.args, Path(output_dir))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
