@@ -285,6 +285,8 @@ class MinBertPreTrainedModel(PreTrainedModel):
         kernels by alignment, so that a loaded model's outputs would differ from the saved one's by rounding, on one
         machine and for the same batch (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
         """
+        if kwargs.get("config") is None:  # the library does not tell the config of this argument; the Auto classes do
+            kwargs["new_head"] = kwargs.get("ignore_mismatched_sizes", False)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # a tuple with `output_loading_info`
         for parameter in model.parameters():

@@ -139,7 +139,10 @@ def test_a_prediction_step_needs_no_training(make_trainer):
 def test_training_keeps_nothing_in_the_model(make_trainer, given):
     """A copy that a callback makes of it is a model, and no trainer with it."""
     trainer = make_trainer(**given)
-    attributes, copies = {*vars(trainer.model), "_is_accelerate_prepared"}, []  # with what accelerate marks every model by
+    attributes, copies = (
+        {*vars(trainer.model), "_is_accelerate_prepared"},
+        [],
+    )  # with what accelerate marks every model by
 
     class Copies(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **kwargs):
