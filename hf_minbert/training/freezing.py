@@ -39,6 +39,14 @@ def levels_of(model: TaskModel) -> dict[nn.Parameter, float]:
     return levels
 
 
+def layer_names(model: TaskModel) -> dict[nn.Parameter, str]:
+    """What a log calls the layer of each parameter: `embeddings`, `layer.0` and so on, `pooler`, or `rest`."""
+    above = {p: "pooler" if "pooler" in path_of(name) else "rest" for name, p in model.named_parameters()}
+    levels = levels_of(model)
+    layers = {p: f"layer.{level - 1}" for p, level in levels.items() if 0 < level < _ABOVE_LAYERS}
+    return above | layers | {p: "embeddings" for p, level in levels.items() if level == 0}
+
+
 def num_layers(model: TaskModel) -> int:
     """How many layers the model's deepest path has."""
     return max(len(model.encoder_path(task["name"])) for task in model.config.tasks) - 1

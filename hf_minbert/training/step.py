@@ -13,6 +13,7 @@ from .aggregators import make_aggregator
 from .checkpoints import load_gradients
 from .conflicts import ConflictMeter
 from .data import loss_weights_of, rounds_of
+from .freezing import layer_names
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .means import StepMeans
@@ -52,8 +53,9 @@ class RoundStep:
 
     def begin_measuring(self) -> None:
         """Sets to nothing what the steps of one training add up for the log."""
-        trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, trained)
+        names = layer_names(self.model)
+        layers = [names[parameter] for parameter in self.model.parameters() if parameter.requires_grad]
+        self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, layers)
         self._means = StepMeans(self.accelerator)
 
     def forget_recordings(self) -> None:
