@@ -179,9 +179,10 @@ def test_hidden_states_are_those_that_the_encoder_gives_and_change_no_answer(tin
         inputs = {name: batch[name].flatten(0, -2) for name in ("input_ids", "attention_mask", "token_type_ids")}
         expected = model.bert(**inputs, output_hidden_states=wanted).hidden_states
         outputs = [model(**batch, output_hidden_states=wanted)]
-        model.config.output_hidden_states = wanted
-        outputs.append(model(**batch))
-        model.config.output_hidden_states = False
+        if isinstance(wanted, bool | None):  # a config takes no other
+            model.config.output_hidden_states = wanted
+            outputs.append(model(**batch))
+            model.config.output_hidden_states = False
         is_token = inputs["attention_mask"].bool()
         for output in outputs:
             torch.testing.assert_close(output.logits, model(**batch).logits, rtol=0, atol=1e-6)

@@ -31,7 +31,9 @@ def is_constant(args: MultiTaskTrainingArguments, model: TaskModel, tasks: Itera
     frozen = args.freeze == "encoder" and not args.unfreeze
     if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
         return False
-    return takes(model, "pooled") and not any(draws(model, partial(_pool, model, name)) for name in tasks)
+    if model.encoder_path.__self__ is not model or not takes(model, "pooled"):  # `pool` would pass a wrapper by
+        return False
+    return not any(draws(model, partial(_pool, model, name)) for name in tasks)
 
 
 def _pool(model: TaskModel, task: str) -> torch.Tensor:
