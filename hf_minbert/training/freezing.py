@@ -104,7 +104,8 @@ def check_layers(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Un
     for step, frozen in schedule_of(freeze, unfreeze).items():
         if isinstance(frozen, int) and frozen > layers:
             name = f"unfreeze.{step}" if step else "freeze"
-            raise MinBertError(f"`{name}` is {frozen} layers, and the model has {layers}. Give at most {layers}.")
+            remedy = f"Give at most {layers}" if layers else "Give embeddings or encoder"
+            raise MinBertError(f"`{name}` is {frozen} layers, and the model has {layers}. {remedy}.")
 
 
 def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:

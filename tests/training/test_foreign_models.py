@@ -218,7 +218,7 @@ def test_rates_go_by_heads_and_layers(make_trainer, make_model):
             "`regularizer: smart` needs .* takes `inputs_embeds`.*Leave `regularizer`",
         ),
         (BareModel, {"regularizer": "fgm"}, "`regularizer: fgm` needs a model whose `forward` takes `inputs_embeds`"),
-        (BareModel, {"freeze": 1}, "`freeze` is 1 layers, and the model has 0"),
+        (BareModel, {"freeze": 1}, "`freeze` is 1 layers, and the model has 0. Give embeddings or encoder"),
         (GruModel, {"compile_layers": True}, "`compile_layers: true` needs a model with layers"),
     ],
 )
