@@ -14,6 +14,8 @@ TASK_KEYS = ("name", "kind", "labels", "head")
 #: What the constructor checks or derives other fields from.
 SHARING = ("private_layers", "private_encoders", "private_owner")
 SET_BEFORE = ("tasks", "active_task", "max_input_length", *SHARING)
+#: The library's words for the labels of a model with one task.
+LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.tasks.Task` explains the keys.
@@ -55,7 +57,10 @@ class MinBertConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
-            among `tasks`, more private layers than there are layers, or a length above the number of positions.
+            among `tasks`, more private layers than there are layers, or a length above the number of positions. In
+            `from_pretrained` also `num_labels`, `id2label`, `label2id` or a `problem_type` that contradict the active
+            task. With `ignore_mismatched_sizes=True` they are obeyed: that task gets these labels, and a new head if
+            there are more or fewer of them.
     """
 
     model_type = "minbert"
@@ -204,9 +209,52 @@ class MinBertConfig(PreTrainedConfig):
         self.id2label = dict(enumerate(names))
         self.label2id = {label: index for index, label in self.id2label.items()}
 
+    def check_labels(self, given: dict[str, Any], new_head: bool) -> None:
+        """Compares what a caller says of labels with what the active task says.
+
+        Args:
+            given: of `LABELS`; what is `None` says nothing.
+            new_head: whether the active task is to get the labels of `given` where they are others.
+
+        Raises:
+            ValueError: they contradict each other, or the labels are of a kind that no task has.
+        """
+        for name, value in given.items():
+            shown = getattr(self, name)
+            if value is None or (_by_id(value) if name == "id2label" else value) == shown:
+                continue
+            if self.active_task is None:
+                raise ValueError(
+                    f"`{name}={value!r}` is of one task, and none is active. Leave it out, and choose a task by "
+                    f"`active_task=`: {', '.join(self.task_names)}."
+                )
+            if new_head:
+                self._relabel(given)
+                return self.check_labels(given, new_head=False)
+            raise ValueError(
+                f"`{name}={value!r}` contradicts the active task {self.active_task!r}, which has {shown!r}. Leave it "
+                "out, or choose another task by `active_task=`; for other labels of two or more classes add "
+                "`ignore_mismatched_sizes=True`."
+            )
+
+    def _relabel(self, given: dict[str, Any]) -> None:
+        """Gives the active task the labels of `given`; a task without two of them stays as it is."""
+        by_id = _by_id(given.get("id2label") or {id: label for label, id in (given.get("label2id") or {}).items()})
+        labels = [by_id[id] for id in sorted(by_id)] or [f"LABEL_{id}" for id in range(given.get("num_labels") or 0)]
+        task = self.get_task(self.active_task)
+        if len(labels) < 2:
+            return
+        kind = "binary" if task["kind"] == "binary" and len(labels) == 2 else "classes"
+        if (kind, len(labels)) != (task["kind"], len(task["labels"])):
+            task.update(loss="", loss_options={})  # which may weigh labels that are gone
+        if kind != task["kind"]:
+            task.pop("metric", None)
+        task.update(kind=kind, labels=labels, range=None)
+        self.set_active_task(self.active_task)
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As the library's, but what the caller says of tasks and sharing is checked against what was saved.
+        """As the library's, but what the caller says of tasks, sharing and labels is checked against what was saved.
 
         The folder's code for a pipeline that is at hand is not asked for.
         """
@@ -216,9 +264,13 @@ class MinBertConfig(PreTrainedConfig):
         config_dict |= {"custom_pipelines": theirs} if theirs else {}
         # The library would set keyword arguments after __post_init__ has derived the labels.
         said = {key: kwargs.pop(key) for key in SET_BEFORE if key in kwargs}
+        new_head = kwargs.pop("new_head", kwargs.get("ignore_mismatched_sizes", False))
+        has_tasks = said.get("tasks", config_dict.get("tasks"))
+        labels = {key: kwargs.pop(key) for key in LABELS if key in kwargs} if has_tasks else {}
         made = super().from_dict(config_dict, **kwargs)
         config = made[0] if isinstance(made, tuple) else made
         config.rearrange(**said)
+        config.check_labels(labels, new_head and "tasks" not in said)
         return made
 
     @classmethod
@@ -247,6 +299,10 @@ def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
         kept = {key: value for key, value in config.items() if key not in BERT_ONLY_KEYS}
         return {**kept, "model_type": MinBertConfig.model_type}
     raise ValueError(f"MinBERT cannot load {path}: its config has {found}. Choose a BERT encoder checkpoint.")
+
+
+def _by_id(id2label: dict[Any, str]) -> dict[int, str]:
+    return {int(id): label for id, label in id2label.items()}  # JSON's keys are text
 
 
 def _plain_tasks(tasks: list) -> list[dict[str, Any]]:

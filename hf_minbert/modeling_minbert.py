@@ -213,11 +213,21 @@ class MinBertEncoder(nn.Module):
         return [*self.layer] if private is None else [*self.layer[: self.shared], *private.values()]
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, task: str | None = None, **kwargs
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        task: str | None = None,
+        states: list[Tensor] | None = None,
+        **kwargs,
     ) -> Tensor:
+        """[B, T, H] -> [B, T, H]; `states` takes in what goes into the first layer, and what comes out of each."""
+        if states is not None:
+            states.append(hidden_states)
         for layer in self.layers_of(task):
             # By position: activation checkpointing and the recording of hidden states look there.
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
+            if states is not None:
+                states.append(hidden_states)
         return hidden_states
 
 
@@ -275,6 +285,8 @@ class MinBertPreTrainedModel(PreTrainedModel):
         kernels by alignment, so that a loaded model's outputs would differ from the saved one's by rounding, on one
         machine and for the same batch (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
         """
+        if kwargs.get("config") is None:  # the library does not tell the config of this argument; the Auto classes do
+            kwargs["new_head"] = kwargs.get("ignore_mismatched_sizes", False)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # a tuple with `output_loading_info`
         for parameter in model.parameters():
@@ -576,12 +588,11 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": position_ids, "inputs_embeds": inputs_embeds,
         }  # fmt: skip
-        wanted = kwargs.pop("output_hidden_states", self.config.output_hidden_states)
         outputs = BaseModelOutputWithPooling()
         if pooled is None:
             if packing is None:
                 inputs = taken_apart(inputs, spec)
-            encoded, outputs = self._encode([name], inputs, packing, hidden=wanted, **kwargs)
+            encoded, outputs = self._encode([name], inputs, packing, **kwargs)
             vectors = head.vectors(encoded)
         else:
             vectors = head.sentence_dropout(pooled)
@@ -592,7 +603,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,
-            hidden_states=outputs.hidden_states if wanted else None,
+            hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
@@ -609,7 +620,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": None, "inputs_embeds": None,
         }  # fmt: skip
-        encoded, _ = self._encode([task], inputs, packing, hidden=False)
+        encoded, _ = self._encode([task], inputs, packing, output_hidden_states=False)
         return self.heads.get(task).pooled(encoded)
 
     def encoder_path(self, task: str) -> list[nn.Module]:
@@ -637,7 +648,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": None, "inputs_embeds": None,
         }  # fmt: skip
-        encoded, _ = self._encode(tasks, inputs, packing, hidden=False)
+        encoded, _ = self._encode(tasks, inputs, packing, output_hidden_states=False)
         heads = {name: self.heads.get(name) for name in tasks}
         return {name: head(head.vectors(encoded)) for name, head in heads.items()}
 
@@ -646,25 +657,30 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         tasks: Sequence[str],
         inputs: dict[str, Tensor | None],
         packing: dict[str, Any] | None,
-        hidden: bool,
         **kwargs,
     ) -> tuple[Encoded, BaseModelOutputWithPooling]:
-        """What these tasks' heads read, and the encoder's outputs; with `hidden`, the states of all layers."""
+        """What these tasks' heads read, and the encoder's outputs, with the hidden states that the caller asks for."""
         inputs = sentences(inputs, self.config.get_task(tasks[0]))
-        mix = any(self.heads.get(name).layer_mix is not None for name in tasks)
+        # Of its own, not what the library records: that is those layers which the caller wants to see.
+        mixed = [] if any(self.heads.get(name).layer_mix is not None for name in tasks) else None
         if packing is not None:
             packing = Packing(shape=tuple(inputs["attention_mask"].shape), **packing)
         outputs = self.encoder_of(tasks[0])(
-            **inputs, task=tasks[0], packing=packing, output_hidden_states=hidden or mix, return_dict=True, **kwargs
+            **inputs, task=tasks[0], packing=packing, states=mixed, return_dict=True, **kwargs
         )
-        last, mask, layers = outputs.last_hidden_state, inputs["attention_mask"], outputs.hidden_states
-        if packing is not None and layers is not None:
-            # The library gives the last one as it came out, padded; the others as they were recorded.
-            layers = tuple(layer if layer.shape[:2] == packing.shape else packing.unpack(layer) for layer in layers)
-            outputs.hidden_states = layers
+        last, mask = outputs.last_hidden_state, inputs["attention_mask"]
+        if packing is not None:
+            # The library gives the last one as it came out, padded; the others as they were recorded, or `None`.
+            if outputs.hidden_states is not None:
+                outputs.hidden_states = tuple(
+                    state if state is None or state.shape[:2] == packing.shape else packing.unpack(state)
+                    for state in outputs.hidden_states
+                )
+            if mixed is not None:
+                mixed = [*map(packing.unpack, mixed[:-1]), last]
         made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
         mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
-        return Encoded(layers if mix else (last,), mask, outputs.pooler_output), outputs
+        return Encoded((last,) if mixed is None else tuple(mixed), mask, outputs.pooler_output), outputs
 
 
 AUTO_MAP = {

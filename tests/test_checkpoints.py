@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
@@ -287,6 +288,45 @@ def test_auto_classes_know_ours(tmp_path, tiny_model):
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path, active_task="sts")
     assert type(model) is MinBertForMultiTask
     assert (model.config.active_task, model.config.problem_type) == ("sts", "regression")
+
+
+@pytest.mark.parametrize("load", [AutoModelForSequenceClassification, MinBertForMultiTask], ids=lambda c: c.__name__)
+def test_a_new_head_for_other_labels(tmp_path, tiny_model, load):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="`num_labels=3` contradicts the active task 'para', which has 2"):
+        load.from_pretrained(tmp_path, active_task="para", num_labels=3)
+    for labels, head in ((3, 3), (2, 1)):
+        given = {"id2label": dict(enumerate("abc"[:labels])), "ignore_mismatched_sizes": True}
+        other = load.from_pretrained(tmp_path, active_task="para", num_labels=labels, **given)
+        assert other.heads.para.linear.weight.shape == (head, 32)
+        old, new = model.state_dict(), other.state_dict()
+        renewed = {f"heads.para.linear.{part}" for part in ("weight", "bias") if head != 1}
+        assert all(torch.equal(old[key], new[key]) for key in old if key not in renewed)
+        output = other(IDS, MASK, labels=torch.tensor([labels - 1, 0]))
+        assert output.logits.shape == (2, labels) and output.loss.isfinite()
+        other.save_pretrained(tmp_path / "other")
+        again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "other")
+        assert [*again.config.id2label.values()] == [*"abc"[:labels]]
+        assert torch.equal(again(IDS, MASK).logits, other.eval()(IDS, MASK).logits)
+
+
+def test_a_stock_script_trains_the_active_task(tmp_path, tiny_model):
+    """As run_glue.py has it: a config for a number of labels, then the model by that config."""
+    tiny_model(["para"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="`num_labels=3` contradicts"):
+        AutoConfig.from_pretrained(tmp_path, num_labels=3, finetuning_task="mnli")
+    config = AutoConfig.from_pretrained(tmp_path, num_labels=2, finetuning_task="mrpc")
+    model = AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, from_tf=False, config=config, ignore_mismatched_sizes=False
+    )
+    model.config.label2id = {"not duplicate": 0, "duplicate": 1}
+    model.config.id2label = {id: label for label, id in config.label2id.items()}
+    rows = [{"input_ids": ids, "attention_mask": mask, "labels": 1} for ids, mask in zip(IDS, MASK, strict=True)]
+    given = {"max_steps": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    trainer = Trainer(model, TrainingArguments(tmp_path / "run", **given), train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    assert trainer.predict(rows).predictions.shape == (2, 2)
 
 
 @pytest.mark.parametrize("encoding", ["cross", "bi"])

@@ -115,11 +115,82 @@ def test_tasks_may_be_given_as_dicts():
 def test_the_active_task_asked_for_at_loading_wins(tmp_path, load, saved, wanted):
     MinBertConfig(tasks=get_tasks(THREE), active_task=saved).save_pretrained(tmp_path)
     assert shown(load(tmp_path)) == SHOWN[saved]
-    config = load(tmp_path, active_task=wanted, num_labels=7)  # seven labels is what no task has
+    config = load(tmp_path, active_task=wanted)
     assert config.active_task == wanted
     assert shown(config) == SHOWN[wanted]
     config.save_pretrained(tmp_path)
     assert shown(load(tmp_path)) == SHOWN[wanted]
+
+
+#: Task to what the library's scripts may say of its labels.
+AGREEING = {
+    "sst": {"num_labels": 5, "problem_type": "single_label_classification"},
+    "para": {"num_labels": 2, "id2label": {"0": "not duplicate", "1": "duplicate"}},
+    "sts": {"num_labels": 1, "problem_type": "regression", "label2id": {"sts": 0}},
+    None: {"num_labels": 2, "problem_type": None},
+}
+
+
+@pytest.mark.parametrize("load", [MinBertConfig.from_pretrained, AutoConfig.from_pretrained])
+@pytest.mark.parametrize("active", AGREEING)
+def test_labels_that_agree_with_the_active_task_pass(tmp_path, load, active):
+    MinBertConfig(tasks=get_tasks(THREE)).save_pretrained(tmp_path)
+    config = load(tmp_path, active_task=active, finetuning_task="sst2", **AGREEING[active])
+    assert shown(config) == SHOWN[active]
+
+
+@pytest.mark.parametrize("load", [MinBertConfig.from_pretrained, AutoConfig.from_pretrained])
+@pytest.mark.parametrize(
+    ("active", "given", "says"),
+    [
+        ("sst", {"num_labels": 2}, "`num_labels=2` contradicts the active task 'sst', which has 5. Leave it out"),
+        ("sts", {"num_labels": 2}, "`num_labels=2` contradicts the active task 'sts', which has 1"),
+        ("para", {"id2label": {0: "no", 1: "yes"}}, "`id2label=.*contradicts the active task 'para'"),
+        ("para", {"label2id": {"duplicate": 0, "not duplicate": 1}}, "`label2id=.*contradicts the active task"),
+        ("para", {"problem_type": "regression"}, "has 'single_label_classification'"),
+        ("sst", {"problem_type": "multi_label_classification"}, "contradicts the active task 'sst'"),
+        (None, {"num_labels": 5}, "`num_labels=5` is of one task, and none is active.*`active_task=`: sst, para, sts"),
+    ],
+)
+def test_labels_that_contradict_the_active_task_are_refused(tmp_path, load, active, given, says):
+    MinBertConfig(tasks=get_tasks(THREE)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        load(tmp_path, active_task=active, **given)
+    MinBertConfig().save_pretrained(tmp_path)  # tasks that are given along are no less a contradiction
+    with pytest.raises(ValueError, match=says):
+        load(tmp_path, tasks=get_tasks(THREE), active_task=active, ignore_mismatched_sizes=active is not None, **given)
+
+
+@pytest.mark.parametrize(
+    ("active", "given", "kind", "labels"),
+    [
+        ("sst", {"num_labels": 3}, "classes", ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ("sst", {"num_labels": 2, "id2label": {1: "yes", 0: "no"}}, "classes", ["no", "yes"]),
+        ("para", {"label2id": {"yes": 1, "no": 0}}, "binary", ["no", "yes"]),
+        ("para", {"num_labels": 3}, "classes", ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ("sts", {"num_labels": 2, "problem_type": "single_label_classification"}, "classes", ["LABEL_0", "LABEL_1"]),
+    ],
+)
+def test_labels_for_a_new_head_are_the_active_tasks(tmp_path, active, given, kind, labels):
+    MinBertConfig(tasks=get_tasks(THREE)).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, active_task=active, ignore_mismatched_sizes=True, **given)
+    task = Task.from_config(config.get_task(active))
+    assert (task.kind, list(task.labels)) == (kind, labels)
+    assert [*config.id2label.values()] == labels and config.problem_type == "single_label_classification"
+    saved = get_tasks(THREE)
+    assert [Task.from_config(of) for of in config.tasks if of["name"] != active] == [
+        Task.from_config(of.to_config()) for of in saved if of.name != active
+    ]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"num_labels": 1}, {"problem_type": "multi_label_classification"}, {"num_labels": 3, "id2label": {0: "a"}}],
+)
+def test_labels_that_no_task_can_have_are_refused_for_a_new_head_too(tmp_path, given):
+    MinBertConfig(tasks=get_tasks(["sst"])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="contradicts the active task 'sst'"):
+        AutoConfig.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **given)
 
 
 def test_a_single_task_is_active():

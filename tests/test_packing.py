@@ -168,6 +168,33 @@ def test_hidden_states_come_padded(tiny_model):
         assert not ours[~mask].any()
 
 
+@pytest.mark.parametrize("wanted", [None, False, True, 0, 1, [], [0], [0, 2], (1,), {2}, [-1], [7]], ids=str)
+@pytest.mark.parametrize("layers", ["last", "mix"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_hidden_states_are_those_that_the_encoder_gives_and_change_no_answer(tiny_model, wanted, layers, apart):
+    """Whatever the library takes for `output_hidden_states`, packed and padded, as an argument and in the config."""
+    (task,) = get_tasks({"sts": {"pooling": "mean", "layers": layers, "pair_encoding": "bi" if apart else "cross"}})
+    model = tiny_model([task]).eval()
+    for batch in both(task):
+        inputs = {name: batch[name].flatten(0, -2) for name in ("input_ids", "attention_mask", "token_type_ids")}
+        expected = model.bert(**inputs, output_hidden_states=wanted).hidden_states
+        outputs = [model(**batch, output_hidden_states=wanted)]
+        if isinstance(wanted, bool | None):  # a config takes no other
+            model.config.output_hidden_states = wanted
+            outputs.append(model(**batch))
+            model.config.output_hidden_states = False
+        is_token = inputs["attention_mask"].bool()
+        for output in outputs:
+            torch.testing.assert_close(output.logits, model(**batch).logits, rtol=0, atol=1e-6)
+            if expected is None:
+                assert output.hidden_states is None
+                continue
+            assert [state is None for state in output.hidden_states] == [state is None for state in expected]
+            for found, state in zip(output.hidden_states, expected, strict=True):
+                if state is not None:
+                    torch.testing.assert_close(found[is_token], state[is_token], rtol=0, atol=1e-5)
+
+
 def test_activation_checkpointing_goes_with_packing(tiny_model):
     (task,) = get_tasks(["sst"])
     model = tiny_model([task])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import combinations, groupby
 from typing import Any, Protocol
@@ -13,12 +12,6 @@ from transformers import TrainerCallback
 
 from ..settings.training import ConflictDetail
 from .aggregators import conflicts
-
-
-def layer_of(parameter: str) -> str:
-    """`embeddings`, `layer.0` and so on, `pooler`, or `rest`, by the name that a parameter has in the model."""
-    found = re.search(r"(?:^|\.)(?:(embeddings|pooler)|encoder\.(layer\.\d+))\.", parameter)
-    return "rest" if found is None else found[1] or found[2]
 
 
 class ConflictMeter:
@@ -35,7 +28,7 @@ class ConflictMeter:
     are not finite do not count, nor for a pair those in which one of the two is missing.
 
     With detail, `conflict_<a>_<b>/<layer>` and `cosine_<a>_<b>/<layer>` are the same over the parameters of one layer
-    (`layer_of`), in steps in which both gradients reach it. With that of tensors, `tensor_conflicts_<a>_<b>` is in how
+    (`layers`), in steps in which both gradients reach it. With that of tensors, `tensor_conflicts_<a>_<b>` is in how
     many parameter tensors of a step the two conflict, of `shared_tensors`; `tensor_conflicts` is their number over all
     ordered pairs, in which (a, b) and (b, a) count once each. Among the tensors are the biases of attention's keys,
     whose gradients are rounding and nothing else: their signs are a coin's.
@@ -43,12 +36,12 @@ class ConflictMeter:
     Args:
         tasks: in the order in which the names of a pair stand.
         detail: `none`; `layers`; or `tensors`, which has the layers too.
-        parameters: names of the trained parameters, in the order in which `GradientRows` has them.
+        layers: that of each trained parameter, in the order in which `GradientRows` has them.
     """
 
-    def __init__(self, tasks: Sequence[str], detail: ConflictDetail = "none", parameters: Sequence[str] = ()):
+    def __init__(self, tasks: Sequence[str], detail: ConflictDetail = "none", layers: Sequence[str] = ()):
         self.tasks, self.detail = list(tasks), detail
-        self._layers = [layer_of(name) for name in parameters]
+        self._layers = [*layers]
         #: By the step's tasks and layers, on the device, since the last reading.
         self._sums: dict[tuple[tuple[str, ...], tuple[str, ...]], Tensor] = {}
         self._totals: dict[str, list[float]] = {}  # name to sum and count over all of training

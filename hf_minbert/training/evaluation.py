@@ -21,6 +21,7 @@ from ..evaluation.metrics import overall, task_metrics
 from ..packing import Packing
 from ..tasks import Task
 from .data import data_loader
+from .protocol import takes
 
 #: Losses that compare the rows of a batch: their mean depends on which rows meet in one.
 COMPARING_LOSSES = ("mnr", "cosent")
@@ -127,7 +128,8 @@ class TaskEvaluation:
 
     def _task_dataloader(self, task: str, rows: EncodedRows) -> DataLoader:
         # Packed even where training is not: without dropout nothing tells the two apart.
-        collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=True)
+        packing = takes(self.accelerator.unwrap_model(self.model), "packing")
+        collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=packing)
         return self.accelerator.prepare(data_loader(self.args, rows, self.args.eval_batch_size, collate))
 
     def prediction_step(
@@ -147,8 +149,9 @@ class TaskEvaluation:
         own = self._rows_that_count(size)
         if loss is not None and 0 < own < size:
             counted = {key: value[:own] if torch.is_tensor(value) else value for key, value in inputs.items()}
-            is_token = counted["attention_mask"].flatten(0, -2).bool().cpu().numpy()
-            counted["packing"] = Packing.describe(is_token)
+            if "packing" in counted:
+                is_token = counted["attention_mask"].flatten(0, -2).bool().cpu().numpy()
+                counted["packing"] = Packing.describe(is_token)
             loss = super().prediction_step(model, counted, True, ignore_keys)[0]
         return loss, logits, labels
 

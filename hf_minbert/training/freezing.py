@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, get_args
 
-import torch
 from torch import nn
 from transformers import TrainerCallback
 
 from ..errors import MinBertError, unknown_name
-from ..heads import Encoded, Head
 from ..settings.training import Freeze, Unfreeze
+from .protocol import TaskModel, asked, in_mode, shortest_batch
 
 logger = logging.getLogger(__name__)
 
@@ -24,19 +23,31 @@ HEADS = "heads"
 _ABOVE_LAYERS = sys.maxsize
 
 
-def level_of(name: str) -> float:
-    """How far up a parameter is, by its name in the model: what is frozen is all below some level.
+def levels_of(model: TaskModel) -> dict[nn.Parameter, float]:
+    """How far up each parameter is: what is frozen is all below some level.
 
     The embeddings are at 0 and layer n, counted from 1, at n, private layers and private encoders likewise; above all
     layers is the rest of the encoder, such as the pooler, and at infinity a head, with the pooling in it.
     """
-    name = ".".join(path_of(name))
-    if name.startswith(f"{HEADS}."):
-        return math.inf
-    found = re.match(r"(?:bert|private\.\w+)\.(?:(embeddings)|encoder\.(?:layer|private\.\w+)\.(\d+))\.", name)
-    if found is None:
-        return _ABOVE_LAYERS
-    return 0 if found[1] else int(found[2]) + 1
+    levels = {p: math.inf if path_of(name)[0] == HEADS else _ABOVE_LAYERS for name, p in model.named_parameters()}
+    for task in model.config.tasks:
+        encoder, *layers = model.encoder_path(task["name"])
+        for level, module in enumerate([encoder.embeddings, *layers]):
+            levels |= dict.fromkeys(module.parameters(), level)
+    return levels
+
+
+def layer_names(model: TaskModel) -> dict[nn.Parameter, str]:
+    """What a log calls the layer of each parameter: `embeddings`, `layer.0` and so on, `pooler`, or `rest`."""
+    above = {p: "pooler" if "pooler" in path_of(name) else "rest" for name, p in model.named_parameters()}
+    levels = levels_of(model)
+    layers = {p: f"layer.{level - 1}" for p, level in levels.items() if 0 < level < _ABOVE_LAYERS}
+    return above | layers | {p: "embeddings" for p, level in levels.items() if level == 0}
+
+
+def num_layers(model: TaskModel) -> int:
+    """How many layers the model's deepest path has."""
+    return max(len(model.encoder_path(task["name"])) for task in model.config.tasks) - 1
 
 
 def _first_trained(frozen: Freeze | int) -> float:
@@ -91,7 +102,8 @@ def check_layers(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Un
     for step, frozen in schedule_of(freeze, unfreeze).items():
         if isinstance(frozen, int) and frozen > layers:
             name = f"unfreeze.{step}" if step else "freeze"
-            raise MinBertError(f"`{name}` is {frozen} layers, and the model has {layers}. Give at most {layers}.")
+            remedy = f"Give at most {layers}" if layers else "Give embeddings or encoder"
+            raise MinBertError(f"`{name}` is {frozen} layers, and the model has {layers}. {remedy}.")
 
 
 def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:
@@ -108,7 +120,7 @@ class Freezing(TrainerCallback):
     for the trained parameters before, such as the optimizer, gets it too.
 
     Args:
-        model: with `config.num_hidden_layers`. What it does not train now is not trained later either.
+        model: what it does not train now is not trained later either.
         freeze: `none`; `embeddings`; n, for the embeddings and the first n layers; or `encoder`, all but the heads.
         unfreeze: maps a number of optimizer steps to what is still frozen after them; or `gradual`: from the second
             epoch on, each frees one layer more, the uppermost first (with the pooler), the embeddings last (Howard
@@ -121,17 +133,17 @@ class Freezing(TrainerCallback):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: TaskModel,
         freeze: Freeze | int = "none",
         unfreeze: Mapping[Any, Freeze | int] | Unfreeze | None = None,
         freed: Callable[[], None] = lambda: None,
     ):
-        layers = model.config.num_hidden_layers
+        layers = num_layers(model)
         check_layers(freeze, unfreeze, layers)
         self.schedule = schedule_of(freeze, unfreeze)
         self.epochs = _gradually(freeze, layers) if unfreeze == "gradual" else []
         self.model, self.freed = model, freed
-        self.levels = {p: level_of(name) for name, p in model.named_parameters() if p.requires_grad}
+        self.levels = {p: level for p, level in levels_of(model).items() if p.requires_grad}
         self.changes = bool(unfreeze)
         self._frozen: Freeze | int | None = None
         self.release()
@@ -172,48 +184,29 @@ class Freezing(TrainerCallback):
             )  # fmt: skip
 
 
-def encoder_parameters(model: nn.Module) -> list[nn.Parameter]:
+def encoder_parameters(model: TaskModel) -> list[nn.Parameter]:
     """The trained parameters outside the heads."""
-    return [p for name, p in model.named_parameters() if p.requires_grad and level_of(name) < math.inf]
+    levels = levels_of(model)
+    return [p for p in model.parameters() if p.requires_grad and levels[p] < math.inf]
 
 
-def check_trainable(model: nn.Module, tasks: Iterable[str]) -> None:
+def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
     """Raises `MinBertError` if nothing is trained for one of the tasks. Torch would fail at the first step.
 
-    Args:
-        model: with `heads`, `encoder_of` and `config.tasks`, such as `MinBertForMultiTask`, plain or wrapped.
+    That of a head's parameters which its loss does not depend on is nothing: a ranking of cosines passes by most.
     """
     for task in tasks:
-        encoder = model.encoder_of(task)
-        below = [encoder.embeddings, *encoder.encoder.layers_of(task)]
-        if any(p.requires_grad for module in below for p in module.parameters()):
+        encoder, *layers = model.encoder_path(task)
+        if any(p.requires_grad for module in (encoder.embeddings, *layers) for p in module.parameters()):
             continue
-        pooled = any(p.requires_grad for p in encoder.pooler.parameters())
-        if not _trains(model.heads.get(task), model.config, task, pooled):
+        with in_mode(model, training=False), asked():
+            trains = model(**shortest_batch(model, task))["loss"].requires_grad
+        if not trains:
             raise MinBertError(
                 f"There is nothing to train for task {task!r}: the encoder is frozen, and its head has no parameters "
                 f"that are not and that its loss depends on. Leave `freeze` out, take a head with layers that the "
                 f"loss goes through, or leave the task out of `train_tasks`."
             )
-
-
-def _trains(head: Head, config: Any, task: str, pooler: bool) -> bool:
-    """Whether the task's loss depends on a trainable parameter of its head: a ranking of cosines passes by most.
-
-    Args:
-        pooler: whether what the pooler gives is trained, for a head that takes it.
-    """
-    like = next(head.parameters(), torch.empty(0))
-    states = like.new_zeros(2 * head.sentences, 1, config.hidden_size)  # two examples, of one token a sentence
-    mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-    labels = torch.ones(2, dtype=torch.long, device=states.device)
-    pooled = states[:, 0].clone().requires_grad_(pooler)
-    mode = head.training
-    head.eval()  # dropout would draw from the generator that the training is to begin with
-    vectors = head.vectors(Encoded((states,) * (config.num_hidden_layers + 1), mask, pooled))
-    loss = head.loss(vectors, head(vectors), labels, config.get_task(task))
-    head.train(mode)
-    return loss.requires_grad
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:

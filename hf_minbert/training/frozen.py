@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
-from torch import nn
 
 from ..data.collators import PaddedCollator
 from ..data.rows import EncodedRows, PooledRows
-from ..modeling_minbert import MinBertForMultiTask
+from .protocol import TaskModel, draws, in_mode, shortest_batch, takes
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments
@@ -22,22 +22,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def is_constant(args: MultiTaskTrainingArguments, model: nn.Module) -> bool:
+def is_constant(args: MultiTaskTrainingArguments, model: TaskModel, tasks: Iterable[str]) -> bool:
     """Whether the encoder says the same of a row at every step: it is frozen, has no dropout, and nothing moves words.
 
-    A regularizer moves them or asks twice, and a proximal term asks other weights.
+    A regularizer moves them or asks twice, and a proximal term asks other weights. A model without `pool` cannot be
+    asked.
     """
     frozen = args.freeze == "encoder" and not args.unfreeze
     if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
         return False
-    if not isinstance(model, MinBertForMultiTask) or model.config.attention_probs_dropout_prob:
+    if model.encoder_path.__self__ is not model or not takes(model, "pooled"):  # `pool` would pass a wrapper by
         return False
-    parts = (model.bert, model.private)
-    return not any(m.p for part in parts for m in part.modules() if isinstance(m, nn.Dropout))
+    return not any(draws(model, partial(_pool, model, name)) for name in tasks)
+
+
+def _pool(model: TaskModel, task: str) -> torch.Tensor:
+    return model.pool(**{key: value for key, value in shortest_batch(model, task).items() if key != "labels"})
 
 
 def read_once(
-    model: MinBertForMultiTask,
+    model: TaskModel,
     datasets: Mapping[str, EncodedRows],
     collators: Mapping[str, PaddedCollator],
     batch_size: int,
@@ -48,7 +52,7 @@ def read_once(
     Args:
         model: whose encoder is frozen and `is_constant`.
         datasets: by task.
-        collators: by task; packed whatever they say.
+        collators: by task; packed whatever they say, where the model can.
         batch_size: rows that go through the encoder at a time.
         autocast: the precision that the training steps have.
     """
@@ -63,19 +67,19 @@ def read_once(
 
 @torch.inference_mode()
 def _pooled(
-    model: MinBertForMultiTask,
+    model: TaskModel,
     rows: EncodedRows,
     collator: PaddedCollator,
     batch_size: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> PooledRows:
-    collate = PaddedCollator(collator.task, collator.pad_token_id, packing=True)
-    order, found, mode = np.argsort(-rows.row_lengths, kind="stable"), [], model.training
-    model.eval()
-    for start in range(0, len(order), batch_size):
-        batch = collate(rows.take(order[start : start + batch_size]))
-        inputs = {key: value for key, value in batch.items() if key not in ("labels", "teacher")}
-        with autocast():
-            found.append(model.pool(**send_to_device(inputs, model.device)).float())
-    model.train(mode)
+    collate = PaddedCollator(collator.task, collator.pad_token_id, packing=takes(model, "packing"))
+    order, found = np.argsort(-rows.row_lengths, kind="stable"), []
+    device = next(model.parameters()).device
+    with in_mode(model, training=False):
+        for start in range(0, len(order), batch_size):
+            batch = collate(rows.take(order[start : start + batch_size]))
+            inputs = {key: value for key, value in batch.items() if key not in ("labels", "teacher")}
+            with autocast():
+                found.append(model.pool(**send_to_device(inputs, device)).float())
     return PooledRows(torch.cat(found).cpu().numpy()[np.argsort(order)], rows.labels, rows.teacher)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import MinBertError, unknown_name
-from .freezing import HEADS, level_of, path_of
+from .freezing import HEADS, levels_of, num_layers, path_of
 from .passes import check_number
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def groups_of(name: str) -> tuple[str, ...]:
     path = path_of(name)
     if path[0] == HEADS:
         return path[1], HEADS
-    private = re.match(r"(?:bert\.encoder\.)?private\.(\w+)\.", ".".join(path))
+    private = re.search(r"(?:^|\.)private\.(\w+)\.", ".".join(path))
     return (private[1], ENCODER) if private else (ENCODER,)
 
 
@@ -84,14 +84,14 @@ def split_groups(
         args: say the rates and the decays.
         decayed: names of the parameters that weight decay does not spare.
     """
-    layers = model.config.num_hidden_layers
+    layers, levels = num_layers(model), levels_of(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
     split: dict[tuple, dict] = {}
     for number, old in enumerate(optimizer.param_groups):
         for parameter in old["params"]:
             name = names[parameter]
             group, rate = _given(args.learning_rates, name, args.learning_rate)
-            rate *= args.layer_decay ** max(layers - level_of(name), 0)
+            rate *= args.layer_decay ** max(layers - levels[parameter], 0)
             decay = _given(args.weight_decays, name, args.weight_decay)[1] if name in decayed else 0.0
             new = {**old, "params": [], "lr": rate, "weight_decay": decay, "group": group}
             split.setdefault((number, group, rate, decay), new)["params"].append(parameter)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import MinBertError
 from ..tasks import Task
+from .protocol import TaskModel
 
 
 @dataclass(frozen=True)
@@ -70,26 +71,27 @@ class Regularizer(ABC):
     Attributes:
         searches: whether it differentiates by the input while it computes the term.
         repeats: how many of its passes have the dropout of an earlier one.
+        needs: parameters that the model's `forward` must have.
     """
 
     searches = False
     repeats = 0
+    needs: tuple[str, ...] = ()
 
     def refusal(self, tasks: Iterable[Task]) -> str | None:
         """Why it cannot be computed for these tasks, if so."""
         return None
 
-    def warnings(self, model: nn.Module, task: str, dtype: torch.dtype) -> list[str]:
+    def warnings(self, model: TaskModel, task: str, dtype: torch.dtype) -> list[str]:
         """What goes ill with one of the tasks where layers compute in `dtype`."""
         return []
 
     @abstractmethod
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
+    def __call__(self, model: TaskModel, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         """The loss with the term. A GPU is never asked for a number, so that it can be recorded as a CUDA graph.
 
         Args:
-            model: called as `model(**batch)`, with `heads` and `encoder_of(task)`; may be wrapped for mixed precision
-                or by PEFT, never in DDP.
+            model: called as `model(**batch)`; may be wrapped for mixed precision or by PEFT, never in DDP.
             batch: one task's mini-batch, with its name under `task`.
             place: where in training it stands.
         """
@@ -164,13 +166,18 @@ def repeats_in_recording(generators: list[torch.Generator]) -> Iterator[None]:
         _generators = None
 
 
-def embedded(model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> dict[str, Any]:
+def words_of(model: TaskModel, task: str) -> nn.Embedding:
+    """The embeddings of a task's words, of a model that takes `inputs_embeds`."""
+    return model.encoder_path(task)[0].get_input_embeddings()
+
+
+def embedded(model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> dict[str, Any]:
     """The batch with its word embeddings, moved by `delta`, in the place of its ids.
 
     Args:
         delta: float32, the ids' shape and the hidden size. The sum is in float32 too, whatever the layers compute in.
     """
-    words = model.encoder_of(batch["task"]).get_input_embeddings()(batch["input_ids"])
+    words = words_of(model, batch["task"])(batch["input_ids"])
     moved = (words.float() + delta).to(words.dtype)
     return {"inputs_embeds": moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
 

@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from ..errors import MinBertError
 from .checkpoints import TEACHER
 from .passes import check_count, check_number
+from .protocol import TaskModel, in_mode
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments
@@ -60,15 +61,11 @@ class ProximalPoint(TrainerCallback):
             for name, p in self.parameters.items()
         }
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], clean: Tensor) -> Tensor:
+    def __call__(self, model: TaskModel, batch: Mapping[str, Any], clean: Tensor) -> Tensor:
         """The term of one task's batch, whose outputs with gradient are `clean`; a scalar, before its weight."""
         inputs = {key: value for key, value in batch.items() if key != "labels"}
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        with self.in_place(), torch.no_grad():
+        with in_mode(model, training=False), self.in_place(), torch.no_grad():
             fixed = model(**inputs)["logits"]
-        for module, training in modes:
-            module.training = training
         return model.heads.get(batch["task"]).divergence(clean, fixed).mean()
 
     @contextmanager

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from ..errors import unknown_name
 from ..losses import options_of
-from .passes import Place, RandomState, RecordedPlace, Regularized, Regularizer, check_number, embedded
+from .passes import Place, RandomState, RecordedPlace, Regularized, Regularizer, check_number, embedded, words_of
+from .protocol import TaskModel, draws, shortest_batch
 from .smart import Smart
 
 if TYPE_CHECKING:
@@ -34,17 +34,15 @@ class RDrop(Regularizer):
         check_number("r_drop_weight", weight)
         self.weight = weight
 
-    def warnings(self, model: nn.Module, task: str, dtype: torch.dtype) -> list[str]:
-        modules = [*model.encoder_of(task).modules(), *model.heads.get(task).modules()]
-        rates = [module.p for module in modules if isinstance(module, nn.Dropout)]
-        if any([*rates, model.config.attention_probs_dropout_prob]):  # which is in the function, not in a module
+    def warnings(self, model: TaskModel, task: str, dtype: torch.dtype) -> list[str]:
+        if draws(model, lambda: model(**shortest_batch(model, task))):
             return []
         return [
             f"`regularizer: r_drop` of {task!r} is zero: the model has no dropout, so two passes are the same. Set "
             "`hidden_dropout_prob`."
         ]
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
+    def __call__(self, model: TaskModel, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         outputs, second = model(**batch), model(**batch)
         divergence = model.heads.get(batch["task"]).divergence
         term = divergence(outputs["logits"], second["logits"]).mean() / 2
@@ -64,6 +62,7 @@ class FGM(Regularizer):
 
     searches = True
     repeats = 1
+    needs = ("inputs_embeds",)
     SCALE = 2.0**12  # keeps the gradient above what float16 loses; only its direction counts
 
     def __init__(self, *, weight: float = 1.0, epsilon: float = 1.0):
@@ -71,9 +70,9 @@ class FGM(Regularizer):
         check_number("fgm_epsilon", epsilon)
         self.weight, self.epsilon = weight, epsilon
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
+    def __call__(self, model: TaskModel, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         before = RandomState.now(batch["input_ids"].device)
-        shape = (*batch["input_ids"].shape, model.config.hidden_size)
+        shape = (*batch["input_ids"].shape, words_of(model, batch["task"]).embedding_dim)
         delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)
         outputs = model(**embedded(model, batch, delta))
         (gradient,) = torch.autograd.grad(self.SCALE * outputs["loss"], delta, retain_graph=True)

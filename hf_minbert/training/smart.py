@@ -27,7 +27,9 @@ from .passes import (
     embedded,
     is_token,
     parameters_fixed,
+    words_of,
 )
+from .protocol import TaskModel
 
 #: Report 002's names: the divergence that the steps ascend, and the one that is the term.
 VARIANTS: dict[str, tuple[str, str]] = {
@@ -136,7 +138,7 @@ class AlgorithmOne:
         # Of much less noise, outputs may come out equal, from where there is no way up: of equal sentences, say.
         return epsilon, 10 * epsilon, epsilon
 
-    def outputs(self, model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+    def outputs(self, model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
         """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
 
@@ -170,11 +172,11 @@ class MtDnn(AlgorithmOne):
     def own_numbers(epsilon: float | None) -> tuple[float, float, float]:
         return 1e-6, 1e-3, 1e-5
 
-    def outputs(self, model: nn.Module, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+    def outputs(self, model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
         delta = delta.flatten(0, -3)
         if "packing" in batch:
             delta = Packing(shape=tuple(delta.shape[:2]), **batch["packing"]).pack(delta)
-        embeddings = model.encoder_of(batch["task"]).embeddings
+        embeddings = model.encoder_path(batch["task"])[0].embeddings
         hook = embeddings.register_forward_hook(lambda module, args, output: (output.float() + delta).to(output.dtype))
         try:
             return model(**batch)["logits"]
@@ -227,6 +229,7 @@ class Smart(Regularizer):
     """
 
     searches = True
+    needs = ("inputs_embeds",)
 
     def __init__(
         self,
@@ -277,10 +280,12 @@ class Smart(Regularizer):
                 )
         return None
 
-    def warnings(self, model: nn.Module, task: str, dtype: torch.dtype) -> list[str]:
-        words = model.encoder_of(task).get_input_embeddings().weight
+    def warnings(self, model: TaskModel, task: str, dtype: torch.dtype) -> list[str]:
+        if isinstance(self.form, MtDnn):
+            return []
+        words = words_of(model, task).weight
         carried = torch.finfo(dtype).eps * words.detach().float().square().mean().sqrt().item()
-        if not 0 < self.epsilon < carried or isinstance(self.form, MtDnn):
+        if not 0 < self.epsilon < carried:
             return []
         name = str(dtype).removeprefix("torch.")
         return [
@@ -292,7 +297,7 @@ class Smart(Regularizer):
     def repeats(self) -> int:
         return self.steps + 1  # each step of the search, and the term
 
-    def __call__(self, model: nn.Module, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
+    def __call__(self, model: TaskModel, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
         before = RandomState.now(batch["input_ids"].device)
         outputs = model(**batch)
         clean, inputs = outputs["logits"], {key: value for key, value in batch.items() if key != "labels"}
@@ -303,7 +308,7 @@ class Smart(Regularizer):
 
         head = model.heads.get(batch["task"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
-        noise = self.noise_std * noise_like_words(batch, model.config.hidden_size, place)
+        noise = self.noise_std * noise_like_words(batch, words_of(model, batch["task"]).embedding_dim, place)
         with parameters_fixed(model):
             delta, ok = self._worst(
                 perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended), noise, is_token(batch)

@@ -13,6 +13,7 @@ from .aggregators import make_aggregator
 from .checkpoints import load_gradients
 from .conflicts import ConflictMeter
 from .data import loss_weights_of, rounds_of
+from .freezing import layer_names
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
 from .means import StepMeans
@@ -26,6 +27,9 @@ class RoundStep:
     In place of the stock `compute_loss` stands `task_loss`, one task's part of it; in place of one backward pass, one
     per task, and `Gradients`, which collects what they give.
     """
+
+    _gradients: Gradients | None = None  # until the first step
+    _graphs: GraphedSteps | None = None
 
     def begin_steps(self, checkpoint: str | None) -> None:
         """Makes what the steps of one training share.
@@ -45,11 +49,13 @@ class RoundStep:
         repeats = 0 if self.regularizer is None else self.regularizer.repeats
         self._graphs = GraphedSteps(self._forward, self._gradients, repeats) if graphed else None
         self._rounds_of_step = 0  # how many of the current step have been taken
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # the loop has it by the step
 
     def begin_measuring(self) -> None:
         """Sets to nothing what the steps of one training add up for the log."""
-        trained = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, trained)
+        names = layer_names(self.model)
+        layers = [names[parameter] for parameter in self.model.parameters() if parameter.requires_grad]
+        self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, layers)
         self._means = StepMeans(self.accelerator)
 
     def forget_recordings(self) -> None:
@@ -70,6 +76,10 @@ class RoundStep:
     ) -> torch.Tensor:
         """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
 
+        It may be called without `train`, by a loop of one's own: from what it leaves in `.grad`, an optimizer steps.
+        What works between the steps of `train` (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
+        start.
+
         Args:
             model: that of the trainer.
             inputs: one batch per task.
@@ -78,6 +88,10 @@ class RoundStep:
         Returns:
             the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
         """
+        if self._gradients is None:
+            self.begin_steps(None)
+            if self.freezing.changes:
+                self.freezing.freeze(self.state.global_step)
         if not self.model.training:  # a compiled model's own flag stays when an evaluation changes what is inside
             model.train()  # the call alone visits every module
         if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
@@ -174,17 +188,13 @@ class RoundStep:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
         return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
 
-    # The stock ways to clip and to clear gradients walk through all modules of the model to find its parameters, and
-    # through all parameters to find their norm: longer than a GPU takes for a small batch.
-
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that."""
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that.
+
+        The stock one walks through all parameters to find their norm: longer than a GPU takes for a small batch.
+        """
         self.accelerator.unscale_gradients()
         gradients = self._gradients.combined()
         norm = torch.nn.utils.get_total_norm(gradients)
         torch._foreach_mul_(gradients, (self.args.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
-
-    def _clear_gradients(self, set_to_none: bool = True) -> None:
-        for parameter in self._gradients.parameters:
-            parameter.grad = None

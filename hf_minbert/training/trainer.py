@@ -36,6 +36,7 @@ from .hyperparameters import HyperparameterSearch
 from .optimizers import OPTIMIZERS
 from .parameter_groups import check_optimizer, has_groups, rates_by_group, split_groups
 from .processes import without_ddp
+from .protocol import check_model, require
 from .proximal import PretrainedDecay, proximal_of
 from .regularizers import regularizer_of
 from .step import RoundStep
@@ -47,10 +48,10 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
     """A `Trainer` for one model with several tasks.
 
     Args:
-        model: a model with `config.tasks` and `forward(task=..., labels=..., ...)`, such as
-            `MinBertForMultiTask`, plain or wrapped by `peft.get_peft_model`. Where a task's loss options say `auto`,
-            its config gets the numbers that are counted from the training rows; where `args.freeze` says so, its
-            parameters lose `requires_grad`; those that `args.unfreeze` frees later do so while it trains.
+        model: a `training.protocol.TaskModel`, such as `MinBertForMultiTask`, plain or wrapped by
+            `peft.get_peft_model`. Where a task's loss options say `auto`, its config gets the numbers that are counted
+            from the training rows; where `args.freeze` says so, its parameters lose `requires_grad`; those that
+            `args.unfreeze` frees later do so while it trains.
         args: its `train_tasks`, `eval_tasks` and what it gives by task name the model's tasks.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
@@ -120,6 +121,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         if args.compile_layers:
             compile_layers(model)
         self.regularizer, self.proximal = regularizer_of(args), proximal_of(args)
+        for capability in () if self.regularizer is None else self.regularizer.needs:
+            require(model, capability, f"regularizer: {args.regularizer}")
         self.distillation = distillation_of(args)
         self._training_scores = None if args.train_metrics == "none" else TrainingScores(self)
         self._rates: dict[str, float] = {}
@@ -137,11 +140,9 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
                 f"`args` must be MultiTaskTrainingArguments, which have all fields of TrainingArguments. Found "
                 f"{type(args).__name__}."
             )
-        if not model.config.tasks:
-            raise MinBertError(
-                f"The model has no tasks to train. Found a {type(model).__name__}. Load it as "
-                "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
-            )
+        check_model(model)
+        if args.packing:
+            require(model, "packing", "packing: true")
         if type(self).compute_loss is not Trainer.compute_loss:
             raise MinBertError(
                 f"{type(self).__name__} has a `compute_loss`, which no step of several tasks calls. Override "
@@ -211,7 +212,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         if self.regularizer is not None:
             half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
             dtype = half or next(self.model.parameters()).dtype
-            found = (w for task in self.train_tasks for w in self.regularizer.warnings(self.model, task, dtype))
+            with self.compute_loss_context_manager():
+                found = [w for task in self.train_tasks for w in self.regularizer.warnings(self.model, task, dtype)]
             for warning in dict.fromkeys(found):
                 logger.warning(warning)
 
@@ -243,9 +245,10 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
     def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows] | None:
         """The training rows; with what a frozen encoder says of them, where that is the same at every step."""
         model = self.accelerator.unwrap_model(self.model)
-        if self.train_dataset is None or not is_constant(self.args, model):
-            return self.train_dataset
         autocast = self.accelerator.autocast
+        with autocast():
+            if self.train_dataset is None or not is_constant(self.args, model, self.train_dataset):
+                return self.train_dataset
         return read_once(model, self.train_dataset, self.collators, self.args.eval_batch_size, autocast)
 
     def num_examples(self, dataloader: DataLoader) -> int:
@@ -266,7 +269,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
 
     @cached_property
     def _num_parameters(self) -> int:  # to count them takes as long as a step of a small model
-        return self.model.num_parameters(exclude_embeddings=True)
+        embeddings = {module.weight for module in self.model.modules() if isinstance(module, nn.Embedding)}
+        return sum(parameter.numel() for parameter in {*self.model.parameters()} - embeddings)
 
     # ---- Training --------------------------------------------------------------------------------------------
 
@@ -285,12 +289,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         on_gpu = self.args.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
-        model = self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
-        model.zero_grad = self._clear_gradients
-        try:
-            output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
-        finally:
-            del model.zero_grad
+        self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
+        output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
         self._means.read()  # what came after the last log
         found = {name: mean for name, mean in self._means.totals().items() if not name.startswith("loss_")}
         if on_gpu:
@@ -302,7 +302,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         """Raises `MinBertError` if nothing is trained for one of the tasks; else says how much is, at first."""
         if self.freezing.changes:
             self.freezing.freeze(0)
-        check_trainable(self.model, self.train_tasks)
+        with self.compute_loss_context_manager():
+            check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         if self.freezing.changes:
             self.freezing.release()  # the gradients and the optimizer take in all that is ever trained
@@ -353,7 +354,8 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             return
         if self.proximal is not None:
             self.proximal.save(output_dir)
-        save_gradients(self._gradients, self.args, Path(output_dir))
+        if self._gradients is not None:
+            save_gradients(self._gradients, self.args, Path(output_dir))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -366,6 +368,11 @@ def compile_layers(model: nn.Module) -> None:
 
     All share one program: it is the class's code that is compiled, and weights are its inputs.
     """
-    for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer):
-            module.compile(dynamic=True)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise MinBertError(
+            f"`compile_layers: true` needs a model with layers of transformers' `GradientCheckpointingLayer`. Found a "
+            f"{type(model).__name__}. Leave it out, or take `torch_compile: true`."
+        )
+    for layer in layers:
+        layer.compile(dynamic=True)

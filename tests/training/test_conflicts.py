@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.training.aggregators import PCGrad, Unconditional, gram_matrix
-from hf_minbert.training.conflicts import ConflictMeter, layer_of
+from hf_minbert.training.conflicts import ConflictMeter
+from hf_minbert.training.freezing import layer_names
 from hf_minbert.training.gradients import GradientRows
 
 PAIRS = ["sst_para", "sst_sts", "para_sts"]
@@ -25,7 +26,8 @@ GRADIENTS = {
 
 
 def meter_of(detail):
-    return ConflictMeter(["a", "b", "c"], detail, list(GRADIENTS))
+    layers = ["embeddings", "layer.0", "layer.0", "rest", "pooler", "rest"]
+    return ConflictMeter(["a", "b", "c"], detail, layers)
 
 
 def collect(meter, *steps, infinite=False):
@@ -42,25 +44,20 @@ def collect(meter, *steps, infinite=False):
     return meter
 
 
-@pytest.mark.parametrize(
-    ("parameter", "layer"),
-    [
-        ("bert.embeddings.LayerNorm.weight", "embeddings"),
-        ("bert.encoder.layer.11.attention.self.query.weight", "layer.11"),
-        ("base_model.model.bert.encoder.layer.0.attention.self.query.lora_A.default.weight", "layer.0"),
-        ("encoder.layer.2.output.dense.bias", "layer.2"),
-        ("bert.pooler.dense.bias", "pooler"),
-        ("bert.encoder.private.sst.1.output.dense.bias", "rest"),
-        ("temperature", "rest"),
-    ],
-)
-def test_a_parameter_has_the_layer_that_its_name_says(parameter, layer):
-    assert layer_of(parameter) == layer
-
-
-def test_every_parameter_of_the_encoder_has_a_layer(tiny_model):
-    layers = {layer_of(name) for name, _ in tiny_model().named_parameters() if name.startswith("bert.")}
-    assert layers == {"embeddings", "pooler", *(f"layer.{i}" for i in range(tiny_model().config.num_hidden_layers))}
+@pytest.mark.parametrize("private", [{}, {"private_layers": 1}, {"private_encoders": True}], ids=str)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_every_parameter_has_the_layer_that_its_name_says(tiny_model, private, adapted):
+    model = tiny_model(**private)
+    if adapted:
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["query"], modules_to_save=["heads"]))
+    layers = layer_names(model)
+    for name, parameter in model.named_parameters():
+        parts = {
+            ".embeddings.": "embeddings", ".layer.0.": "layer.0", ".layer.1.": "layer.1", ".para.1.": "layer.1",
+            ".sts.1.": "layer.1", ".pooler.": "pooler", "heads.": "rest",
+        }  # fmt: skip
+        assert layers[parameter] == next(layer for part, layer in parts.items() if part in name), name
 
 
 @pytest.mark.parametrize("detail", ["layers", "tensors"])
@@ -104,11 +101,11 @@ def test_a_step_that_is_not_finite_does_not_count():
 def test_layers_add_up_to_the_whole_and_tensors_to_layers():
     """On random gradients: dot products of layers, from cosines and lengths, sum to that of whole vectors."""
     torch.manual_seed(4)
-    names = [f"encoder.layer.{layer}.{part}" for layer in (0, 1) for part in "abc"] + ["encoder.layer.0.late"]
+    layers = [*["layer.0"] * 3, *["layer.1"] * 3, "layer.0"]
     sizes = [3, 5000, 20, 4096, 1, 9000, 7]
     rows = torch.randn(2, sum(sizes), dtype=torch.float64)
     pieces = [piece.double() for piece in rows.float().split(sizes, dim=1)]
-    meters = {detail: ConflictMeter("ab", detail, names) for detail in ("layers", "tensors")}
+    meters = {detail: ConflictMeter("ab", detail, layers) for detail in ("layers", "tensors")}
     for meter in meters.values():
         parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
         gradients = GradientRows(parameters, PCGrad(), meter=meter)
@@ -141,7 +138,7 @@ def test_nothing_is_read_from_the_device_in_a_step():
 @pytest.mark.parametrize("detail", ["none", "layers", "tensors"])
 def test_no_step_waits_for_the_gpu(detail):
     parameters = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (2, 257, 7)]
-    meter = ConflictMeter("ab", detail, ["embeddings.a", "embeddings.b", "c"])
+    meter = ConflictMeter("ab", detail, ["embeddings", "embeddings", "rest"])
     gradients = GradientRows(parameters, Unconditional(), meter=meter)
     for step in range(3):
         torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first one makes room for the rows

@@ -1,12 +1,13 @@
 """The step: against a training loop written out by hand, and what each argument does to it."""
 
 from collections import Counter
+from copy import deepcopy
 
 import pytest
 import torch
 from datasets import Dataset
 from torch.nn.utils import clip_grad_norm_
-from transformers import TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.collators import RoundCollator
@@ -94,6 +95,67 @@ def test_training_equals_a_loop_written_by_hand(make_trainer, tiny_model, aggreg
     assert logged == pytest.approx(losses, rel=1e-5)
     moved = max((weights_of(expected)[name] - before[name]).abs().max() for name in before)
     assert moved > 1e-4  # else the comparison above would say nothing
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"aggregator": "sum"},
+        {"aggregator": "pcgrad", "gradient_smoothing": 0.5},
+        {"regularizer": "smart", "proximal": "momentum"},
+        {"freeze": "encoder"},
+        {"freeze": 1, "unfreeze": "gradual"},
+        {"packing": True},
+    ],
+    ids=str,
+)
+def test_a_loop_of_ones_own_takes_the_first_step_of_train(make_trainer, given):
+    """As a learning rate finder does: `training_step` before `train`, or without it."""
+    given = {"mixing": "shortest", "max_steps": 1, **given}
+    trained, own = make_trainer(**given), make_trainer(**given)
+    trained.train()
+    before = weights_of(own.model)
+    optimizer = torch.optim.SGD(own.model.parameters(), lr=own.args.learning_rate)
+    loss = own.training_step(own.model, next(iter(own.get_train_dataloader())))
+    optimizer.step()
+    assert_close(weights_of(own.model), weights_of(trained.model))
+    assert loss.item() == pytest.approx(trained.state.log_history[0]["loss"], abs=1e-4)
+    own.model.zero_grad()
+    own.model.load_state_dict(before)
+    own.train()  # begins anew
+    assert_close(weights_of(own.model), weights_of(trained.model))
+
+
+def test_a_prediction_step_needs_no_training(make_trainer):
+    trainer = make_trainer(dev=SEVEN)
+    batch = next(iter(trainer.get_eval_dataloader("sst")))
+    loss, logits, labels = trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)
+    assert loss.ndim == 0 and logits.shape == (8, 5) and torch.equal(labels, batch["labels"])
+    del batch["labels"]
+    assert trainer.prediction_step(trainer.model, batch, False)[::2] == (None, None)
+
+
+@pytest.mark.parametrize("given", [{}, {"aggregator": "pcgrad"}, {"regularizer": "smart", "proximal": "momentum"}])
+def test_training_keeps_nothing_in_the_model(make_trainer, given):
+    """A copy that a callback makes of it is a model, and no trainer with it."""
+    trainer = make_trainer(**given)
+    attributes, copies = (
+        {*vars(trainer.model), "_is_accelerate_prepared"},
+        [],
+    )  # with what accelerate marks every model by
+
+    class Copies(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            assert {*vars(model)} == attributes
+            assert all(parameter.grad is None for parameter in model.parameters())
+            copies.append(deepcopy(model))
+
+    trainer.add_callback(Copies())
+    trainer.train()
+    assert_close(weights_of(copies[-1]), weights_of(trainer.model))
+    with torch.no_grad():
+        next(copies[-1].parameters()).zero_()
+    assert next(trainer.model.parameters()).any()
 
 
 def test_the_schedule_ends_with_the_last_incomplete_window(make_trainer):

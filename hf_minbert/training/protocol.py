@@ -1,0 +1,194 @@
+"""What the trainer asks of a model, and all that it asks: whatever has these members can be trained.
+
+The stock `Trainer` asks for a little more: an `nn.Module` whose `config` is a `PreTrainedConfig`. Only a
+`PreTrainedModel` is saved with its config.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MinBertError
+
+
+class Config(Protocol):
+    """A model's `config`."""
+
+    #: One dict per task, as `Task.to_config` gives it. Numbers that are counted for a loss are written to it.
+    tasks: list[dict[str, Any]]
+    #: The task that is meant where none is named, if there is such a one.
+    active_task: str | None
+    #: The longest input, in tokens.
+    max_position_embeddings: int
+    #: What fills up a batch where the trainer is given no tokenizer.
+    pad_token_id: int | None
+
+
+class Head(Protocol):
+    """The layers of one task, from which no other task's loss has a gradient."""
+
+    #: `classes`, `binary` or `score`, as its task says.
+    kind: str
+    #: For a model with `pool` alone: whether what the head pools changes while the head alone is trained.
+    trains_pooling: bool
+
+    def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
+        """How far two outputs are apart, [B, C] and [B, C] -> [B], with a gradient, and 0 where they are equal.
+
+        Asked for by regularizers, `proximal` and distillation. `name` is `symmetric_kl`, `kl` (from the first to the
+        second) or `squared_error`; of a score `squared_error` unless it says otherwise, else `symmetric_kl`.
+        """
+
+
+class Heads(Protocol):
+    """All heads, an `nn.Module` such as `hf_minbert.heads.PerTask`: a head's parameters are called `<task>....`."""
+
+    def get(self, task: str) -> Head:
+        """The task's head."""
+
+
+class Encoder(Protocol):
+    """What a task's sentences go through below its head."""
+
+    #: The layers from token ids to what goes into the first layer, [N, T, H].
+    embeddings: nn.Module
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The words' embeddings. Asked for where `forward` takes `inputs_embeds` alone."""
+
+
+class TaskModel(Protocol):
+    """A model with several tasks.
+
+    Parameters whose names begin with `heads.` are the heads'. Those below `private.<task>.` are of that task's own
+    encoder or layers, for rates by group. All others are the shared encoder's.
+    """
+
+    config: Config
+    heads: Heads
+
+    def forward(
+        self,
+        *,
+        task: str,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor,
+        labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        packing: Mapping[str, Any] | None = None,
+        pooled: Tensor | None = None,
+    ) -> Mapping[str, Tensor]:
+        """What a task's head says of a batch. The last three are capabilities, which a model need not have.
+
+        Args:
+            task: its name.
+            input_ids: int64 [B, T]; [B, 2, T] of a task whose pairs are encoded apart; and so the next two.
+            attention_mask: 1 for a token and 0 for padding.
+            token_type_ids: the sentence that a token is of, 0 or 1.
+            labels: [B], class ids in int64, or scores in float32.
+            inputs_embeds: in the place of `input_ids`, with one dimension more: what the encoder's
+                `get_input_embeddings()` gives, moved. SMART and FGM need it.
+            packing: where the real tokens stand, as `Packing.describe` says it, for a model that computes on them
+                alone. `packing: true` needs it; an evaluation takes it where it is there.
+            pooled: what `pool` gave for the batch, in the place of all inputs. With it a frozen encoder without
+                dropout reads each row once.
+
+        Returns:
+            a `dict`, such as a `ModelOutput`: `logits` [B, C] and, with labels, `loss`, the mean over the batch.
+        """
+
+    def encoder_path(self, task: str) -> Sequence[nn.Module]:
+        """The task's encoder, as `Encoder` has it, then its layers from the first to the last, if it has layers.
+
+        `freeze`, `unfreeze` and `layer_decay` count them. What is in the encoder and in none of them, such as a
+        pooler, counts as above all layers.
+        """
+
+    def pool(self, task: str, **inputs: Any) -> Tensor:
+        """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises `MinBertError` if the model has no tasks, or lacks what no training does without."""
+    found = f"Found a {type(model).__name__}"
+    if not hasattr(model, "config") or not hasattr(model.config, "tasks") or not model.config.tasks:
+        raise MinBertError(
+            f"The model has no tasks to train. {found}. Load it as "
+            "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
+        )
+    missing = [f"config.{name}" for name in Config.__annotations__ if not hasattr(model.config, name)]
+    missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name)]
+    if missing:
+        raise MinBertError(
+            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it what "
+            "`hf_minbert.training.protocol` says of a `TaskModel`."
+        )
+
+
+def takes(model: nn.Module, capability: str) -> bool:
+    """Whether the model's `forward` has this parameter.
+
+    The method of the model itself knows it: wrappers (PEFT's, a compiled model) take anything.
+    """
+    own = model.encoder_path.__self__
+    return capability in inspect.signature(type(own).forward).parameters
+
+
+def require(model: nn.Module, capability: str, setting: str) -> None:
+    """Raises `MinBertError` unless the model has a capability that a setting needs."""
+    if not takes(model, capability):
+        raise MinBertError(
+            f"`{setting}` needs a model whose `forward` takes `{capability}`, as `hf_minbert.training.protocol` says. "
+            f"Found a {type(model).__name__}. Leave `{setting.partition(':')[0]}` out."
+        )
+
+
+# ---- Questions to a model -----------------------------------------------------------------------------------------
+
+
+def shortest_batch(model: nn.Module, name: str) -> dict[str, Any]:
+    """Two rows of one token for a task, on the model's device, to ask how its loss comes about."""
+    task = next(task for task in model.config.tasks if task["name"] == name)
+    device = next(model.parameters()).device
+    ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
+    labels = torch.ones(2, dtype=torch.float if task["kind"] == "score" else torch.long, device=device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    return {"task": name, **inputs, "labels": labels}
+
+
+def asked() -> AbstractContextManager[None]:
+    """Inside, nothing is compiled: for one pass of a shape that no step has."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def draws(model: nn.Module, question: Callable[[], Any]) -> bool:
+    """Whether the model, in the mode of training, draws random numbers to answer. They count as not drawn."""
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), in_mode(model, training=True), torch.no_grad(), asked():
+        before = _random_states(device)
+        question()
+        return not all(map(torch.equal, before, _random_states(device)))
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Inside, all modules are in one mode; after it, each is in its own again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
