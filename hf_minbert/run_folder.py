@@ -29,7 +29,7 @@ from .loading import load_config
 from .settings.keys import default_of
 from .settings.recipe import read_recipe, split_recipe, write_recipe
 from .settings.run import RunSettings
-from .settings.table import TRAITS, names
+from .settings.table import names, traits_of
 from .tasks import get_tasks, revisions, with_revisions
 from .training.args import MultiTaskTrainingArguments
 from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
@@ -197,7 +197,7 @@ class RunFolder(TrainerCallback):
     def shared_recipe(self) -> dict[str, Any]:
         """What must be the same on all of them."""
         keys = {**vars(self.settings), **self.given}
-        return {key: value for key, value in keys.items() if TRAITS[key].scope not in ("machine", "secret")}
+        return {key: value for key, value in keys.items() if traits_of(key).scope not in ("machine", "secret")}
 
     def digests(self, data: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """Of the rows that were read, by the words for them."""

@@ -18,6 +18,7 @@ from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import cast, read_recipe, settings_types, split_recipe, write_recipe
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED as REFUSED_ARGUMENTS
+from hf_minbert.settings.table import names
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING_TYPES = typing.get_type_hints(MultiTaskTrainingArguments)
@@ -427,3 +428,7 @@ def test_a_key_with_dots_that_leads_nowhere_is_refused(tmp_path, word, said):
     with pytest.raises(MinBertError) as refusal:
         dotted(tmp_path, word)
     assert said in str(refusal.value)
+
+
+def test_a_key_that_only_a_newer_transformers_has_is_fixed_on_resume():
+    assert names(among=["brand_new", "packing", "seed"], resume="fixed") == ("brand_new", "seed")

@@ -18,13 +18,18 @@ TRAITS: dict[str, Traits] = {
 }
 
 
+def traits_of(name: str) -> Traits:
+    """The traits of a key; fixed on resume is one that only a newer transformers has."""
+    return TRAITS.get(name, Traits())
+
+
 def names(*, among: Any = TRAITS, **traits: Any) -> tuple[str, ...]:
     """The keys of which these traits are true: `names(scope="machine", resume="free")`; a tuple means any of it."""
     return tuple(
         name
         for name in among
         if all(
-            getattr(TRAITS[name], trait) in (value if isinstance(value, tuple) else (value,))
+            getattr(traits_of(name), trait) in (value if isinstance(value, tuple) else (value,))
             for trait, value in traits.items()
         )
     )
