@@ -284,7 +284,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
         runs: a name for each, and the folder of its run. The first is on.
 
     Returns:
-        the model with the tasks of all. A task's answers are those of its run while that run's adapter is on.
+        the model with the tasks of all. A task's answers are those of its run, up to rounding, while that run's adapter is on.
 
     peft alone loads one adapter, heads included, onto a model that has the adapter's tasks:
 
@@ -329,7 +329,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
 
 
 def merged(model: AdaptedModel) -> MinBertForMultiTask:
-    """The ordinary model that answers as the adapted one does. Takes the adapted one apart."""
+    """The ordinary model that answers as the adapted one does, up to rounding. Takes the adapted one apart."""
     model.merge_adapter()
     plain = model.get_base_model()
     # By hand: peft's `merge_and_unload` takes a head that is saved whole for one layer, but with LoRA.

@@ -281,7 +281,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """As the library's, and weights on a CPU lie in memory of their own, aligned as torch allocates it.
 
-        The library leaves them in the mapped file, where a weight starts at any multiple of 4 bytes. MKL chooses
+        The library leaves them in the mapped file, where a weight starts anywhere. MKL chooses
         kernels by alignment, so that a loaded model's outputs would differ from the saved one's by rounding, on one
         machine and for the same batch (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
         """

@@ -18,16 +18,22 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 arithmetic=native
-if [[ ${1:-} == --arithmetic ]]; then
+case ${1:-} in
+--arithmetic)
     arithmetic=${2:-}
     shift $(($# < 2 ? $# : 2))
-fi
+    ;;
+--arithmetic=*)
+    arithmetic=${1#*=}
+    shift
+    ;;
+esac
 # The libraries read these as they are loaded.
 case $arithmetic in
 native) ;;
 avx2)
     unset MKL_CBWR
-    export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MINBERT_TEST_MISALIGNED=1
+    export ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 MINBERT_TEST_MISALIGNED=1
     export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=PASSIVE # threads that wait leave the core to the other worker's
     ;;
 portable)

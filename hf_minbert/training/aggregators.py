@@ -31,8 +31,8 @@ def gram_matrix(gradients: Tensor) -> Tensor:
     Products and sums are in float64, where a product of two float32 numbers is exact: 24 + 24 bits of 53. So only the
     n - 1 additions round. In any order, on any processor, an entry is off by at most (n - 1) 2**-53 / (1 - (n - 1)
     2**-53) times the sum of |a_k b_k| (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2), and
-    that sum is at most the product of the two rows' norms: 1.3e-8 of it over the 110 million numbers of a BERT-base.
-    Of float64 rows the products round too: n in the place of n - 1.
+    that sum is at most the product of the two rows' norms: below 1.3e-8 of it over the 110 million numbers of a
+    BERT-base. Of float64 rows the products round too, n in the place of n - 1, and may underflow.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import gram_matrix as on_gpu
@@ -61,8 +61,8 @@ def has_kernels() -> bool:
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
     """`weights @ gradients` for `[tasks]` and `[tasks, parameters]`, in the dtype of `gradients`.
 
-    Row is added to row, as the backward pass adds to `.grad`: weights of exactly one give exactly the sum. A matrix
-    product does not promise it: it adds in an order of its own, and in TF32 where that is allowed.
+    Row is added to row, in float32 where rows have less: weights of exactly one give bit for bit what `Sum` gives. A
+    matrix product does not promise it: it adds in an order of its own, and in TF32 where that is allowed.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import weighted_sum as on_gpu
@@ -176,8 +176,8 @@ class PCGrad(Aggregator):
     """Projects away what conflicts (Yu et al. 2020, arXiv:2001.06782, algorithm 1).
 
     Each task's gradient visits the others in random order; where its dot product with another's original gradient is
-    negative, it loses its component along that. The results are added. Without conflict that is exactly the sum of the
-    gradients. With three tasks and more the sum may still conflict with some: that is the algorithm.
+    negative, it loses its component along that. The results are added. Without conflict that is bit for bit what `Sum`
+    gives. With three tasks and more the sum may still conflict with some: that is the algorithm.
 
     Args:
         reduction: `sum`, as in the paper, or `mean`: the sum divided by the number of tasks, for a learning rate that

@@ -223,8 +223,6 @@ def test_without_conflict_the_result_is_the_sum_to_the_last_bit(tasks, seed, dty
     assert combined.dtype == dtype
     assert torch.equal(combined, one_by_one.to(dtype))
     assert torch.equal(combined, Sum()(gradients))
-    if tasks <= 4:  # above, torch adds in another order
-        assert torch.equal(combined, gradients.sum(dim=0))
 
 
 # ---- What is random
