@@ -284,7 +284,8 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
         runs: a name for each, and the folder of its run. The first is on.
 
     Returns:
-        the model with the tasks of all. A task's answers are those of its run, up to rounding, while that run's adapter is on.
+        the model with the tasks of all. While a run's adapter is on, its tasks' answers are those of the run, up to
+        rounding.
 
     peft alone loads one adapter, heads included, onto a model that has the adapter's tasks:
 
