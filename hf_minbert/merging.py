@@ -80,57 +80,6 @@ def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | No
     encoder: two tasks of one model get two copies. It keeps the length of its model.
 
     Args:
-        models: of one encoder size, without private layers or encoders.
-        weights: one per model, not negative; only their proportions count. Equal unless given.
-
-    Raises:
-        MinBertError: the models do not go together, or the weights are wrong.
-    """
-    tasks = averaged_tasks([model.config for model in models], weights)
-    shares = _checked_weights(weights, len(models))
-    longest = max(length_of(model.config) for model in models)
-    merged = _new_model(models[0], tasks, max_input_length=longest)
-    states = [model.state_dict() for model in models]
-    merged.load_state_dict({key: _mean(key, states, shares) for key in merged.state_dict()})
-    return merged
-
-
-def greedy_soup(
-    models: Sequence[MinBertForMultiTask], score: Callable[[MinBertForMultiTask], float]
-) -> tuple[MinBertForMultiTask, list[int]]:
-    """The average of those models that do not make it worse (arXiv:2203.05482, recipe 1).
-
-    The best model begins; the others follow by their score, each kept if the average with it scores no less.
-
-    Args:
-        models: as for `average`, all with the same tasks: scores of different tasks cannot be compared.
-        score: of a model on held-out rows; more is better.
-
-    Returns:
-        the average, and the places of the models in it, in the order in which they came.
-
-    Raises:
-        MinBertError: the models do not go together.
-    """
-    check_same_tasks([model.config for model in models])
-    scores = [score(model) for model in models]
-    order = sorted(range(len(models)), key=lambda place: -scores[place])
-    kept, best = [order[0]], scores[order[0]]
-    for place in order[1:]:
-        tried = score(average([models[i] for i in (*kept, place)]))
-        if tried >= best:
-            kept, best = [*kept, place], tried
-    return average([models[i] for i in kept]), kept
-
-
-def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | None = None) -> MinBertForMultiTask:
-    """One model in which each task has the whole encoder of the model that it comes from (report 001, figure 1).
-
-    For the same batches a task's outputs are those of its model, bit for bit on one machine (README, "Exactness"), where
-    the models are in float32 and have one attention function, as this package loads them. Each task has an encoder: two
-    tasks of one model get two copies. It keeps the length of its model.
-
-    Args:
         models: of one encoder size, without private layers.
         take: task to the place in `models` of the one to take it from, for tasks that several have.
 
