@@ -194,7 +194,7 @@ def add_adapter(
     method, typed = read_options(options)
     saved = sorted({f"heads.{task}" for task in heads} | _lacking(missing))
     _check_targets(model.named_modules(), typed, model.config.num_hidden_layers)
-    with explain(f"Adding the adapter {method}", "Mend `peft` in the recipe."):
+    with explain(f"Adding the adapter {method}", "Correct `peft` in the recipe."):
         config = _config(
             method,
             typed,

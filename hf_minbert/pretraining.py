@@ -283,7 +283,7 @@ def make_trainer(
         compile_layers(model)
     in_sequence = settings.mlm_order == "sequence"
     order = [*sizes.values()] if in_sequence else [len(train)]
-    with explain("Setting up the trainer", "Mend the recipe."):
+    with explain("Setting up the trainer", "Correct the recipe."):
         trainer = MaskedLMTrainer(
             model,
             args,

@@ -142,7 +142,7 @@ def _train(
     # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
     torch.backends.cuda.enable_cudnn_sdp(False)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
-    with explain("Reading the training arguments", "Mend the recipe."):
+    with explain("Reading the training arguments", "Correct the recipe."):
         args = MultiTaskTrainingArguments(**given)
         set_seed(args.seed)  # the trainer's own call comes after the new heads are drawn
     if args.process_index > 0:
@@ -200,7 +200,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
     except Exception as error:
         if folder.begun or isinstance(error, MinBertError) or is_lost(error):
             raise
-        with explain("Starting to train", "Mend the recipe."):
+        with explain("Starting to train", "Correct the recipe."):
             raise
     trainer.save_model(_internal_call=True)  # a push comes last, with the scores
     predicts_words = folder.settings.objective == "mlm"
@@ -240,7 +240,7 @@ def _make_trainer(
         logger.info(said, length_of(config), settings.model_name_or_path)
     tasks = [Task.from_config(saved) for saved in config.tasks]
     taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
-    with explain("Setting up the trainer", "Mend the recipe."):
+    with explain("Setting up the trainer", "Correct the recipe."):
         return MultiTaskTrainer(
             model,
             args,
@@ -277,7 +277,7 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in `train`
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     with tempfile.TemporaryDirectory() as folder:
-        with explain("Reading the training arguments", "Mend the recipe."):
+        with explain("Reading the training arguments", "Correct the recipe."):
             measured = {name: traits.off for name, traits in TRAITS.items() if traits.off is not KEPT}
             measured |= {"aggregator": "pcgrad", "aggregator_options": None, "gradient_smoothing": None}
             measured |= {"conflict_detail": detail, "output_dir": folder}
@@ -291,7 +291,7 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
         data = load_data(settings, args, tasks)["train"]
         trained = args.chosen_tasks("train_tasks", by_name)
         tokenizer, model = load_model(settings, model_config(settings, tasks), trained)
-        with explain("Setting up the trainer", "Mend the recipe."):
+        with explain("Setting up the trainer", "Correct the recipe."):
             trainer = _MeasuringTrainer(
                 model, args, train_dataset=data, processing_class=tokenizer, max_length=settings.max_length,
                 callbacks=[_Stop(steps)],
@@ -389,7 +389,7 @@ def _checkpoints(settings: RunSettings) -> MinBertConfig:
 
 
 def _arrange(config: MinBertConfig, settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
-    with explain("Building the tasks' layers and heads", "Mend the recipe."):
+    with explain("Building the tasks' layers and heads", "Correct the recipe."):
         sharing = {} if settings.private_layers is None else {"private_layers": settings.private_layers}
         config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)
         check_heads(config)

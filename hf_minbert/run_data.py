@@ -86,8 +86,8 @@ class RunData:
             if self.recipe is None:
                 raise
             raise MinBertError(
-                f"{error} Which rows these are, says {self.recipe}; if they have moved, give their folder by "
-                f"--data-dir, or correct a full path in that file."
+                f"{error} {self.recipe} names these rows. If they have moved, give their folder by --data-dir, or "
+                f"correct a full path in that file."
             ) from error
 
 

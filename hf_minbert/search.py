@@ -227,7 +227,7 @@ class SearchFolder:
         """The metrics of a trial with this recipe. Raises `MinBertError` if the recipe is wrong."""
         settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
         stages = plan(recipe)
-        with explain("Reading the training arguments", "Mend the recipe or the space."):
+        with explain("Reading the training arguments", "Correct the recipe or the space."):
             args = stages[-1].args if stages else MultiTaskTrainingArguments(**given)
         if args.push_to_hub:
             raise MinBertError("`push_to_hub` would send every trial to one place. Leave it out of a search.")

@@ -188,7 +188,7 @@ def _check_stage(where: str, name: str, stage: Mapping[str, Any], earlier: Seque
 
 def _typed(name: str, values: dict[str, Value]) -> Stage:
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
-    with explain("Reading the training arguments", "Mend the recipe."):
+    with explain("Reading the training arguments", "Correct the recipe."):
         return Stage(name, values, settings, given, MultiTaskTrainingArguments(**given))
 
 

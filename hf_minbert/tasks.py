@@ -261,7 +261,7 @@ class Task:
         self._check_data(where)
 
     def _check_types(self, where: str) -> None:
-        """A recipe may hold anything; said here, a wrong word is answered with the line that mends it."""
+        """A recipe may hold anything; said here, a wrong word is answered with the line that corrects it."""
         if isinstance(self.labels, tuple):  # label names such as 1 to 5 are numbers for YAML
             plain = (str(name) if type(name) is int else name for name in self.labels)
             object.__setattr__(self, "labels", tuple(plain))

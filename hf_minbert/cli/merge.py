@@ -237,7 +237,7 @@ class Members:
                 f"The models were trained for inputs of different lengths. The result cuts to, in tokens: {lengths}."
             )
         scores = None if self.data_dir is None else self._report(merged)
-        write_json(folder / RECORD, record)  # first: if this is cut off, --overwrite is allowed to mend it
+        write_json(folder / RECORD, record)  # first: if this is cut off, --overwrite is allowed to replace it
         (folder / "metrics.json").unlink(missing_ok=True)
         merged.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

@@ -144,7 +144,7 @@ class NliToScore(LabelMapping):
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
         column = label_column(origin)
         words = {"-": ""} | {name.casefold(): name for name in origin.labels}  # SICK writes NEUTRAL
-        table = _mended(table, column, lambda cell: words.get(cell.strip().casefold(), cell))
+        table = _repaired(table, column, lambda cell: words.get(cell.strip().casefold(), cell))
         single = labels_of(table, origin)
         voted = self._voted(table, origin, words) if self.votes in table.columns else [[]] * table.size
         scores = [self.scores[name.casefold()] for name in origin.labels]
@@ -180,7 +180,7 @@ class StarsToClasses(LabelMapping):
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
         column = label_column(origin)
-        return labels_of(_mended(table, column, lambda cell: re.sub(r"\.0+\s*$", "", cell)), origin)  # 5.0 is Yelp's
+        return labels_of(_repaired(table, column, lambda cell: re.sub(r"\.0+\s*$", "", cell)), origin)  # 5.0 is Yelp's
 
 
 #: A `mapping` of a recipe's sources to what carries it out.
@@ -199,12 +199,12 @@ def _of_five(score: float, target: Task) -> float:
     return low + (high - low) * score / 5
 
 
-def _mended(table: Table, column: str, mend: Callable[[str], str]) -> Table:
-    """The table with the text of a column's cells mended."""
+def _repaired(table: Table, column: str, repair: Callable[[str], str]) -> Table:
+    """The table with the text of a column's cells repaired."""
 
     def cells(at: int) -> Sequence[Any]:
         found = table.cells(at)
-        return [mend(cell) if isinstance(cell, str) else cell for cell in found] if at == place else found
+        return [repair(cell) if isinstance(cell, str) else cell for cell in found] if at == place else found
 
     place = table.columns.index(column) if column in table.columns else None
     return replace(table, cells=cells)

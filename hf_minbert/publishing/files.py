@@ -154,7 +154,7 @@ def _without_paths(file: Path) -> bytes | Path:
     except (OSError, ValueError) as error:
         if isinstance(error, MinBertError):
             raise
-        raise MinBertError(f"{file} cannot be read: {error}. Mend it, or take it out of the folder.") from error
+        raise MinBertError(f"{file} cannot be read: {error}. Correct it, or take it out of the folder.") from error
 
 
 def plain_recipe(file: Path) -> dict[str, Any]:

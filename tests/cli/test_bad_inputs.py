@@ -127,7 +127,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "model is on no hub": ("model_name_or_path=nobody/nothing", ["'nobody/nothing'", "Give the folder of a BERT"]),
     "longer than the positions": ("max_length=600", ["`max_length` must be from 8 to 64", "Found 600", "Change it"]),
     "too short to hold words": ("max_length=4", ["`max_length` must be from 8 to 64", "Found 4"]),
-    "too many private layers": ("private_layers=9", ["must be from 0 to 2", "Found 9. Mend the recipe."]),
+    "too many private layers": ("private_layers=9", ["must be from 0 to 2", "Found 9. Correct the recipe."]),
     "fewer than no private layers": ("private_layers=-1", ["`private_layers` must be from 0 to 2", "Found -1"]),
     "head that is none": ("tasks={sst: {head: mpl}}", ["'sst': unknown head 'mpl'", "blocks, cosine, linear"]),
     "option that no head has": ("tasks={sst: {head_options: {size: 3}}}", ["unknown option 'size'", "dropout, scale"]),
@@ -151,7 +151,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "endless epochs": (["max_steps=-1", "num_train_epochs=.inf"], ["`num_train_epochs` must be finite", "max_steps"]),
     "negative warm-up": ("warmup_steps=-1", ["`warmup_steps` must be at least 0. Found -1"]),
     "negative seed": ("seed=-1", ["`seed` must be at least 0. Found -1"]),
-    "huge seed": ("seed=5000000000", ["Seed must be between 0 and 2**32 - 1", "Mend the recipe"]),
+    "huge seed": ("seed=5000000000", ["Seed must be between 0 and 2**32 - 1", "Correct the recipe"]),
     "negative seed of the data": ("data_seed=-1", ["`data_seed` must be at least 0. Found -1"]),
     "evaluate when": ("eval_strategy=epochs", ["`eval_strategy` must be one of no, steps, epoch. Found epochs"]),
     "best model without evaluation": ("load_best_model_at_end=true", ["load_best_model_at_end", "strategy to match"]),
@@ -182,7 +182,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "fsdp": ("fsdp=full_shard", ["`fsdp: full_shard` is not supported", "Leave it out"]),
     "label smoothing": ("label_smoothing_factor=0.1", ["`label_smoothing_factor: 0.1`", "a head owns its loss"]),
     "dispatched batches": ("accelerator_config={dispatch_batches: true}", ["`accelerator_config.dispatch_batches"]),
-    "unknown accelerator option": ("accelerator_config={foo: true}", ["'foo'", "Mend the recipe"]),
+    "unknown accelerator option": ("accelerator_config={foo: true}", ["'foo'", "Correct the recipe"]),
     "prefetch without workers": ("dataloader_prefetch_factor=2", ["dataloader_prefetch_factor", "num_workers"]),
     "both of overwrite and resume": (
         ["overwrite=true", "resume_from_checkpoint=true"],
@@ -212,8 +212,8 @@ def test_what_only_a_gpu_has(refused, write_recipe_file, word):
 LATER = {
     "attention misspelt": ("attn_implementation=sdap", ["sdap", "eager"]),
     "reports to an unknown service": ("report_to=wandbb", ["Setting up the trainer failed", "wandbb", "tensorboard"]),
-    "argument of the schedule": ("lr_scheduler_kwargs={foo: 1}", ["Starting to train failed", "'foo'", "Mend"]),
-    "argument of the optimizer": ("optim_args=foo", ["Starting to train failed", "Mend the recipe"]),
+    "argument of the schedule": ("lr_scheduler_kwargs={foo: 1}", ["Starting to train failed", "'foo'", "Correct"]),
+    "argument of the optimizer": ("optim_args=foo", ["Starting to train failed", "Correct the recipe"]),
     "beta out of range": ("adam_beta1=5", ["Starting to train failed", "beta", "5.0"]),
 }  # fmt: skip
 

@@ -148,7 +148,7 @@ def test_train_prints_metrics_and_where_the_model_is(minbert, write_recipe_file,
     )
 
 
-def test_a_wrong_value_in_the_recipe_is_mended_after_it(minbert, write_recipe_file):
+def test_a_wrong_value_in_the_recipe_is_corrected_after_it(minbert, write_recipe_file):
     recipe = write_recipe_file("learning_rate: fast", "mixing: cycel")
     assert minbert("train", recipe).status == 2
     assert minbert("train", recipe, "learning_rate=1e-4", "mixing=cycle").status == 0

@@ -481,7 +481,7 @@ def test_an_old_head_that_is_not_trained_stays_with_its_model(train, published):
         ({"target_modules": ["LayerNorm"]}, "Unknown layer of the encoder 'LayerNorm'"),
         ({"layers_to_transform": [2]}, "counts from 0, and the encoder has 2 layers. Found 2"),
         ({"r": "many"}, "`peft.r` must be a whole number. Found 'many'"),
-        ({"r": 0}, "Adding the adapter LORA failed: .*positive.*Mend `peft`"),
+        ({"r": 0}, "Adding the adapter LORA failed: .*positive.*Correct `peft`"),
         ({"use_dora": "no"}, "`peft.use_dora` must be true or false"),
         ({"init_lora_weights": "pissa"}, "`peft.init_lora_weights` must be true or false or one of gaussian"),
         ({"peft_type": "LORRA"}, "Unknown `peft.peft_type` 'LORRA'. Did you mean 'LORA'"),
