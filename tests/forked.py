@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 
 @dataclass(frozen=True)
 class Together:
@@ -61,6 +63,7 @@ def _fork(job: Callable[[int], object], rank: int, processes: int, port: int, sa
         if processes > 1:
             os.environ.update({name: str(value) for name, value in {**launched, **where}.items()})
         logging.getLogger("hf_minbert").handlers.clear()  # they write to a file of the test before
+        torch.set_num_threads(1)  # a child has none of OpenMP's threads, and would wait for them
         gc.freeze()  # each training collects garbage, which takes longer than it while all libraries are searched
         job(rank)
         status = 0
