@@ -137,7 +137,7 @@ def test_moved_data_are_one_line_and_found_by_data_dir(ticket_run, tmp_path, sco
     (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace(str(data), str(tmp_path / "gone")))
     ended = minbert("evaluate", run)
     assert ended.status == 2 and len(ended.err.splitlines()) == 1
-    for words in (f"does not exist: {tmp_path / 'gone'}", f"says {run / 'recipe.yaml'}", "--data-dir"):
+    for words in (f"does not exist: {tmp_path / 'gone'}", str(run / "recipe.yaml"), "--data-dir"):
         assert words in ended.err
     assert scores(run, "--data-dir", data) == of_run(ticket_run)
 
