@@ -11,24 +11,27 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "MinBertConfig": ".configuration_minbert",
-    "MinBertModel": ".modeling_minbert",
-    "MinBertForMaskedLM": ".modeling_minbert",
-    "MinBertForMultiTask": ".modeling_minbert",
-    "Task": ".tasks",
-    "TASKS": ".tasks",
-    "get_tasks": ".tasks",
+    "MinBertConfig": ".model.configuration_minbert",
+    "MinBertModel": ".model.modeling_minbert",
+    "MinBertForMaskedLM": ".model.modeling_minbert",
+    "MinBertForMultiTask": ".model.modeling_minbert",
+    "Task": ".settings.tasks",
+    "TASKS": ".settings.tasks",
+    "get_tasks": ".settings.tasks",
     "MinBertError": ".errors",
     "MultiTaskTrainer": ".training.trainer",
     "MultiTaskTrainingArguments": ".training.args",
-    "PCGrad": ".training.aggregators",
-    "MultiTaskPipeline": ".pipeline_minbert",
-    "Predictor": ".prediction",
+    "PCGrad": ".training.aggregation.aggregators",
+    "MultiTaskPipeline": ".model.pipeline_minbert",
+    "Predictor": ".pretrained.prediction",
 }
 
 __all__ = [
@@ -62,7 +65,7 @@ def __dir__() -> list[str]:
 def _register_config() -> None:
     from transformers import AutoConfig
 
-    from .configuration_minbert import MinBertConfig
+    from .model.configuration_minbert import MinBertConfig
 
     AutoConfig.register("minbert", MinBertConfig, exist_ok=True)
 
@@ -72,7 +75,7 @@ def _prepare_config() -> None:
 
     Here and not in the config's own file: that file travels to the Hub, where no package is to register.
     """
-    from .configuration_minbert import MinBertConfig
+    from .model.configuration_minbert import MinBertConfig
 
     MinBertConfig.pipelines_at_hand = frozenset({"minbert-multitask"})
     original = MinBertConfig.__post_init__
@@ -89,9 +92,9 @@ def _register_models() -> None:
     from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    from .configuration_minbert import MinBertConfig
-    from .modeling_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel
-    from .pipeline_minbert import PIPELINE, MultiTaskPipeline
+    from .model.configuration_minbert import MinBertConfig
+    from .model.modeling_minbert import MinBertForMaskedLM, MinBertForMultiTask, MinBertModel
+    from .model.pipeline_minbert import PIPELINE, MultiTaskPipeline
 
     AutoModel.register(MinBertConfig, MinBertModel, exist_ok=True)
     AutoModelForMaskedLM.register(MinBertConfig, MinBertForMaskedLM, exist_ok=True)
@@ -131,5 +134,30 @@ def _after_import(name: str, then: Callable[[], None]) -> None:
         sys.meta_path.insert(0, _AfterImport(name, then))
 
 
-_after_import(f"{__name__}.configuration_minbert", _prepare_config)
+class _MovedModules(MetaPathFinder, Loader):
+    """Finds a module that was at the top of the package in version 0.1, in the folder where it is now.
+
+    Adapters and pickled objects of that version name such modules: `hf_minbert.modeling_minbert`.
+    """
+
+    FOLDERS = ("model", "pretrained", "settings")
+
+    def find_spec(self, fullname, path=None, target=None):
+        package, _, name = fullname.rpartition(".")
+        if package != __name__:
+            return None
+        for folder in self.FOLDERS:
+            if (Path(__file__).parent / folder / f"{name}.py").is_file():
+                return ModuleSpec(fullname, self, origin=f"{__name__}.{folder}.{name}")
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = import_module(module.__spec__.origin)  # one module under both names
+
+
+sys.meta_path.append(_MovedModules())
+_after_import(f"{__name__}.model.configuration_minbert", _prepare_config)
 _after_import("transformers.models.auto.configuration_auto", _register_config)

@@ -22,17 +22,17 @@ import transformers
 
 from hf_minbert.data.mappings import MAPPINGS
 from hf_minbert.data.rounds import MIXING
-from hf_minbert.heads import HEADS
-from hf_minbert.losses import LOSSES, options_of
-from hf_minbert.pooling import JOINS, POOLINGS
+from hf_minbert.model.heads import HEADS
+from hf_minbert.model.losses import LOSSES, options_of
+from hf_minbert.model.pooling import JOINS, POOLINGS
 from hf_minbert.settings.keys import default_of
 from hf_minbert.settings.recipe import packaged_recipes, type_in_words
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED
-from hf_minbert.tasks import DataFile, Source, Task
-from hf_minbert.training.aggregators import AGGREGATORS
+from hf_minbert.settings.tasks import DataFile, Source, Task
+from hf_minbert.training.aggregation.aggregators import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
-from hf_minbert.training.regularizers import REGULARIZERS
+from hf_minbert.training.terms.regularizers import REGULARIZERS
 
 OWN_TASK = """`tasks` can be a mapping of a task's name to these keys. For a task of the package they replace its own.
 

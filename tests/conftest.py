@@ -19,7 +19,7 @@ from transformers import BertConfig, BertModel, BertTokenizer, set_seed
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 from hf_minbert.cli import main
-from hf_minbert.run import train
+from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 
 SHARED = Path(__file__).parents[2] / "shared"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from transformers import BertTokenizer, TrainerCallback
 
 from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments
-from hf_minbert.training.aggregators import AGGREGATORS, Aggregator
+from hf_minbert.training.aggregation.aggregators import AGGREGATORS, Aggregator
 
 #: Two epochs of most scenarios, three where tasks leave an epoch.
 STEPS = 12

@@ -8,9 +8,9 @@ from transformers import AutoModel, BertModel
 
 from hf_minbert import TASKS, MinBertForMultiTask, Predictor, get_tasks
 from hf_minbert.data.collators import PaddedCollator
-from hf_minbert.heads import HEADS
-from hf_minbert.losses import LOSSES
-from hf_minbert.pooling import JOINS, POOLINGS
+from hf_minbert.model.heads import HEADS
+from hf_minbert.model.losses import LOSSES
+from hf_minbert.model.pooling import JOINS, POOLINGS
 
 #: Each kind of task, and for classes both one sentence and two.
 ENCODINGS = {"sst": ["single"], "nli": ["cross", "bi"], "para": ["cross", "bi"], "sts": ["cross", "bi"]}

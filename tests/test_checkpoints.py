@@ -367,7 +367,7 @@ IMPORT_ALONE = """
 import sys
 import hf_minbert
 heavy = {"datasets", "evaluate", "peft", "sklearn", "scipy", "transformers.trainer", "transformers.training_args",
-         "transformers.modeling_utils", "hf_minbert.modeling_minbert"}
+         "transformers.modeling_utils", "hf_minbert.model.modeling_minbert"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 import transformers
 for auto in ("AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
@@ -379,7 +379,7 @@ def test_importing_the_package_is_enough_and_cheap(tmp_path, tiny_model):
     tiny_model().save_pretrained(tmp_path / "saved")
     root = str(Path(hf_minbert.__file__).parents[1])
     printed = fresh(IMPORT_ALONE, tmp_path, PYTHONPATH=root).split()
-    assert printed == ["hf_minbert.configuration_minbert"] + ["hf_minbert.modeling_minbert"] * 3
+    assert printed == ["hf_minbert.model.configuration_minbert"] + ["hf_minbert.model.modeling_minbert"] * 3
 
 
 def test_public_names():

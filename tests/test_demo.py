@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from hf_minbert import Predictor, Task
-from hf_minbert.demo import answer, replies
+from hf_minbert.publishing.demo import answer, replies
 
 APART = Task(
     name="apart", kind="binary", text_columns=("a", "b"), labels=("no", "<i>yes"), pair_encoding="bi", head="cosine"
@@ -203,7 +203,7 @@ def test_without_gradio_it_says_how_to_get_it(minbert, saved, monkeypatch):
 @pytest.fixture(scope="module")
 def space(saved, tmp_path_factory) -> Path:
     pytest.importorskip("gradio", reason="gradio is not installed")
-    from hf_minbert.space import export_space
+    from hf_minbert.publishing.space import export_space
 
     folder = tmp_path_factory.mktemp("spaces") / "space"
     export_space(str(saved), folder)
@@ -214,7 +214,7 @@ RUN_APP = """
 import runpy, sys
 sys.modules["hf_minbert"] = None  # importing it fails
 space = runpy.run_path("app.py")
-from minbert_page.demo import replies
+from minbert_page.publishing.demo import replies
 *_, last = replies(space["model"], space["tokenizer"], *sys.argv[1:])
 print(last)
 """
@@ -245,7 +245,7 @@ def test_a_spaces_readme_and_requirements_name_what_it_runs_with(space):
 
 def test_a_model_of_the_hub_is_named_and_not_copied(tiny_model, tmp_path, monkeypatch):
     pytest.importorskip("gradio", reason="gradio is not installed")
-    from hf_minbert import space
+    from hf_minbert.publishing import space
 
     monkeypatch.setattr(space, "load_config", lambda name: tiny_model().config)
     monkeypatch.setattr(space, "is_adapter", lambda name: False)

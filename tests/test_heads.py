@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_minbert import TASKS, Task, get_tasks
-from hf_minbert.heads import HEADS, Encoded, TaskHeads, build_head, check_heads
+from hf_minbert.model.heads import HEADS, Encoded, TaskHeads, build_head, check_heads
 
 SIAMESE = {"pair_encoding": "bi", "head": "cosine"}
 MNR = {"pair_encoding": "bi", "loss": "mnr"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hf_minbert import get_tasks
-from hf_minbert.heads import build_head
-from hf_minbert.losses import (
+from hf_minbert.model.heads import build_head
+from hf_minbert.model.losses import (
     bernoulli_kl,
     kl,
     order_loss,

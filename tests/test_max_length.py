@@ -17,19 +17,19 @@ from hf_minbert import (
     MultiTaskTrainingArguments,
     Predictor,
     get_tasks,
-    run,
 )
-from hf_minbert.adapters import load_adapters
-from hf_minbert.demo import answer
 from hf_minbert.evaluation.decoding import decode
-from hf_minbert.inference import length_of
-from hf_minbert.loading import load_saved_config
-from hf_minbert.merging import average, ensemble
+from hf_minbert.model.inference import length_of
+from hf_minbert.pretrained.adapters import load_adapters
+from hf_minbert.pretrained.loading import load_saved_config
+from hf_minbert.pretrained.merging import average, ensemble
+from hf_minbert.publishing.demo import answer
 from hf_minbert.publishing.export import export
+from hf_minbert.publishing.space import export_space
+from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.space import export_space
-from hf_minbert.tasks import Task
-from hf_minbert.training.distillation import teacher_logits
+from hf_minbert.settings.tasks import Task
+from hf_minbert.training.terms.distillation import teacher_logits
 
 LENGTH, POSITIONS = 16, 64
 TASKS = {"sst": None, "para": None, "sts": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}}

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_minbert import MinBertError, MinBertForMultiTask, get_tasks
-from hf_minbert.merging import average, ensemble, greedy_soup
+from hf_minbert.pretrained.merging import average, ensemble, greedy_soup
 
 IDS = torch.tensor([[2, 9, 8, 7, 3], [2, 11, 3, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])

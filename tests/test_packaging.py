@@ -28,8 +28,8 @@ from hf_minbert import MinBertError, MultiTaskTrainingArguments
 from hf_minbert.settings import recipe as recipe_module
 from hf_minbert.settings.recipe import find_recipe, packaged_recipes, recipes_folder
 from hf_minbert.settings.run import RunSettings
+from hf_minbert.settings.tasks import TASKS
 from hf_minbert.settings.training import TrainingKeys
-from hf_minbert.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 SETS = {"newest": "scripts/constraints.txt", "lowest": "scripts/constraints-lowest.txt"}

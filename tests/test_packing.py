@@ -6,9 +6,9 @@ import torch
 
 from hf_minbert import get_tasks
 from hf_minbert.data.collators import PaddedCollator
-from hf_minbert.heads import HEADS
-from hf_minbert.packing import Packing
-from hf_minbert.pooling import POOLINGS
+from hf_minbert.model.heads import HEADS
+from hf_minbert.model.packing import Packing
+from hf_minbert.model.pooling import POOLINGS
 
 LENGTHS = (3, 9, 1, 6)
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import pipeline
 
-import hf_minbert.pipeline_minbert as module
+import hf_minbert.model.pipeline_minbert as module
 from hf_minbert import MultiTaskPipeline, Predictor, get_tasks
 
 BI = {"pair_encoding": "bi", "pooling": "mean"}

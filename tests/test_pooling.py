@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_minbert.pooling import JOINS, POOLINGS, LayerMix, cosine
+from hf_minbert.model.pooling import JOINS, POOLINGS, LayerMix, cosine
 
 STATES = torch.tensor([[[1.0, -4.0], [3.0, -2.0], [100.0, 100.0]], [[5.0, 6.0], [7.0, 8.0], [0.0, 1.0]]])
 MASK = torch.tensor([[1, 1, 0], [1, 1, 1]]).bool()

@@ -9,8 +9,8 @@ from torch.nn.functional import softmax
 
 from hf_minbert import MinBertError, MinBertModel, Predictor, get_tasks
 from hf_minbert.evaluation.metrics import task_metrics
-from hf_minbert.inference import room_of
-from hf_minbert.prediction import score
+from hf_minbert.model.inference import room_of
+from hf_minbert.pretrained.prediction import score
 
 SENTENCES = [
     "good",

@@ -13,10 +13,11 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
-from hf_minbert import MinBertError, MinBertForMaskedLM, Predictor, run
+from hf_minbert import MinBertError, MinBertForMaskedLM, Predictor
 from hf_minbert.data.masking import MaskingCollator, Text
-from hf_minbert.loading import load_tokenizer
-from hf_minbert.pretraining import MaskedLMTrainer
+from hf_minbert.pretrained.loading import load_tokenizer
+from hf_minbert.run import train as run
+from hf_minbert.run.pretraining import MaskedLMTrainer
 from hf_minbert.settings.recipe import read_recipe
 
 

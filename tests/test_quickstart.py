@@ -17,8 +17,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from hf_minbert import MinBertError, get_tasks, loading, quickstart, weights
+from hf_minbert import MinBertError, get_tasks
 from hf_minbert.cli import main
+from hf_minbert.pretrained import loading, weights
+from hf_minbert.run import quickstart
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 CONTENT = b"small weights"

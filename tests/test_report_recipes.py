@@ -12,13 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks, pretraining
-from hf_minbert.run import train
+from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks
+from hf_minbert.run import pretraining
+from hf_minbert.run.stages import plan
+from hf_minbert.run.train import train
 from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import packaged_recipes, read_recipe, split_recipe
 from hf_minbert.settings.run import RunSettings
-from hf_minbert.stages import plan
-from hf_minbert.tasks import Source
+from hf_minbert.settings.tasks import Source
 
 REPORTS = {name: path for name, path in packaged_recipes().items() if name.startswith("reports/")}
 FIRST_HALF = [f"cs224n/{task}_{how}" for task in ("sst", "cfimdb") for how in ("frozen", "finetune")]

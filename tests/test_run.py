@@ -23,8 +23,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertConfig, BertModel
 
-from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments, run
-from hf_minbert.run_folder import RunFolder
+from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert.run import train as run
+from hf_minbert.run.folder import RunFolder
 from hf_minbert.settings.recipe import read_recipe, split_recipe
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.table import TRAITS, names

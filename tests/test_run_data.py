@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from hf_minbert.errors import MinBertError
-from hf_minbert.loading import load_config, tasks_of
+from hf_minbert.pretrained.data import RunData
+from hf_minbert.pretrained.loading import load_config, tasks_of
 from hf_minbert.publishing.files import collect
-from hf_minbert.run import train
-from hf_minbert.run_data import RunData
+from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 
 TICKET = """

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from hf_minbert import MinBertError
-from hf_minbert import search as search_module
-from hf_minbert.search import search
-from hf_minbert.search_methods import METHODS, Range, Trial, own_values, read_space, with_values
+from hf_minbert.run import search as search_module
+from hf_minbert.run.search import search
+from hf_minbert.run.search_methods import METHODS, Range, Trial, own_values, read_space, with_values
 from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import packaged_recipes, read_recipe
 

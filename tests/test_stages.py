@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_minbert import MinBertError, MultiTaskTrainer, Predictor, run
+from hf_minbert import MinBertError, MultiTaskTrainer, Predictor
+from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
 
 RECIPE = """

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, pipeline
 
 from hf_minbert import MinBertForMaskedLM, MinBertForMultiTask, get_tasks
-from hf_minbert.pooling import JOINS, POOLINGS
+from hf_minbert.model.pooling import JOINS, POOLINGS
 
 pytestmark = pytest.mark.slow
 

@@ -45,7 +45,7 @@ def conflicts(
     values = read_recipe(recipe, overrides or ())
     check_words(values)
     from ..io import check_writable, write_json
-    from ..run import measure_conflicts
+    from ..run.train import measure_conflicts
 
     if output is not None:
         check_writable(output)

@@ -27,7 +27,7 @@ def demo(
     if importlib.util.find_spec("gradio") is None:
         raise MinBertError("The page needs gradio, which is not installed. Run: pip install 'hf_minbert[demo]'")
     if export_space is not None:
-        from ..space import export_space as export
+        from ..publishing.space import export_space as export
 
         export(model, export_space)
         typer.echo(
@@ -36,8 +36,8 @@ def demo(
         )
         return
     _check_free(host, port)
-    from ..demo import launch, make_page
-    from ..prediction import Predictor
+    from ..pretrained.prediction import Predictor
+    from ..publishing.demo import launch, make_page
 
     predictor = Predictor.from_pretrained(model)
     page = make_page(predictor.model, predictor.tokenizer, Path(model).resolve().name)

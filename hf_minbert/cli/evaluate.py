@@ -14,7 +14,7 @@ from .predict import MaxLength
 if TYPE_CHECKING:
     import datasets
 
-    from ..tasks import Task
+    from ..settings.tasks import Task
 
 
 def evaluate(
@@ -44,9 +44,9 @@ def evaluate(
     """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""
     from ..data.encoding import check_max_length
     from ..io import check_writable, write_json
-    from ..loading import load_saved_config, tasks_of
-    from ..prediction import Predictor, score
-    from ..run_data import RECIPE, RunData
+    from ..pretrained.data import RECIPE, RunData
+    from ..pretrained.loading import load_saved_config, tasks_of
+    from ..pretrained.prediction import Predictor, score
     from .table import print_metrics
 
     either = "Give either --data-dir FOLDER, or --input FILE and, if the model has several, --task TASK."

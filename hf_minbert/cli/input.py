@@ -10,7 +10,7 @@ import typer
 
 from ..errors import MinBertError, unknown_name
 from ..settings.recipe import cast, read_value
-from ..tasks import DataFile, Task, data_files
+from ..settings.tasks import DataFile, Task, data_files
 
 if TYPE_CHECKING:
     from ..data.files import Row

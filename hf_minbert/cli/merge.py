@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-    from ..modeling_minbert import MinBertForMultiTask
-    from ..tasks import Task
+    from ..model.modeling_minbert import MinBertForMultiTask
+    from ..settings.tasks import Task
 
 RECORD = "merge.json"  # what a model was made from, in its folder
 
@@ -59,7 +59,7 @@ def average(
     if method is Method.greedy and data_dir is None:
         raise MinBertError("--method greedy scores models: give --data-dir too.")
     shares = None if weights is None else _numbers(weights)
-    from .. import merging
+    from ..pretrained import merging
 
     check_output(output_dir, models, overwrite)
     members = Members(models, data_dir)
@@ -96,7 +96,7 @@ def ensemble(
             raise MinBertError(f"--take must be TASK=MODEL, with one of the models given. Found {choice!r}.")
         if places.setdefault(task, models.index(model)) != models.index(model):
             raise MinBertError(f"--take names two models for {task!r}. Give one.")
-    from .. import merging
+    from ..pretrained import merging
 
     check_output(output_dir, models, overwrite)
     members = Members(models, data_dir)
@@ -115,8 +115,8 @@ def merge(
 ) -> None:
     """Make an adapter and the model that it lies on one ordinary model."""
     from ..io import write_json
-    from ..loading import is_adapter, load_config
-    from ..prediction import Predictor
+    from ..pretrained.loading import is_adapter, load_config
+    from ..pretrained.prediction import Predictor
 
     check_output(output_dir, [adapter], overwrite)
     load_config(adapter)
@@ -174,8 +174,8 @@ class Members:
     """
 
     def __init__(self, names: Sequence[str], data_dir: str | None):
-        from ..loading import load_saved_config, load_tokenizer, tasks_of
-        from ..run_data import RunData
+        from ..pretrained.data import RunData
+        from ..pretrained.loading import load_saved_config, load_tokenizer, tasks_of
 
         if len(names) < 2:
             raise MinBertError("Give two models or more.")
@@ -196,7 +196,7 @@ class Members:
         Raises:
             MinBertError: a task's rows cannot be read, or a model's weights.
         """
-        from ..prediction import Predictor
+        from ..pretrained.prediction import Predictor
 
         if self.data_dir is not None:
             for task in (task for tasks in self._tasks for task in tasks.values()):
@@ -213,10 +213,10 @@ class Members:
         return self._read[key]
 
     def scores(self, model: MinBertForMultiTask) -> dict[str, float]:
-        """The model's metrics on the dev rows of its tasks; see `hf_minbert.prediction.score`."""
+        """The model's metrics on the dev rows of its tasks; see `hf_minbert.pretrained.prediction.score`."""
         import torch
 
-        from ..prediction import Predictor, score
+        from ..pretrained.prediction import Predictor, score
 
         if model not in self._scored:
             predictor = Predictor(model.to("cuda" if torch.cuda.is_available() else "cpu"), self.tokenizer)
@@ -227,8 +227,8 @@ class Members:
 
     def write(self, merged: MinBertForMultiTask, folder: Path, record: Mapping[str, Any]) -> None:
         """Saves the result, and says what merging cost."""
-        from ..inference import length_of
         from ..io import write_json
+        from ..model.inference import length_of
 
         self.tokenizer.model_max_length = length_of(merged.config)
         if len({length_of(config, task) for config in self.configs for task in config.task_names}) > 1:
@@ -251,7 +251,7 @@ class Members:
 
     def _report(self, merged: MinBertForMultiTask) -> dict[str, dict[str, Any]]:
         """By task: the score of each model that has it and of the result, and the result's minus the best of those."""
-        from ..loading import tasks_of
+        from ..pretrained.loading import tasks_of
 
         report = {}
         for name, task in tasks_of(merged.config, "the result").items():

@@ -10,13 +10,13 @@ import typer
 
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
-from ..tasks import Task
+from ..settings.tasks import Task
 from .input import Columns, Read, check_options, read_input
 
 if TYPE_CHECKING:
     from ..data.files import Row
     from ..evaluation.decoding import Decoded
-    from ..prediction import Predictor
+    from ..pretrained.prediction import Predictor
 
 
 class Format(StrEnum):
@@ -73,7 +73,7 @@ def predict(
     _check_words(input, output, text, text_pair, format)
     check_options(input, columns, read)
     from ..evaluation.submission import check_course
-    from ..prediction import Predictor
+    from ..pretrained.prediction import Predictor
 
     tasks = _chosen(model, task or [], max_length)
     outputs = {} if output is None else _outputs(tasks, input, output)
@@ -110,7 +110,7 @@ def _check_words(
 def _chosen(model: str, names: list[str], max_length: int | None) -> list[Task]:
     """The tasks of these names, which read the same columns; and `max_length` fits the model."""
     from ..data.encoding import check_max_length
-    from ..loading import load_saved_config, tasks_of
+    from ..pretrained.loading import load_saved_config, tasks_of
 
     config = load_saved_config(model)
     check_max_length(max_length, config)
@@ -158,7 +158,7 @@ def _predict_rows(
 ) -> None:
     from ..evaluation.decoding import decode
     from ..evaluation.submission import write_course, write_predictions
-    from ..prediction import progress_bar
+    from ..pretrained.prediction import progress_bar
 
     names = [task.name for task in tasks]
     with progress_bar(", ".join(names), len(rows)) as advance:

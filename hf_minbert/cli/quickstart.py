@@ -23,11 +23,11 @@ def quickstart(
     values = read_recipe("quickstart", words)
     check_words(values)
     from ..data.files import load_split
-    from ..quickstart import answers, score_table
-    from ..run import train
-    from ..tasks import get_tasks
+    from ..pretrained.weights import fetch_weights
+    from ..run.quickstart import answers, score_table
+    from ..run.train import train
+    from ..settings.tasks import get_tasks
     from ..training.args import MultiTaskTrainingArguments
-    from ..weights import fetch_weights
 
     split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))  # a wrong word is answered at once
     if not any(word.startswith("model_name_or_path=") for word in words):

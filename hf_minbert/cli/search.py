@@ -11,7 +11,7 @@ import typer
 from ..settings.recipe import check_words, read_recipe
 
 if TYPE_CHECKING:
-    from ..search_methods import Space, Trial
+    from ..run.search_methods import Space, Trial
 
 
 class Method(StrEnum):
@@ -59,8 +59,8 @@ def search(
     """
     values = read_recipe(recipe, overrides or ())
     check_words(values)
-    from ..search import search as carry_out
-    from ..search_methods import read_space
+    from ..run.search import search as carry_out
+    from ..run.search_methods import read_space
 
     read = read_space(space)
     found = carry_out(
@@ -72,7 +72,7 @@ def search(
 
 
 def _print_table(trials: list[Trial], space: Space, metric: str) -> None:
-    from ..search import cell
+    from ..run.search import cell
 
     rows = [["trial", metric, *space]]
     for trial in trials:

@@ -32,7 +32,7 @@ def train(
     """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
     check_words(values)
-    from ..run import train as carry_out
+    from ..run.train import train as carry_out
     from .table import print_metrics
 
     metrics = carry_out(values)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, explain
 from ..io import write_json
-from ..tasks import Task
+from ..settings.tasks import Task
 
 if TYPE_CHECKING:
     import datasets

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ..errors import MinBertError
-from ..inference import padded
-from ..tasks import Task
+from ..model.inference import padded
+from ..settings.tasks import Task
 from .labels import label_value
 from .rows import EncodedRows, PooledRows
 

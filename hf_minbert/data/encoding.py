@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..inference import LONE_SURROGATE, length_of, tokenize
-from ..tasks import Task
+from ..model.inference import LONE_SURROGATE, length_of, tokenize
+from ..settings.tasks import Task
 from .cache import EncodedCache
 from .labels import label_value
 from .rows import EncodedRows

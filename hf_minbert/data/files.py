@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, did_you_mean, unknown_name
-from ..inference import LONE_SURROGATE
-from ..tasks import SPLITS, TASKS, DataFile, Task, data_files
+from ..model.inference import LONE_SURROGATE
+from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .labels import ids_of, label_value
 from .tables import Table, dataset_table, read_table, saved_splits, shortened

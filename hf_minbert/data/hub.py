@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import MinBertError, explain, unknown_name
-from ..tasks import Task
+from ..settings.tasks import Task
 from .tables import Table, dataset_table
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..errors import MinBertError
-from ..tasks import Task
+from ..settings.tasks import Task
 
 
 def label_value(task: Task, value: object, where: str) -> int | float:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError
-from ..tasks import TASKS, Task, data_files, get_tasks
+from ..settings.tasks import TASKS, Task, data_files, get_tasks
 from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
 from .mappings import borrowed_rows, origin_of
 

@@ -17,7 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import MinBertError, unknown_name
-from ..tasks import TASKS, Source, Task
+from ..settings.tasks import TASKS, Source, Task
 from .files import ID_COLUMN, Row, complete, label_column, labels_of, pinned, read_records, tables_of
 from .labels import label_value
 from .tables import Table

@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import MinBertError
-from ..inference import filled
-from ..modeling_minbert import IGNORED
-from ..packing import Packing
+from ..model.inference import filled
+from ..model.modeling_minbert import IGNORED
+from ..model.packing import Packing
 from .rows import EncodedRows
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..errors import MinBertError
-from ..tasks import Task
+from ..settings.tasks import Task
 
 Rows = list[dict[str, Any]]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..inference import TokenRows
+from ..model.inference import TokenRows
 
 if TYPE_CHECKING:
     import datasets

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, did_you_mean, explain
-from ..tasks import DataFile
+from ..settings.tasks import DataFile
 
 if TYPE_CHECKING:
     import datasets

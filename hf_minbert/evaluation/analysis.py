@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..tasks import TASKS, Task
+from ..settings.tasks import TASKS, Task
 from .metrics import class_scores, correlation, value_metrics
 from .significance import mean_interval, share_interval
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import MinBertError
-from ..inference import Decoded, read_logits
-from ..tasks import Task
+from ..model.inference import Decoded, read_logits
+from ..settings.tasks import Task
 
 
 def decode(task: Task, logits: np.ndarray) -> Decoded:

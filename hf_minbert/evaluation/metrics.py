@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..errors import MinBertError
-from ..tasks import KIND_METRICS, Task
+from ..settings.tasks import KIND_METRICS, Task
 from .decoding import as_matrix, decode
 
 logger = logging.getLogger(__name__)

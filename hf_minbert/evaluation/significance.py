@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..tasks import Task
+from ..settings.tasks import Task
 from .metrics import is_constant
 
 RESAMPLES = 1000

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import MinBertError, unknown_name
 from ..io import write_atomically
-from ..tasks import Task
+from ..settings.tasks import Task
 from .decoding import Decoded
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ..pretrained.weights import MODEL
 from ..settings.recipe import recipe_text
-from ..tasks import KIND_METRICS, Task
-from ..weights import MODEL
+from ..settings.tasks import KIND_METRICS, Task
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
 

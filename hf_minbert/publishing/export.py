@@ -8,9 +8,9 @@ from typing import Any
 
 from ..errors import MinBertError, explain, unknown_name
 from ..io import check_writable, whole_folder, write_json
-from ..loading import load_config, tasks_of
-from ..losses import options_of
-from ..prediction import Predictor
+from ..model.losses import options_of
+from ..pretrained.loading import load_config, tasks_of
+from ..pretrained.prediction import Predictor
 from .export_bert import ToBert, ToSentenceTransformers
 from .export_onnx import ToOnnx
 

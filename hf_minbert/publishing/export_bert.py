@@ -12,11 +12,11 @@ from torch import nn
 from transformers import BertConfig, BertModel
 
 from ..errors import MinBertError, unknown_name
-from ..heads import CosineHead
 from ..io import write_atomically, write_json
-from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
-from ..prediction import Predictor
-from ..tasks import Task
+from ..model.heads import CosineHead
+from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..pretrained.prediction import Predictor
+from ..settings.tasks import Task
 
 TOLERANCE = 1e-5
 #: What of our config is BERT's, under the same names.

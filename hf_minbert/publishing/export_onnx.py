@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..errors import MinBertError
 from ..io import write_atomically, write_json
-from ..modeling_minbert import MinBertConfig, MinBertForMultiTask
-from ..prediction import Predictor, score
-from ..run_data import RunData
-from ..tasks import Task
+from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..pretrained.data import RunData
+from ..pretrained.prediction import Predictor, score
+from ..settings.tasks import Task
 from .export_bert import check_difference, largest, sample
 
 logger = logging.getLogger(__name__)

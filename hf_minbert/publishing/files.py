@@ -12,11 +12,11 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..io import json_line
+from ..pretrained.weights import MODEL
 from ..reporting.document import PICTURES
 from ..settings.recipe import read_recipe, recipe_text
 from ..settings.table import names
 from ..training.checkpoints import INDEX, whole_safetensors
-from ..weights import MODEL
 
 CARD = "README.md"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

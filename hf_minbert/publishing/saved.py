@@ -11,7 +11,7 @@ from typing import Any
 from ..data.files import HUB, SAMPLE
 from ..data.hub import is_hub_id, licence_of, on_hub
 from ..errors import MinBertError, explain
-from ..tasks import TASKS, Source, Task, data_files, get_tasks
+from ..settings.tasks import TASKS, Source, Task, data_files, get_tasks
 from .files import ADAPTER_CONFIG, hub_name, is_local_path, plain_recipe
 
 COURSE = "the files of Stanford's CS224N default project"

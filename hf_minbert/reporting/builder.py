@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..evaluation.analysis import is_ordered
-from ..tasks import Task
+from ..settings.tasks import Task
 from .document import Block, Picture, Section, Trouble
 
 logger = logging.getLogger(__name__)

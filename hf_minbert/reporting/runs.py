@@ -13,12 +13,12 @@ import numpy as np
 
 from ..data.files import read_texts
 from ..errors import MinBertError, explain
-from ..run_data import RunData, last_stage, stage_folders
-from ..run_folder import all_values
+from ..pretrained.data import RunData, last_stage, stage_folders
+from ..run.folder import all_values
 from ..settings.dotted import Value
 from ..settings.recipe import read_recipe, split_recipe
 from ..settings.table import names
-from ..tasks import TASKS, Task, get_tasks
+from ..settings.tasks import TASKS, Task, get_tasks
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints
 

@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 
 from ..errors import MinBertError, unknown_name
-from ..tasks import get_tasks
 from .dotted import Value, set_key, stage_names
 from .run import RunSettings
 from .stock import stock_hints
+from .tasks import get_tasks
 from .training import TrainingKeys
 
 # ---- Reading YAML ----------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class RunSettings:
     tasks: list[str] | dict[str, Any] = key(
         ["sst", "para", "sts"],
         "The tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to fields of"
-        " `Task` (see `hf_minbert.tasks.get_tasks`), such as where its data lies.",
+        " `Task` (see `hf_minbert.settings.tasks.get_tasks`), such as where its data lies.",
     )
     max_length: int | None = key(
         None,

@@ -14,13 +14,13 @@ from ..data.rounds import MIXING, Drawn
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import metric_names
 from ..settings.keys import default_of, documented, key
+from ..settings.tasks import Task
 from ..settings.training import TrainingKeys
-from ..tasks import Task
 from .checks import check_ranges, check_tasks, check_values
+from .distributed import check_launch, launched_precision, tell_of_idle_gpus, tell_of_the_cpu
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .processes import check_launch, launched_precision, tell_of_idle_gpus, tell_of_the_cpu
-from .refused import refuse_settings, refuse_unsupported
-from .regularizers import REGULARIZERS
+from .terms.regularizers import REGULARIZERS
+from .unsupported_arguments import refuse_settings, refuse_unsupported
 
 
 @documented

@@ -14,7 +14,7 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from ..errors import MinBertError
-from .conflicts import is_whole
+from .aggregation.conflicts import is_whole
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments

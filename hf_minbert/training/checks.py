@@ -12,6 +12,7 @@ import torch
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, explain, unknown_name
+from ..settings.tasks import Task
 from ..settings.training import (
     BatchSizes,
     ConflictDetail,
@@ -21,14 +22,13 @@ from ..settings.training import (
     TaskWeights,
     TrainMetrics,
 )
-from ..tasks import Task
-from .aggregators import make_aggregator
-from .distillation import distillation_of
+from .aggregation.aggregators import make_aggregator
 from .freezing import schedule_of
 from .parameter_groups import check_groups
-from .passes import check_number
-from .proximal import proximal_of
-from .regularizers import regularizer_of
+from .terms.base import check_number
+from .terms.distillation import distillation_of
+from .terms.proximal import proximal_of
+from .terms.regularizers import regularizer_of
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments

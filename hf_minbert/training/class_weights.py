@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..losses import AUTO, COMPARING, COUNTED
-from ..tasks import Task
+from ..model.losses import AUTO, COMPARING, COUNTED
+from ..settings.tasks import Task
 from .data import batch_sizes_of, is_balanced, samplers_of
 
 if TYPE_CHECKING:
-    from ..configuration_minbert import MinBertConfig
     from ..data.rows import EncodedRows
+    from ..model.configuration_minbert import MinBertConfig
     from .args import MultiTaskTrainingArguments
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from ..data.rounds import (
 )
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError
-from ..tasks import Task
+from ..settings.tasks import Task
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from ..errors import MinBertError
-from .aggregators import Aggregator, gram_matrix, weighted_sum
-from .conflicts import ConflictMeter
-from .smoothing import Smoothing
+from .aggregation.aggregators import Aggregator, gram_matrix, weighted_sum
+from .aggregation.conflicts import ConflictMeter
+from .aggregation.smoothing import Smoothing
 
 #: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
 BUCKET = 1 << 23

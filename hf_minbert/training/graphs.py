@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .gradients import StaticGradients
-from .passes import repeats_in_recording
+from .terms.base import repeats_in_recording
 
 logger = logging.getLogger(__name__)
 

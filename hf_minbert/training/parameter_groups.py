@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import MinBertError, unknown_name
 from .freezing import HEADS, levels_of, num_layers, path_of
-from .passes import check_number
+from .terms.base import check_number
 
 if TYPE_CHECKING:
     from .args import MultiTaskTrainingArguments

@@ -47,7 +47,7 @@ class Head(Protocol):
 
 
 class Heads(Protocol):
-    """All heads, an `nn.Module` such as `hf_minbert.heads.PerTask`: a head's parameters are called `<task>....`."""
+    """All heads, an `nn.Module` such as `model.heads.PerTask`: a head's parameters are called `<task>....`."""
 
     def get(self, task: str) -> Head:
         """The task's head."""

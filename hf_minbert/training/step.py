@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from .aggregators import make_aggregator
+from .aggregation.aggregators import make_aggregator
+from .aggregation.conflicts import ConflictMeter
+from .aggregation.smoothing import Smoothing
 from .checkpoints import load_gradients
-from .conflicts import ConflictMeter
 from .data import loss_weights_of, rounds_of
 from .freezing import layer_names
 from .gradients import Gradients, collector
 from .graphs import GraphedSteps
-from .means import StepMeans
-from .passes import Place, RecordedPlace
-from .smoothing import Smoothing
+from .metric_tracker import StepMeans
+from .terms.base import Place, RecordedPlace
 
 
 class RoundStep:

@@ -22,24 +22,24 @@ from ..data.encoding import check_max_length, encode
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
 from ..publishing.trainer import PushesToHub
-from ..tasks import Task
+from ..settings.tasks import Task
+from .aggregation.conflicts import EpochTotals, is_whole
 from .args import MultiTaskTrainingArguments
 from .checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
-from .conflicts import EpochTotals, is_whole
 from .data import data_loader, rounds_of
-from .distillation import distillation_of, taught
-from .evaluation import TaskEvaluation, TrainingScores
+from .distributed import without_ddp
+from .evaluator import TaskEvaluation, TrainingScores
+from .feature_cache import is_constant, read_once
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
-from .frozen import is_constant, read_once
 from .hyperparameters import HyperparameterSearch
 from .optimizers import OPTIMIZERS
 from .parameter_groups import check_optimizer, has_groups, rates_by_group, split_groups
-from .processes import without_ddp
 from .protocol import check_model, require
-from .proximal import PretrainedDecay, proximal_of
-from .regularizers import regularizer_of
 from .step import RoundStep
+from .terms.distillation import distillation_of, taught
+from .terms.proximal import PretrainedDecay, proximal_of
+from .terms.regularizers import regularizer_of
 
 logger = logging.getLogger(__name__)
 

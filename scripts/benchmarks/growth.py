@@ -19,7 +19,7 @@ from hf_minbert import MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
 from hf_minbert.data.leaks import HeldOut, load_training
-from hf_minbert.prediction import Predictor
+from hf_minbert.pretrained.prediction import Predictor
 
 from .loops import minbert_of
 from .predict import Rows, pairs_of

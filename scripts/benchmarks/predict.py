@@ -12,9 +12,9 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, get_tasks
 from hf_minbert.data.files import load_split
-from hf_minbert.inference import tokenize
-from hf_minbert.loading import load_config, load_weights
-from hf_minbert.prediction import Predictor
+from hf_minbert.model.inference import tokenize
+from hf_minbert.pretrained.loading import load_config, load_weights
+from hf_minbert.pretrained.prediction import Predictor
 
 from .floor import PASSES, Cost, Hardware, forward_flops
 from .shared import (

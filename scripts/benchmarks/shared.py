@@ -18,7 +18,7 @@ import transformers
 import typer
 
 from hf_minbert.io import check_writable, write_atomically
-from hf_minbert.loading import load_config
+from hf_minbert.pretrained.loading import load_config
 
 WARM_UP = 3  # the first steps allocate AdamW's state and choose kernels
 MAX_LENGTH = 128  # of a row that is trained on, in tokens

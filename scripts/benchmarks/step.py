@@ -13,8 +13,8 @@ import torch
 import typer
 from transformers import BertForSequenceClassification
 
-from hf_minbert.training.passes import Place
-from hf_minbert.training.smart import Smart
+from hf_minbert.training.terms.base import Place
+from hf_minbert.training.terms.smart import Smart
 
 from .models import (
     Batch,

@@ -20,8 +20,8 @@ import hf_minbert
 from hf_minbert import Predictor
 from hf_minbert.cli import train as train_verb
 from hf_minbert.cli.predict import Dtype
-from hf_minbert.modeling_minbert import MinBertModel
-from hf_minbert.prediction import DTYPES
+from hf_minbert.model.modeling_minbert import MinBertModel
+from hf_minbert.pretrained.prediction import DTYPES
 from hf_minbert.settings.recipe import settings_types
 from hf_minbert.settings.stock import stock_hints
 from hf_minbert.settings.training import TrainingKeys

@@ -12,7 +12,7 @@ from transformers import BertTokenizer
 from hf_minbert.data import encoding
 from hf_minbert.data.encoding import encode
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS, Task
+from hf_minbert.settings.tasks import TASKS, Task
 
 SST, STS = TASKS["sst"], TASKS["sts"]
 ROWS = [{"sentence": "the dog plays " * words, "label": words % 5} for words in (1, 2, 6)]

@@ -13,7 +13,7 @@ from hf_minbert import MinBertConfig
 from hf_minbert.data.collators import PaddedCollator, RoundCollator
 from hf_minbert.data.encoding import check_max_length, encode
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS, get_tasks
+from hf_minbert.settings.tasks import TASKS, get_tasks
 
 SST, PARA, STS = TASKS["sst"], TASKS["para"], TASKS["sts"]
 ROWS = [
@@ -238,7 +238,7 @@ def test_lists_need_no_datasets_library():
         "import sys; sys.modules['datasets'] = None\n"
         "from hf_minbert.data.encoding import encode\n"
         "from hf_minbert.data.files import read_rows\n"
-        "from hf_minbert.tasks import TASKS\n"
+        "from hf_minbert.settings.tasks import TASKS\n"
         "print([*encode([{'input_ids': [1, 2], 'label': 1}], TASKS['sst'], None, 8)])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

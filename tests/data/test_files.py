@@ -8,7 +8,7 @@ import pytest
 from hf_minbert.data.files import load_split, load_task, read_rows
 from hf_minbert.data.labels import label_value
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS, Task
+from hf_minbert.settings.tasks import TASKS, Task
 
 SST, PARA, STS = TASKS["sst"], TASKS["para"], TASKS["sts"]
 SST_HEADER = "\tid\tsentence\tsentiment\n"

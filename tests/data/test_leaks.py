@@ -8,7 +8,7 @@ import pytest
 from hf_minbert.data.files import load_split, pinned
 from hf_minbert.data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training, overlap, plain
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS, get_tasks
+from hf_minbert.settings.tasks import TASKS, get_tasks
 
 HELD_PAIR = ("A man can't swim, she said.", "“Café” in the São Paulo sun")
 

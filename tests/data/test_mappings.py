@@ -9,7 +9,7 @@ import pytest
 
 from hf_minbert.data.mappings import borrowed_rows, origin_of, pinned_sources
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS, Source, Task, get_tasks, revisions, with_revisions
+from hf_minbert.settings.tasks import TASKS, Source, Task, get_tasks, revisions, with_revisions
 
 PAIR = "sentence1\tsentence2"
 

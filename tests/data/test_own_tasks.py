@@ -13,9 +13,9 @@ from hf_minbert.cli import main
 from hf_minbert.data.files import SAMPLE_DIR, load_split, read_rows
 from hf_minbert.data.labels import label_value
 from hf_minbert.errors import MinBertError
-from hf_minbert.run import train
+from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe, split_recipe
-from hf_minbert.tasks import DATA_FIELDS, TASKS, Task, get_tasks, with_revisions
+from hf_minbert.settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks, with_revisions
 
 TOPIC = {"kind": "classes", "text_columns": "text", "labels": ["sport", "politics", "science"]}
 SAME = {"kind": "binary", "text_columns": ["first", "second"], "labels": ["different", "same"]}

@@ -14,9 +14,9 @@ import pytest
 from hf_minbert.data.files import load_split, located, read_rows
 from hf_minbert.data.leaks import HeldOut, scored_rows
 from hf_minbert.errors import MinBertError
-from hf_minbert.run import train
+from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.tasks import DataFile, data_files, get_tasks
+from hf_minbert.settings.tasks import DataFile, data_files, get_tasks
 
 PAIRS = [
     ('"The man plays', "the dog is good", 1),  # one quote, never closed

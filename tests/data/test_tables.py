@@ -11,7 +11,7 @@ import pytest
 
 from hf_minbert.data.files import load_split, read_rows
 from hf_minbert.errors import MinBertError
-from hf_minbert.tasks import TASKS, Task
+from hf_minbert.settings.tasks import TASKS, Task
 
 SST, PARA, STS = TASKS["sst"], TASKS["para"], TASKS["sts"]
 #: Cells as a person would write them: numbers in a text, a blank text, a blank label, a name for a label.

@@ -13,9 +13,10 @@ from forked import Together
 from safetensors.torch import load_file
 from transformers import Trainer
 
-from hf_minbert import MultiTaskTrainer, cli, run
+from hf_minbert import MultiTaskTrainer, cli
 from hf_minbert.cli import main
-from hf_minbert.training import processes
+from hf_minbert.run import train as run
+from hf_minbert.training import distributed as processes
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,9 @@ import torch
 from forked import Together
 from safetensors.torch import load_file
 
-from hf_minbert import cli, run
+from hf_minbert import cli
 from hf_minbert.cli import main
+from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from hf_minbert.evaluation.significance import (
     share_interval,
     statistics_of,
 )
-from hf_minbert.tasks import Task, get_tasks
+from hf_minbert.settings.tasks import Task, get_tasks
 
 SST, PARA, STS = get_tasks(["sst", "para", "sts"])
 #: Right is 9 of 12; class 3 is never predicted, class 2 never occurs, class 4 is neither.

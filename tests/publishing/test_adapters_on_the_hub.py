@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from hf_minbert import Predictor
-from hf_minbert.run import train
+from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 
 TEXTS = ["a good film", "the man is very bad"]

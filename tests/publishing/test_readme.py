@@ -25,7 +25,7 @@ import os, runpy, sys
 from pathlib import Path
 sys.path.insert(0, {tests})
 from forked import run_together
-import hf_minbert.run  # once, and not in each process
+import hf_minbert.run.train  # once, and not in each process
 os.environ["HF_TOKEN"] = {token}
 def job(rank):
     os.chdir({folder})

@@ -12,7 +12,7 @@ from hf_minbert.evaluation.decoding import Decoded
 from hf_minbert.evaluation.metrics import overall, value_metrics
 from hf_minbert.evaluation.submission import write_predictions
 from hf_minbert.io import json_line, write_json
-from hf_minbert.tasks import Task, get_tasks
+from hf_minbert.settings.tasks import Task, get_tasks
 
 WORDS = [
     "the",

@@ -24,7 +24,7 @@ from hf_minbert.reporting import plots, report  # noqa: E402
 from hf_minbert.reporting.builder import Builder  # noqa: E402
 from hf_minbert.reporting.document import Document, Example, Examples, Picture, Section, Table, Text, escaped  # noqa: E402
 from hf_minbert.reporting.runs import read_run  # noqa: E402
-from hf_minbert.tasks import Task, get_tasks  # noqa: E402
+from hf_minbert.settings.tasks import Task, get_tasks  # noqa: E402
 
 PICTURES = [
     *(f"curve-{task}-{what}" for task in ("sst", "para", "sts") for what in ("loss", "score")), "curve-overall",

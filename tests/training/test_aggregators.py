@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import hf_minbert
 from hf_minbert import MinBertError, PCGrad
-from hf_minbert.training import aggregators
-from hf_minbert.training.aggregators import (
+from hf_minbert.training.aggregation import aggregators
+from hf_minbert.training.aggregation.aggregators import (
     AGGREGATORS,
     Aggregator,
     GradVac,
@@ -26,9 +26,9 @@ from hf_minbert.training.aggregators import (
     random_orders,
     weighted_sum,
 )
-from hf_minbert.training.conflicts import ConflictMeter
+from hf_minbert.training.aggregation.conflicts import ConflictMeter
+from hf_minbert.training.aggregation.smoothing import Smoothing
 from hf_minbert.training.gradients import GradientRows
-from hf_minbert.training.smoothing import Smoothing
 
 WITH_ROWS = [name for name in AGGREGATORS if name != "sum"]
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -14,7 +14,7 @@ from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import cast
 from hf_minbert.settings.stock import REFUSED
 from hf_minbert.settings.stock import STOCK as TRAITS_OF_STOCK
-from hf_minbert.training.processes import tell_of_idle_gpus, tell_of_the_cpu
+from hf_minbert.training.distributed import tell_of_idle_gpus, tell_of_the_cpu
 
 STOCK = {field.name for field in fields(TrainingArguments)}
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from hf_minbert import MinBertError, Predictor, get_tasks, run
-from hf_minbert.heads import build_head
+from hf_minbert import MinBertError, Predictor, get_tasks
+from hf_minbert.model.heads import build_head
+from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.training.distillation import Distillation, mean_answer, teacher_logits
+from hf_minbert.training.terms.distillation import Distillation, mean_answer, teacher_logits
 
 
 def head(config, name):

@@ -10,11 +10,11 @@ from scipy.stats import pearsonr
 from torch.nn import functional as F
 from transformers import TrainerCallback
 
-import hf_minbert.training.evaluation as evaluation
+import hf_minbert.training.evaluator as evaluation
 from hf_minbert import MinBertError, MinBertForMultiTask, get_tasks
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
-from hf_minbert.tasks import KIND_METRICS
+from hf_minbert.settings.tasks import KIND_METRICS
 
 DEV = {"sst": 11, "para": 7, "sts": 9}
 STS = ["eval_sts_loss", "eval_sts_pearson", "eval_sts_spearman"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_minbert.training.aggregators import AGGREGATORS, Aggregator, Sum
+from hf_minbert.training.aggregation.aggregators import AGGREGATORS, Aggregator, Sum
 from hf_minbert.training.gradients import GradientRows, SummedGradients, collector
 
 

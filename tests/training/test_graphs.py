@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_minbert import get_tasks
-from hf_minbert.losses import LOSSES
-from hf_minbert.training.aggregators import PCGrad
+from hf_minbert.model.losses import LOSSES
+from hf_minbert.training.aggregation.aggregators import PCGrad
 from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from hf_minbert import MinBertError, MinBertForMultiTask
 from hf_minbert.training.checkpoints import TEACHER, newest_complete_checkpoint
-from hf_minbert.training.passes import RandomState
-from hf_minbert.training.proximal import PretrainedDecay, ProximalPoint
+from hf_minbert.training.terms.base import RandomState
+from hf_minbert.training.terms.proximal import PretrainedDecay, ProximalPoint
 from tests.training.test_models import with_lora
 from tests.training.test_regularizers import DROPOUT, assert_equal, batch, logged, trained, weights_of  # noqa: F401
 

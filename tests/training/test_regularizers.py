@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
-from hf_minbert.losses import symmetric_kl
-from hf_minbert.training.passes import Place, RandomState, embedded
-from hf_minbert.training.regularizers import FGM, RDrop
-from hf_minbert.training.smart import AlgorithmOne, Smart
+from hf_minbert.model.losses import symmetric_kl
+from hf_minbert.training.terms.base import Place, RandomState, embedded
+from hf_minbert.training.terms.regularizers import FGM, RDrop
+from hf_minbert.training.terms.smart import AlgorithmOne, Smart
 from tests.training.test_models import with_lora
 
 PLACE = Place(seed=0, step=0, first_row=0)

@@ -12,10 +12,10 @@ from hf_minbert import MinBertForMultiTask, get_tasks
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
-from hf_minbert.losses import DIVERGENCES
-from hf_minbert.packing import Packing
-from hf_minbert.training.passes import Place, RandomState, RecordedPlace, embedded, is_token
-from hf_minbert.training.smart import (
+from hf_minbert.model.losses import DIVERGENCES
+from hf_minbert.model.packing import Packing
+from hf_minbert.training.terms.base import Place, RandomState, RecordedPlace, embedded, is_token
+from hf_minbert.training.terms.smart import (
     AlgorithmOne,
     MtDnn,
     Smart,

@@ -12,9 +12,9 @@ import torch
 from transformers import TrainerCallback
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
-from hf_minbert.training.aggregators import Aggregator, GradVac, PCGrad, Sum, gram_matrix, make_aggregator
+from hf_minbert.training.aggregation.aggregators import Aggregator, GradVac, PCGrad, Sum, gram_matrix, make_aggregator
+from hf_minbert.training.aggregation.conflicts import ConflictMeter
 from hf_minbert.training.checkpoints import AGGREGATOR, newest_complete_checkpoint
-from hf_minbert.training.conflicts import ConflictMeter
 from hf_minbert.training.gradients import GradientRows
 
 SAVING = {"max_steps": 8, "save_strategy": "steps", "save_steps": 3}
@@ -367,7 +367,7 @@ def test_the_measured_cosine_is_that_of_the_losses_gradients(make_trainer, tiny_
 
 def test_smoothing_goes_on_where_a_task_is_alone():
     """By hand: averages of 1 then 3 with decay 0.5 are 1 and (0.25 * 1 + 0.5 * 3) / 0.75; the head is not averaged."""
-    from hf_minbert.training.smoothing import Smoothing
+    from hf_minbert.training.aggregation.smoothing import Smoothing
 
     shared, head = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(1))
     gradients = GradientRows([shared, head], PCGrad(), Smoothing(0.5))

@@ -12,8 +12,8 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.collators import RoundCollator
 from hf_minbert.data.rounds import MIXING
-from hf_minbert.training.passes import Regularized, Regularizer
-from hf_minbert.training.regularizers import REGULARIZERS
+from hf_minbert.training.terms.base import Regularized, Regularizer
+from hf_minbert.training.terms.regularizers import REGULARIZERS
 
 
 def weights_of(model):

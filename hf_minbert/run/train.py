@@ -16,36 +16,37 @@ import transformers
 from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
 
-from . import adapters, pretraining
-from .configuration_minbert import MinBertConfig
-from .data.encoding import check_max_length
-from .data.files import load_split, pinned
-from .data.leaks import HeldOut, guarded_tasks, load_training
-from .data.mappings import pinned_sources
-from .errors import MinBertError, explain
-from .evaluation.submission import write_predictions
-from .heads import check_heads
-from .inference import length_of
-from .io import write_json
-from .loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
-from .modeling_minbert import MinBertForMultiTask
-from .prediction import Predictor, score
-from .run_folder import AVERAGED, RunFolder
-from .settings.dotted import Value
-from .settings.keys import KEPT
-from .settings.recipe import split_recipe
-from .settings.run import RunSettings
-from .settings.table import TRAITS, names
-from .settings.training import ConflictDetail
+from ..data.encoding import check_max_length
+from ..data.files import load_split, pinned
+from ..data.leaks import HeldOut, guarded_tasks, load_training
+from ..data.mappings import pinned_sources
+from ..errors import MinBertError, explain
+from ..evaluation.submission import write_predictions
+from ..io import write_json
+from ..model.configuration_minbert import MinBertConfig
+from ..model.heads import check_heads
+from ..model.inference import length_of
+from ..model.modeling_minbert import MinBertForMultiTask
+from ..pretrained import adapters
+from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
+from ..pretrained.prediction import Predictor, score
+from ..settings.dotted import Value
+from ..settings.keys import KEPT
+from ..settings.recipe import split_recipe
+from ..settings.run import RunSettings
+from ..settings.table import TRAITS, names
+from ..settings.tasks import Task, get_tasks, revisions
+from ..settings.training import ConflictDetail
+from ..training.aggregation.aggregators import PCGrad, Sum, Tasks
+from ..training.args import MultiTaskTrainingArguments
+from ..training.distributed import check_alike, is_lost, told_how_it_ends
+from ..training.freezing import check_layers
+from ..training.gradients import GradientRows, Gradients
+from ..training.terms.distillation import teacher_logits
+from ..training.trainer import MultiTaskTrainer
+from . import pretraining
+from .folder import AVERAGED, RunFolder
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
-from .tasks import Task, get_tasks, revisions
-from .training.aggregators import PCGrad, Sum, Tasks
-from .training.args import MultiTaskTrainingArguments
-from .training.distillation import teacher_logits
-from .training.freezing import check_layers
-from .training.gradients import GradientRows, Gradients
-from .training.processes import check_alike, is_lost, told_how_it_ends
-from .training.trainer import MultiTaskTrainer
 
 logger = logging.getLogger(__name__)
 

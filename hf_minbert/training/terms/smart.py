@@ -12,11 +12,12 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import MinBertError, unknown_name
-from ..packing import Packing
-from ..settings.training import Form, Level, Norm, ScoreDivergence, Variant
-from ..tasks import Task
-from .passes import (
+from ...errors import MinBertError, unknown_name
+from ...model.packing import Packing
+from ...settings.tasks import Task
+from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
+from ..protocol import TaskModel
+from .base import (
     Place,
     RandomState,
     RecordedPlace,
@@ -29,7 +30,6 @@ from .passes import (
     parameters_fixed,
     words_of,
 )
-from .protocol import TaskModel
 
 #: Report 002's names: the divergence that the steps ascend, and the one that is the term.
 VARIANTS: dict[str, tuple[str, str]] = {

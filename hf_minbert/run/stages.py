@@ -21,20 +21,20 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .data.files import located
-from .data.leaks import guarded_tasks, scored_rows, usually_held_out
-from .errors import MinBertError, explain
-from .inference import length_of
-from .io import check_writable, write_json
-from .loading import load_config
-from .run_folder import RUN_FILES, RunFolder
-from .settings.dotted import Value, stage_names
-from .settings.recipe import split_recipe, write_recipe
-from .settings.run import RunSettings
-from .settings.table import names
-from .tasks import get_tasks
-from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import checkpoints, newest_complete_checkpoint
+from ..data.files import located
+from ..data.leaks import guarded_tasks, scored_rows, usually_held_out
+from ..errors import MinBertError, explain
+from ..io import check_writable, write_json
+from ..model.inference import length_of
+from ..pretrained.loading import load_config
+from ..settings.dotted import Value, stage_names
+from ..settings.recipe import split_recipe, write_recipe
+from ..settings.run import RunSettings
+from ..settings.table import names
+from ..settings.tasks import get_tasks
+from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import checkpoints, newest_complete_checkpoint
+from .folder import RUN_FILES, RunFolder
 
 logger = logging.getLogger(__name__)
 

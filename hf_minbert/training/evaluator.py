@@ -18,8 +18,8 @@ from ..data.encoding import encode
 from ..data.rows import EncodedRows
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import overall, task_metrics
-from ..packing import Packing
-from ..tasks import Task
+from ..model.packing import Packing
+from ..settings.tasks import Task
 from .data import data_loader
 from .protocol import takes
 

@@ -18,7 +18,7 @@ SET_BEFORE = ("tasks", "active_task", "max_input_length", *SHARING)
 LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
-#: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.tasks.Task` explains the keys.
+#: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.settings.tasks.Task` explains the keys.
 TASK_DEFAULTS: dict[str, Any] = {
     "range": None, "pair_encoding": "single", "pooling": "pooler", "pooling_options": {}, "layers": "last",
     "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {},

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import MinBertError
+from ...errors import MinBertError
 from .aggregators import Tasks
 
 

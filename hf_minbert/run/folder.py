@@ -21,19 +21,19 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from .configuration_minbert import MinBertConfig
-from .errors import MinBertError, explain
-from .inference import length_of
-from .io import check_writable, json_line, write_atomically, write_json
-from .loading import load_config
-from .settings.keys import default_of
-from .settings.recipe import read_recipe, split_recipe, write_recipe
-from .settings.run import RunSettings
-from .settings.table import names, traits_of
-from .tasks import get_tasks, revisions, with_revisions
-from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
-from .training.environment import environment
+from ..errors import MinBertError, explain
+from ..io import check_writable, json_line, write_atomically, write_json
+from ..model.configuration_minbert import MinBertConfig
+from ..model.inference import length_of
+from ..pretrained.loading import load_config
+from ..settings.keys import default_of
+from ..settings.recipe import read_recipe, split_recipe, write_recipe
+from ..settings.run import RunSettings
+from ..settings.table import names, traits_of
+from ..settings.tasks import get_tasks, revisions, with_revisions
+from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
+from ..training.environment import environment
 
 logger = logging.getLogger(__name__)
 

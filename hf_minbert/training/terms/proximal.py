@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ..errors import MinBertError
-from .checkpoints import TEACHER
-from .passes import check_count, check_number
-from .protocol import TaskModel, in_mode
+from ...errors import MinBertError
+from ..checkpoints import TEACHER
+from ..protocol import TaskModel, in_mode
+from .base import check_count, check_number
 
 if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
+    from ..args import MultiTaskTrainingArguments
 
 
 class ProximalPoint(TrainerCallback):

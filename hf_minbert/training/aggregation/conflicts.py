@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from ..settings.training import ConflictDetail
+from ...settings.training import ConflictDetail
 from .aggregators import conflicts
 
 

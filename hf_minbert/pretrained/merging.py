@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .errors import MinBertError
-from .inference import length_of
-from .modeling_minbert import MinBertConfig, MinBertForMultiTask
-from .tasks import head_difference
+from ..errors import MinBertError
+from ..model.inference import length_of
+from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..settings.tasks import head_difference
 
 #: What two encoders must agree in to have weights of the same meaning.
 ENCODER_KEYS = (

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import MinBertError
-from ..tasks import Task
-from .protocol import TaskModel
+from ...errors import MinBertError
+from ...settings.tasks import Task
+from ..protocol import TaskModel
 
 
 @dataclass(frozen=True)

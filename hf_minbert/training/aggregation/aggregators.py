@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..errors import MinBertError, explain, unknown_name
+from ...errors import MinBertError, explain, unknown_name
 
 #: The names of the rows, one per task.
 Tasks = Sequence[Hashable]

@@ -9,7 +9,7 @@ from math import inf
 from pathlib import PurePath
 from typing import Any, Literal
 
-from .errors import MinBertError, did_you_mean, unknown_name
+from ..errors import MinBertError, did_you_mean, unknown_name
 
 Kind = Literal["classes", "binary", "score"]
 PairEncoding = Literal["single", "cross", "bi"]
@@ -184,14 +184,14 @@ class Task:
         range: lowest and highest score, both included. `None` unless `kind` is `score`.
         pair_encoding: `single` for one text; for two texts `cross`, both joined in one input with segment ids, or
             `bi`, each through the encoder by itself. `single` or `cross` by the number of `text_columns` unless given.
-        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.pooling.POOLINGS`.
+        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`.
         pooling_options: options of the pooling's class.
         layers: which layers of the encoder are pooled: `last`, or `mix`, a learned mean of all.
         sentence_dropout: dropout on each sentence's vector, before two of them are joined or compared.
-        join: with `bi`, how two vectors become one; a name from `hf_minbert.pooling.JOINS`, `concat` unless given.
-        head: a name from `hf_minbert.heads.HEADS`.
+        join: with `bi`, how two vectors become one; a name from `model.pooling.JOINS`, `concat` unless given.
+        head: a name from `model.heads.HEADS`.
         head_options: options of the head's class, such as sizes and dropouts.
-        loss: a name from `hf_minbert.losses.LOSSES` for the kind; the first one unless given.
+        loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of

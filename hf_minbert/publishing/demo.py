@@ -1,6 +1,6 @@
 """A page to try a model: a sentence or two, every task's answer, and the words that moved it.
 
-This file travels to a Space with what it imports (`hf_minbert.space`), and the model brings its own code there: it may
+This file travels to a Space with what it imports (`publishing.space`), and the model brings its own code there: it may
 import published libraries and files that travel only, and takes tasks as a model's config has them.
 """
 
@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from .evaluation.attribution import Attribution, Reading, integrated_gradients, read
-from .inference import length_of, read_logits
+from ..evaluation.attribution import Attribution, Reading, integrated_gradients, read
+from ..model.inference import length_of, read_logits
 
 if TYPE_CHECKING:
     import gradio

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .evaluation.analysis import constant_answer
-from .tasks import Task
+from ..evaluation.analysis import constant_answer
+from ..settings.tasks import Task
 
 #: What the trained model is asked at the end, by task.
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -41,7 +41,7 @@ def score_table(tasks: Iterable[Task], metrics: Mapping[str, float], labels: Map
 
 def answers(folder: str | Path, tasks: Iterable[Task]) -> str:
     """What the saved model says to `QUESTIONS`, for those of the tasks that have one."""
-    from .prediction import Predictor
+    from ..pretrained.prediction import Predictor
 
     predictor = Predictor.from_pretrained(folder)
     lines = []

@@ -21,17 +21,17 @@ from peft.utils import ModulesToSaveWrapper, PeftType
 from torch import nn
 from transformers.dynamic_module_utils import custom_object_save
 
-from .errors import MinBertError, explain, unknown_name
-from .inference import length_of
+from ..errors import MinBertError, explain, unknown_name
+from ..model.inference import length_of
+from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..settings.dotted import Value
+from ..settings.recipe import cast
+from ..settings.run import RunSettings
+from ..settings.tasks import head_difference
 from .loading import load_saved_config, load_weights
-from .modeling_minbert import MinBertConfig, MinBertForMultiTask
-from .settings.dotted import Value
-from .settings.recipe import cast
-from .settings.run import RunSettings
-from .tasks import head_difference
 
 if TYPE_CHECKING:
-    from .training.args import MultiTaskTrainingArguments
+    from ..training.args import MultiTaskTrainingArguments
 
 #: What a recipe's `peft` takes, by its `peft_type`: options of peft under their own names, and what they are.
 _EVERYWHERE = {"target_modules": list[str] | Literal["all-linear"]}

@@ -23,26 +23,26 @@ from torch.utils.data import SequentialSampler
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_utils import TrainOutput
 
-from .configuration_minbert import MinBertConfig
-from .data.encoding import check_max_length, encode
-from .data.files import load_split
-from .data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
-from .data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
-from .errors import MinBertError, explain, unknown_name
-from .loading import check_encoder, load_masked_lm, load_tokenizer
-from .modeling_minbert import IGNORED
-from .publishing.trainer import PushesToHub
-from .settings.keys import default_of
-from .settings.run import RunSettings
-from .settings.table import names
-from .settings.training import TrainingKeys
-from .tasks import Task
-from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, to_resume
-from .training.data import data_seed_of
-from .training.gradients import average_over_processes
-from .training.processes import without_ddp
-from .training.trainer import MultiTaskTrainer, compile_layers
+from ..data.encoding import check_max_length, encode
+from ..data.files import load_split
+from ..data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
+from ..data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
+from ..errors import MinBertError, explain, unknown_name
+from ..model.configuration_minbert import MinBertConfig
+from ..model.modeling_minbert import IGNORED
+from ..pretrained.loading import check_encoder, load_masked_lm, load_tokenizer
+from ..publishing.trainer import PushesToHub
+from ..settings.keys import default_of
+from ..settings.run import RunSettings
+from ..settings.table import names
+from ..settings.tasks import Task
+from ..settings.training import TrainingKeys
+from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, to_resume
+from ..training.data import data_seed_of
+from ..training.distributed import without_ddp
+from ..training.gradients import average_over_processes
+from ..training.trainer import MultiTaskTrainer, compile_layers
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ..errors import MinBertError, unknown_name
+from ...errors import MinBertError, unknown_name
 from .aggregators import Aggregator, Tasks, check_options
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import unknown_name
-from ..losses import options_of
-from .passes import Place, RandomState, RecordedPlace, Regularized, Regularizer, check_number, embedded, words_of
-from .protocol import TaskModel, draws, shortest_batch
+from ...errors import unknown_name
+from ...model.losses import options_of
+from ..protocol import TaskModel, draws, shortest_batch
+from .base import Place, RandomState, RecordedPlace, Regularized, Regularizer, check_number, embedded, words_of
 from .smart import Smart
 
 if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
+    from ..args import MultiTaskTrainingArguments
 
 
 class RDrop(Regularizer):

@@ -13,13 +13,13 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from .data.encoding import check_max_length, encode
-from .errors import MinBertError, unknown_name
-from .evaluation.decoding import Decoded, clip, decode
-from .evaluation.metrics import overall, task_metrics
-from .inference import Progress, answer, shared_passes
+from ..data.encoding import check_max_length, encode
+from ..errors import MinBertError, unknown_name
+from ..evaluation.decoding import Decoded, clip, decode
+from ..evaluation.metrics import overall, task_metrics
+from ..model.inference import Progress, answer, shared_passes
+from ..settings.tasks import Task
 from .loading import load_saved_config, load_tokenizer, load_weights, tasks_of
-from .tasks import Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

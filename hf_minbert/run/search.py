@@ -26,9 +26,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .errors import MinBertError, did_you_mean, explain
-from .io import check_writable, write_atomically, write_json
-from .run import check_stages, model_config
+from ..errors import MinBertError, did_you_mean, explain
+from ..io import check_writable, write_atomically, write_json
+from ..settings.dotted import Value, stage_names
+from ..settings.recipe import split_recipe, write_recipe
+from ..settings.table import names
+from ..settings.tasks import get_tasks
+from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import newest_complete_checkpoint
 from .search_methods import (
     ENDING,
     OF_THE_SEARCH,
@@ -42,14 +47,9 @@ from .search_methods import (
     own_values,
     with_values,
 )
-from .settings.dotted import Value, stage_names
-from .settings.recipe import split_recipe, write_recipe
-from .settings.table import names
 from .stages import FOLDER as STAGES
 from .stages import plan
-from .tasks import get_tasks
-from .training.args import MultiTaskTrainingArguments
-from .training.checkpoints import newest_complete_checkpoint
+from .train import check_stages, model_config
 
 logger = logging.getLogger(__name__)
 
@@ -394,7 +394,7 @@ def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None
 
 def start_trial(folder: Path, word: str, gpu: str | None) -> subprocess.Popen:
     """`minbert train FOLDER/trial.yaml WORD` in a process of its own, which ends when its stdin is closed."""
-    code = "from hf_minbert.search import trial_process; trial_process()"
+    code = "from hf_minbert.run.search import trial_process; trial_process()"
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     with (folder / "trial.log").open("ab") as log:
         return subprocess.Popen(
@@ -405,7 +405,7 @@ def start_trial(folder: Path, word: str, gpu: str | None) -> subprocess.Popen:
 
 def trial_process() -> None:
     """What a trial's process runs. Also ends when the search is killed: the next would start a second one there."""
-    from .cli import main
+    from ..cli import main
 
     threading.Thread(target=_end_with_the_search, daemon=True).start()
     main(["train", *sys.argv[1:]])

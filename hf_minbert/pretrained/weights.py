@@ -14,7 +14,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
-from .errors import MinBertError, explain
+from ..errors import MinBertError, explain
 
 logger = logging.getLogger(__name__)
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import MinBertError
-from ..tasks import Task
+from ...errors import MinBertError
+from ...settings.tasks import Task
 
 if TYPE_CHECKING:
-    from ..data.rows import EncodedRows
-    from ..prediction import Predictor
-    from .args import MultiTaskTrainingArguments
+    from ...data.rows import EncodedRows
+    from ...pretrained.prediction import Predictor
+    from ..args import MultiTaskTrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping
         MinBertError: a teacher cannot be loaded, has none of the tasks, or has one of another kind, or with other
             labels; or no teacher has a task.
     """
-    from ..prediction import Predictor, progress_bar
+    from ...pretrained.prediction import Predictor, progress_bar
 
     wanted = {task.name: task for task in tasks if task.name in rows}
     found: dict[str, list[np.ndarray]] = {name: [] for name in wanted}

@@ -7,13 +7,13 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from .errors import MinBertError
-from .io import check_writable, write_atomically
-from .loading import is_adapter, load_config, tasks_of
-from .prediction import Predictor
+from ..errors import MinBertError
+from ..io import check_writable, write_atomically
+from ..pretrained.loading import is_adapter, load_config, tasks_of
+from ..pretrained.prediction import Predictor
 
 #: What the page is made of, by its place in the package; it keeps that place under `minbert_page`.
-PAGE = ("demo.py", "evaluation/attribution.py", "inference.py", "packing.py")
+PAGE = ("publishing/demo.py", "evaluation/attribution.py", "model/inference.py", "model/packing.py")
 WRITTEN = ("app.py", "requirements.txt", "README.md", "minbert_page", "model")
 APP = '''"""The page of a Hugging Face Space. On a machine of your own: python app.py"""
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from minbert_page.demo import launch, make_page
+from minbert_page.publishing.demo import launch, make_page
 
 # The model brings its own code, hence trust_remote_code.
 MODEL = {model}
@@ -87,4 +87,6 @@ def export_space(model: str, folder: Path) -> None:
     )
     write_atomically(folder / "README.md", readme)
     for name in PAGE:
-        write_atomically(folder / "minbert_page" / name, (Path(__file__).parent / name).read_text(encoding="utf-8"))
+        write_atomically(
+            folder / "minbert_page" / name, (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
+        )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import MinBertError
-from .settings.recipe import read_recipe
-from .tasks import DATA_FIELDS, TASKS, Task, get_tasks
+from ..errors import MinBertError
+from ..settings.recipe import read_recipe
+from ..settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks
 
 if TYPE_CHECKING:
     import datasets
@@ -71,7 +71,7 @@ class RunData:
         Raises:
             MinBertError: nothing says where the rows lie, or they are not there or not as they must be.
         """
-        from .data.files import load_split
+        from ..data.files import load_split
 
         if not self.knows(task.name):
             raise MinBertError(

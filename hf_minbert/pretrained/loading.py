@@ -15,12 +15,12 @@ from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .errors import MinBertError, explain
-from .heads import build_head
-from .inference import length_of
-from .modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
-from .settings.recipe import read_recipe
-from .tasks import Task, head_difference
+from ..errors import MinBertError, explain
+from ..model.heads import build_head
+from ..model.inference import length_of
+from ..model.modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
+from ..settings.recipe import read_recipe
+from ..settings.tasks import Task, head_difference
 from .weights import MODEL, hub_answers, kept_weights
 
 if TYPE_CHECKING:

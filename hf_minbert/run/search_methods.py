@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import MinBertError, unknown_name
-from .settings.dotted import Value, set_key, value_of
-from .settings.recipe import read_value, recipes_folder
-from .settings.table import names
+from ..errors import MinBertError, unknown_name
+from ..settings.dotted import Value, set_key, value_of
+from ..settings.recipe import read_value, recipes_folder
+from ..settings.table import names
 
 SPACE_FILE = ".space.yaml"  # ending of the spaces that come with the package
 #: Keys of a run's folder, which the search gives its trials itself.
