@@ -29,7 +29,7 @@ _HOMES = {
     "MinBertError": ".errors",
     "MultiTaskTrainer": ".training.trainer",
     "MultiTaskTrainingArguments": ".training.args",
-    "PCGrad": ".training.aggregation.aggregators",
+    "PCGrad": ".training.aggregation.pcgrad",
     "MultiTaskPipeline": ".model.pipeline_minbert",
     "Predictor": ".pretrained.prediction",
 }

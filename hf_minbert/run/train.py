@@ -30,6 +30,7 @@ from ..model.modeling_minbert import MinBertForMultiTask
 from ..pretrained import adapters
 from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from ..pretrained.prediction import Predictor, score
+from ..pretrained.teachers import teacher_logits
 from ..settings.dotted import Value
 from ..settings.keys import KEPT
 from ..settings.recipe import split_recipe
@@ -37,12 +38,13 @@ from ..settings.run import RunSettings
 from ..settings.table import TRAITS, names
 from ..settings.tasks import Task, get_tasks, revisions
 from ..settings.training import ConflictDetail
-from ..training.aggregation.aggregators import PCGrad, Sum, Tasks
+from ..training.aggregation.base import Tasks
+from ..training.aggregation.pcgrad import PCGrad
+from ..training.aggregation.sum import Sum
 from ..training.args import MultiTaskTrainingArguments
-from ..training.distributed import check_alike, is_lost, told_how_it_ends
+from ..training.distributed import check_alike, is_lost, report_interruption
 from ..training.freezing import check_layers
 from ..training.gradients import GradientRows, Gradients
-from ..training.terms.distillation import teacher_logits
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
 from .folder import AVERAGED, RunFolder
@@ -150,7 +152,7 @@ def _train(
         _hide_bars()
     launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
     folder = RunFolder(settings, {**given, **launched}, args)
-    with told_how_it_ends(args, lambda: folder.begun, behind_stage):
+    with report_interruption(args, lambda: folder.begun, behind_stage):
         config, data = _prepare_together(folder)
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
         trainer = make(settings, args, config, data, [*callbacks, folder])

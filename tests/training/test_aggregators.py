@@ -14,20 +14,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 import hf_minbert
 from hf_minbert import MinBertError, PCGrad
 from hf_minbert.training.aggregation import aggregators
-from hf_minbert.training.aggregation.aggregators import (
-    AGGREGATORS,
-    Aggregator,
-    GradVac,
-    Sum,
-    Unconditional,
-    conflicts,
-    gram_matrix,
-    make_aggregator,
-    random_orders,
-    weighted_sum,
-)
-from hf_minbert.training.aggregation.conflicts import ConflictMeter
+from hf_minbert.training.aggregation.base import Aggregator, random_orders
+from hf_minbert.training.aggregation.conflicts import ConflictMeter, conflicts
+from hf_minbert.training.aggregation.gradvac import GradVac
+from hf_minbert.training.aggregation.gram import gram_matrix, weighted_sum
+from hf_minbert.training.aggregation.registry import AGGREGATORS, make_aggregator
 from hf_minbert.training.aggregation.smoothing import Smoothing
+from hf_minbert.training.aggregation.sum import Sum
+from hf_minbert.training.aggregation.unconditional import Unconditional
 from hf_minbert.training.gradients import GradientRows
 
 WITH_ROWS = [name for name in AGGREGATORS if name != "sum"]

@@ -255,7 +255,7 @@ def test_surgery_sees_adapters_alone(make_trainer, adapted):
     trainer.train()
     in_encoder = [p.numel() for name, p in trainer.model.named_parameters() if "lora_" in name]
     assert sum(in_encoder) == 2 * 2 * 2 * (2 * 32)  # layers, query and value, A and B, rank times width
-    assert trainer._gradients._matrix.shape == (3, sum(in_encoder))
+    assert trainer.step.gradients._matrix.shape == (3, sum(in_encoder))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from ...errors import MinBertError, unknown_name
-from .aggregators import Aggregator, Tasks, check_options
+from .base import Aggregator, Tasks, check_options
 
 
 class TorchJD(Aggregator):
