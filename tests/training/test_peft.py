@@ -15,6 +15,7 @@ from hf_minbert.pretrained.adapters import METHODS, add_adapter, check, load_ada
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.training.step import RoundStep
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")
@@ -280,13 +281,13 @@ def test_what_is_under_the_adapter_never_moves(make_trainer, adapted, given):
 def test_dropout_is_on_from_the_first_step(make_trainer, adapted, monkeypatch):
     model = adapted({"r": 2, "lora_dropout": 0.1})
     model.get_base_model().eval()  # as a model comes from its folder
-    trainer, step, off = make_trainer(model, dev=DEV), MultiTaskTrainer._backward, []
+    trainer, step, off = make_trainer(model, dev=DEV), RoundStep._backward, []
 
     def spy(self, *args):
-        off.extend(name for name, module in self.model.named_modules() if not module.training)
+        off.extend(name for name, module in trainer.model.named_modules() if not module.training)
         return step(self, *args)
 
-    monkeypatch.setattr(MultiTaskTrainer, "_backward", spy)
+    monkeypatch.setattr(RoundStep, "_backward", spy)
     trainer.train()
     assert off == []
     trainer.evaluate()
