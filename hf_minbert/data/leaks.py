@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,9 @@ def find_leaks(
     matches = {name: {"rows": 0, "sentences": 0} for name in held_out.rows}
     for place, row in enumerate(texts):
         key = _key(row)
-        for name, found in matches.items() if key else ():
+        if key is None:
+            continue
+        for name, found in matches.items():
             whole = key in held_out.rows[name]
             sentences = sum(text in held_out.sentences[name] for text in key)
             found["rows"] += whole
@@ -138,7 +140,7 @@ def _key(row: str | tuple[str, ...]) -> Key | None:
 
 
 def guarded_tasks(
-    tasks: Iterable[Task], more: Iterable[str] | Mapping[str, Any] | None, data_dir: str | Path | None
+    tasks: Iterable[Task], more: Collection[str] | Mapping[str, Any] | None, data_dir: str | Path | None
 ) -> list[Task]:
     """The tasks whose dev and test rows are held out: those of a recipe and `more`, each with rows of its own once.
 
@@ -215,7 +217,9 @@ def _guarded(
 ) -> tuple[list[Row], dict[str, Any]]:
     """A source's rows without those that leak, and the counts. Says both."""
     source = task.sources[number - 1].name
-    keep, counts = find_leaks([tuple(row[c] for c in task.text_columns) for row in rows], held_out, drop_sentences)
+    keep, counts = find_leaks(
+        [tuple(str(row[c]) for c in task.text_columns) for row in rows], held_out, drop_sentences
+    )
     dropped, matches = counts["dropped"], counts["matches"]
     said = f"{task.name} borrows {len(rows) - dropped:,} rows from {source}."
     if dropped:

@@ -130,7 +130,9 @@ class MinBertConfig(PreTrainedConfig):
                 )
         if isinstance(given, dict):  # one number where tasks agree; a task that is new has the longest
             lengths = {name: given.get(name, max(found, default=0)) for name in self.task_names}
-            self.max_input_length = lengths if len({*lengths.values()}) > 1 else next(iter(lengths.values()), 0) or None
+            self.max_input_length = (
+                lengths if len({*lengths.values()}) > 1 else next(iter(lengths.values()), 0) or None
+            )
 
     @property
     def copying_tasks(self) -> list[str]:

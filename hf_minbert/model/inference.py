@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -36,7 +36,14 @@ class AnsweringModel(Protocol):
 
     def encoder_path(self, task: str) -> list[nn.Module]: ...
 
-    def logits_of(self, tasks: Sequence[str], **inputs: Any) -> dict[str, torch.Tensor]: ...
+    def logits_of(
+        self,
+        tasks: Sequence[str],
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        packing: dict[str, Any] | None = None,
+    ) -> dict[str, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,7 @@ class TokenRows:
     def __len__(self) -> int:
         return (len(self.starts) - 1) // self.sides
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> TokenRows:
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         inputs = indices if self.sides == 1 else (2 * indices[:, None] + [0, 1]).ravel()

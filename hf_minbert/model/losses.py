@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from .pooling import cosine
 
-
 AUTO = "auto"
 #: Options that may be `auto`: what they come to is counted from the training rows.
 COUNTED = ("class_weights", "pos_weight")

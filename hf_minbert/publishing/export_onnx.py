@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -281,7 +281,7 @@ def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dic
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Hides what the libraries say to their developers. That the graph is right is checked afterwards."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # at the root: torch traces its own work in detail where a handler listens

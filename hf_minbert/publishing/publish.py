@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +135,7 @@ def commit(
 
 
 @contextmanager
-def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Iterator[None]:
+def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Generator[None]:
     """Says in one line why the Hub would not have it, whichever of its libraries' errors says so.
 
     Args:

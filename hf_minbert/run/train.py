@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Generator, Tensor
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
 
 from ..data.encoding import check_max_length
@@ -110,7 +110,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _unheard() -> Generator[None]:
     """Inside, the package says errors alone."""
     log = logging.getLogger(__package__)
     level = log.level
@@ -311,7 +311,7 @@ class _SumBesidePCGrad(Sum):
     """The sum, with the coefficients that PCGrad would have had."""
 
     def step(
-        self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
+        self, gradients: Tensor, generator: torch.Generator | None = None, tasks: Tasks | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         combined, gram, _ = super().step(gradients, generator, tasks)
         return combined, gram, PCGrad().coefficients(gram, generator, tasks)
@@ -477,7 +477,7 @@ def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, 
 
 
 @contextmanager
-def _bar_closed(trainer: Trainer) -> Iterator[None]:
+def _bar_closed(trainer: Trainer) -> Generator[None]:
     """Ends the line of the progress bar whatever happens: what is printed next would stand behind it."""
     try:
         yield
