@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MinBertError
 from ..settings.tasks import TASKS, Task, data_files, get_tasks
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, ...]
+Texts = TypeVar("Texts", str, tuple[str, ...])
 
 
 class _Letters(dict):
@@ -84,8 +85,8 @@ class HeldOut:
 
 
 def drop_leaks(
-    texts: Sequence[str | tuple[str, ...]], held_out: HeldOut, drop_sentences: bool = False
-) -> tuple[list[str | tuple[str, ...]], dict[str, Any]]:
+    texts: Sequence[Texts], held_out: HeldOut, drop_sentences: bool = False
+) -> tuple[list[Texts], dict[str, Any]]:
     """What of `texts` may be trained on, in its order, and what was found.
 
     Args:
@@ -101,7 +102,7 @@ def drop_leaks(
 
 
 def find_leaks(
-    texts: Sequence[str | tuple[str, ...]], held_out: HeldOut, drop_sentences: bool = False
+    texts: Sequence[Texts], held_out: HeldOut, drop_sentences: bool = False
 ) -> tuple[list[bool], dict[str, Any]]:
     """As `drop_leaks`, with a truth value per row, whether it stays, instead of the rows."""
     keep = [True] * len(texts)

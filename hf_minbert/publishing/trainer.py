@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import Trainer
 from transformers.utils import PushInProgress
 
 from ..errors import MinBertError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PushesToHub:
+class PushesToHub(Trainer):
     """Overrides what the stock `Trainer` pushes: no optimizer's state, no training arguments, no token."""
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
