@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -20,9 +21,6 @@ from ..model.inference import Progress, answer, shared_passes
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..settings.tasks import Task
 from .loading import load_saved_config, load_tokenizer, load_weights, tasks_of
-
-if TYPE_CHECKING:
-    from .adapted import AdaptedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -40,7 +38,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: MinBertForMultiTask | AdaptedModel,
+        model: nn.Module,
         tokenizer: PreTrainedTokenizerBase,
         batch_size: int = 32,
         dtype: str = "float32",
@@ -64,7 +62,7 @@ class Predictor:
             raise MinBertError(f"`batch_size` must be at least 1. Found {batch_size}.")
         if dtype not in DTYPES:
             raise unknown_name("`dtype`", dtype, DTYPES)
-        # A wrapper of peft passes on whatever is asked of the model in it.
+        # Or what answers like one: a wrapper of peft, or an export.
         self.model = cast(MinBertForMultiTask, model.eval())
         self.tokenizer = tokenizer
         self.batch_size, self.dtype = batch_size, dtype

@@ -161,7 +161,9 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
             dynamo=True,
             verbose=False,
         )
-    if isinstance(program.model.graph.inputs[0].shape[last], int):
+    assert program is not None  # with `dynamo` there is one
+    shape = program.model.graph.inputs[0].shape
+    if shape is not None and isinstance(shape[last], int):
         recurrent = [name for name in tasks if model.config.get_task(name)["pooling"] == "bigru"]
         raise MinBertError(
             f"torch {torch.__version__} writes a graph that takes inputs of one length only, for the tasks "

@@ -33,7 +33,7 @@ class Publication:
 
     @property
     def card(self) -> str:
-        return self.uploads[-1].content.decode()
+        return self.uploads[-1].read().decode()
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -129,8 +129,10 @@ def commit(
     sent = {upload.path: upload.content for upload in uploads}
     there = api.list_repo_files(repo_id, revision=revision)
     stale = [path for path in there if is_listed(path) and path not in sent]
-    operations = [CommitOperationAdd(path, content) for path, content in sent.items()]
-    operations += [CommitOperationDelete(path) for path in stale]
+    operations = [
+        *(CommitOperationAdd(path, content) for path, content in sent.items()),
+        *(CommitOperationDelete(path) for path in stale),
+    ]
     return api.create_commit(repo_id, operations, commit_message=message, revision=revision, **given)
 
 
