@@ -168,15 +168,15 @@ def distribution(build: Builder, answers: Answers) -> list:
     if answers.is_score:
         spread = f"Labels have a mean of {number(labels.mean())} and a standard deviation of {number(labels.std())}; "
         spread += f"predictions of {number(values.mean())} and {number(values.std())}."
-        arguments = (plots.score_counts, labels, values, task.bounds)
+        picture = build.picture(f"{task.name}-distribution", alt, plots.score_counts, labels, values, task.bounds)
     else:
         counts = [np.bincount(x, minlength=len(task.labels)) for x in (labels, values)]
         never = [name for name, count in zip(task.labels, counts[1], strict=True) if not count]
         moved = int(np.abs(counts[0] - counts[1]).sum()) // 2
         spread = f"For the predictions to have the frequencies of the labels, {moved:,} would have to change."
         spread += f" Never predicted: {listed(never)}." if never else ""
-        arguments = (plots.class_counts, task.labels, *counts)
-    return [Text(spread), build.picture(f"{task.name}-distribution", alt, *arguments)]
+        picture = build.picture(f"{task.name}-distribution", alt, plots.class_counts, task.labels, *counts)
+    return [Text(spread), picture]
 
 
 def by_length(build: Builder, answers: Answers) -> list:
@@ -244,6 +244,6 @@ def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
     names = (lambda value: f"{value:.2f}") if answers.is_score else (lambda value: answers.task.labels[int(value)])
     said = [f"label: {names(answers.labels[row])}"]
     for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
-        sure = "" if of.probabilities is None else f" ({of.probabilities[row].max():.2f})"
+        sure = "" if of.is_score else f" ({of.probabilities[row].max():.2f})"
         said.append(f"{who}: {names(of.values[row])}{sure}")
     return "; ".join([*said, f"id {answers.ids[row]}"])
