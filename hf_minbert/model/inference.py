@@ -36,14 +36,8 @@ class AnsweringModel(Protocol):
 
     def encoder_path(self, task: str) -> list[nn.Module]: ...
 
-    def logits_of(
-        self,
-        tasks: Sequence[str],
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        packing: dict[str, Any] | None = None,
-    ) -> dict[str, torch.Tensor]: ...
+    @property
+    def logits_of(self) -> Callable[..., dict[str, torch.Tensor]]: ...
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-from peft import (
-    IA3Config,
-    LoHaConfig,
-    LoKrConfig,
-    LoraConfig,
-    OFTConfig,
-    PeftConfig,
-    PeftModel,
-    get_peft_model_state_dict,
-    load_peft_weights,
-    set_peft_model_state_dict,
-)
+from peft import IA3Config, LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import ModulesToSaveWrapper
+from peft.utils import ModulesToSaveWrapper, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from transformers.dynamic_module_utils import custom_object_save
 
 from ..errors import MinBertError, explain
