@@ -133,7 +133,7 @@ def load_weights(
             the model under an adapter cannot be loaded.
     """
     if is_adapter(name, revision):
-        from .adapted import merged
+        from .adapted import merged  # here, as it imports peft
 
         model, missing = load_adapter(name, config, revision, attn_implementation)
         return merged(model), missing
@@ -153,7 +153,7 @@ def load_adapter(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[AdaptedModel, list[str]]:
     """As `load_weights`, with the adapter as a part that can be trained on. What is missing, base and adapter lack."""
-    from .adapted import load_adapted, read_adapter
+    from .adapted import load_adapted, read_adapter  # as above
 
     adapter, saved = read_adapter(name, revision), _saved_tasks(name, revision)
     base, base_revision = str(adapter.base_model_name_or_path), adapter.revision
