@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -29,7 +29,7 @@ def did_you_mean(found: object, choices: Iterable[str]) -> str:
 
 
 @contextmanager
-def explain(doing: str, remedy: str) -> Iterator[None]:
+def explain(doing: str, remedy: str) -> Generator[None]:
     """Turns a library's error raised inside the block into a `MinBertError` that adds where and what to do.
 
     Our own errors pass unchanged: they already say it. Only for code that a person's input can break

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,12 +18,19 @@ from torch.nn import functional as F
 
 from .pooling import cosine
 
-if TYPE_CHECKING:
-    from .heads import Head
-
 AUTO = "auto"
 #: Options that may be `auto`: what they come to is counted from the training rows.
 COUNTED = ("class_weights", "pos_weight")
+
+
+class Scorer(Protocol):
+    """What a loss may ask of a `Head`."""
+
+    compares: bool
+
+    def embed(self, vectors: Tensor) -> Tensor: ...
+
+    def __call__(self, vectors: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Outcome:
         range: lowest and highest score; `None` unless the task is a score.
     """
 
-    head: Head
+    head: Scorer
     vectors: Tensor
     logits: Tensor
     labels: Tensor
@@ -50,6 +57,7 @@ class Outcome:
 
     def to_unit(self, scores: Tensor) -> Tensor:
         """Scores moved from `range` to [0, 1]."""
+        assert self.range is not None
         low, high = self.range
         return (scores.float() - low) / (high - low)
 
@@ -221,7 +229,7 @@ def options_of(function: Callable[..., Any]) -> list[str]:
 
 
 def _positive(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a number above 0. Found {value!r}.")
     return float(value)
 

@@ -44,6 +44,9 @@ class Upload:
         """In bytes."""
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
+    def read(self) -> bytes:
+        return self.content.read_bytes() if isinstance(self.content, Path) else self.content
+
 
 def collect(folder: Path, adapter_only: bool = False, base_model: str | None = None) -> list[Upload]:
     """The files of a model's folder that go up, without the card.

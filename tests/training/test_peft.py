@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from hf_minbert import MinBertConfig, MinBertError, MinBertForMultiTask, MultiTaskTrainer, Predictor, get_tasks
-from hf_minbert.pretrained.adapters import METHODS, add_adapter, check, load_adapters, merged
+from hf_minbert.pretrained.adapted import merged
+from hf_minbert.pretrained.adapters import METHODS, add_adapter, check, load_adapters
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
