@@ -119,7 +119,7 @@ def on_gpu(make_trainer, tiny_model):
 @pytest.mark.parametrize("aggregator", ["row_sum"], indirect=True)  # registers the one that needs rows
 def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_model):
     plain, graphed = on_gpu("off", **arguments), on_gpu("auto", **arguments)
-    assert plain._graphs is None and graphed._graphs._recordings
+    assert plain.step.graphs is None and graphed.step.graphs._recordings
     atol = 1e-5 if not {"bf16", "fp16"} & set(arguments) else 2e-3
     for (name, left), right in zip(plain.model.named_parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=atol, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
