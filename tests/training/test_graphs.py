@@ -184,6 +184,6 @@ def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog, monk
 )
 def test_losses_and_poolings_can_be_recorded(on_gpu, fields):
     plain, graphed = on_gpu("off", fields=fields), on_gpu("auto", fields=fields)
-    assert {key[0] for key in graphed._graphs._recordings} == {"sst", "para", "sts"}
+    assert {key[0] for key in graphed.step.graphs._recordings} == {"sst", "para", "sts"}
     for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)
