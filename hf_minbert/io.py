@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all, readable by whom the umask allows."""
+"""Files that are whole or not there: written in one move, readable by whom the umask allows; and how to tell."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MinBertError
+
+INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
@@ -108,3 +110,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
+
+
+def whole_safetensors(path: Path) -> bool:
+    """Whether the file is as long as its header says: 8 bytes of header length, header, tensors."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        if len(length) < 8:
+            return False
+        header_size = int.from_bytes(length, "little")
+        if header_size > path.stat().st_size:
+            return False
+        try:
+            header = json.loads(file.read(header_size))
+        except ValueError:
+            return False
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return path.stat().st_size == 8 + header_size + max(ends, default=0)

@@ -11,14 +11,13 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ..errors import MinBertError
-from ..io import json_line
+from ..io import INDEX, json_line, whole_safetensors
 from ..pretrained.weights import MODEL
-from ..reporting.document import PICTURES
 from ..settings.recipe import read_recipe, recipe_text
 from ..settings.table import names
-from ..training.checkpoints import INDEX, whole_safetensors
 
 CARD = "README.md"
+PICTURES = "pictures"  # of a report
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 WEIGHTS = ("model.safetensors", INDEX, "model-*-of-*.safetensors")
 ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)

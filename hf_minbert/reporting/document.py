@@ -13,8 +13,9 @@ from itertools import groupby
 from pathlib import Path
 
 from ..io import write_atomically
+from ..publishing.files import PICTURES
 
-PAGE, MARKDOWN, PICTURES = "report.html", "report.md", "pictures"
+PAGE, MARKDOWN = "report.html", "report.md"
 
 
 @dataclass(frozen=True)

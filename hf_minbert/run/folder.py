@@ -26,6 +26,7 @@ from ..io import check_writable, json_line, write_atomically, write_json
 from ..model.configuration_minbert import MinBertConfig
 from ..model.inference import length_of
 from ..pretrained.loading import load_config
+from ..publishing.environment import environment
 from ..settings.keys import default_of
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.run import RunSettings
@@ -33,7 +34,6 @@ from ..settings.table import names, traits_of
 from ..settings.tasks import get_tasks, revisions, with_revisions
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
-from ..training.environment import environment
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,6 @@ from ..errors import MinBertError, explain, unknown_name
 from ..model.configuration_minbert import MinBertConfig
 from ..model.modeling_minbert import IGNORED, MinBertForMaskedLM
 from ..pretrained.loading import check_encoder, load_masked_lm, load_tokenizer
-from ..publishing.trainer import PushesToHub
 from ..settings.keys import default_of
 from ..settings.run import RunSettings
 from ..settings.table import names
@@ -43,6 +42,7 @@ from ..training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stop
 from ..training.data import data_seed_of
 from ..training.distributed import without_ddp
 from ..training.gradients import average_over_processes
+from ..training.pushing import PushesToHub
 from ..training.trainer import MultiTaskTrainer, compile_layers
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..errors import MinBertError
+from ..io import INDEX, whole_safetensors
 from .aggregation.conflicts import is_whole
 from .base_args import BaseArguments
 
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 TEACHER = "teacher.safetensors"  # of `proximal`
 AGGREGATOR = "aggregator.pt"  # of one that sees each task's gradient
-INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
 
 class WholeCheckpoints(Trainer):
@@ -203,20 +203,3 @@ def _random_states(checkpoint: Path) -> list[str]:
 
 def _own_random_states(world_size: int) -> list[str]:
     return ["rng_state.pth"] if world_size == 1 else sorted(f"rng_state_{rank}.pth" for rank in range(world_size))
-
-
-def whole_safetensors(path: Path) -> bool:
-    """Whether the file is as long as its header says: 8 bytes of header length, header, tensors."""
-    with path.open("rb") as file:
-        length = file.read(8)
-        if len(length) < 8:
-            return False
-        header_size = int.from_bytes(length, "little")
-        if header_size > path.stat().st_size:
-            return False
-        try:
-            header = json.loads(file.read(header_size))
-        except ValueError:
-            return False
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    return path.stat().st_size == 8 + header_size + max(ends, default=0)

@@ -22,7 +22,6 @@ from ..data.encoding import check_max_length, encode
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import task_metrics
-from ..publishing.trainer import PushesToHub
 from ..settings.tasks import Task
 from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
 from .aggregation.registry import make_aggregator
@@ -41,6 +40,7 @@ from .metric_tracker import MetricTracker
 from .optimizers import OPTIMIZERS, PretrainedDecay
 from .parameter_groups import check_optimizer, has_groups, rates_by_group, split_groups
 from .protocol import TaskModel, check_model, require, takes
+from .pushing import PushesToHub
 from .step import RoundStep
 from .terms.base import NoiseKey, RecordedNoiseKey, nested
 from .terms.distillation import with_teacher_logits

@@ -16,11 +16,11 @@ from transformers.utils import PushInProgress
 
 from ..errors import MinBertError
 from ..io import write_atomically
-from ..training.environment import environment
-from .card import model_card
-from .files import CARD, Upload, collect, is_adapter_alone, plain_recipe
-from .publish import commit, create, in_words
-from .saved import SavedModel
+from ..publishing.card import model_card
+from ..publishing.environment import environment
+from ..publishing.files import CARD, Upload, collect, is_adapter_alone, plain_recipe
+from ..publishing.publish import commit, create, in_words
+from ..publishing.saved import SavedModel
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
