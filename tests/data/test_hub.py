@@ -106,8 +106,8 @@ from hf_minbert.data.files import load_split, load_task, pinned
 from hf_minbert.data.hub import HUB
 from hf_minbert.errors import MinBertError
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.run import train
-from hf_minbert.tasks import get_tasks
+from hf_minbert.run.train import train
+from hf_minbert.settings.tasks import get_tasks
 
 said = []
 class Keep(logging.Handler):

@@ -15,7 +15,7 @@ TRAIN = """
 import os
 os.environ["HF_TOKEN"] = ""  # the recipe's is used
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.run import train
+from hf_minbert.run.train import train
 result = train(read_recipe({recipe!r}, {words!r}))
 """
 #: A trainer without a recipe.
