@@ -129,8 +129,8 @@ UNDOCUMENTED = {
     "torch.cuda.CUDAGraph": {"register_generator_state": "each replay draws new random numbers"},
 }
 
-#: Documented in spite of the underscore: of a named tuple, and of `os`.
-DOCUMENTED = {"_replace", "_exit"}
+#: Documented in spite of the underscore: of a named tuple, of `os` and `sys`, and the types' names for checkers alone.
+DOCUMENTED = {"_replace", "_exit", "_getframe", "_typeshed"}
 
 
 # ---- What the package uses
