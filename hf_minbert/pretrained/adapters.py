@@ -24,6 +24,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from ..errors import MinBertError, explain, unknown_name
 from ..model.inference import length_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..model.saving import plugins_of, save_plugins
 from ..settings.dotted import Value
 from ..settings.recipe import cast
 from ..settings.run import RunSettings
@@ -81,7 +82,9 @@ class AdaptedModel(PeftModel):
         super().save_pretrained(save_directory, **{"save_embedding_layers": False, **kwargs})
         model = self.get_base_model()
         model.config.architectures = [type(model).__name__]
+        model.config.plugins = plugins_of(model.config.tasks, model.config.plugins or ()) or None
         custom_object_save(model, save_directory, config=model.config)
+        save_plugins(model.config.plugins or (), save_directory)
         model.config.save_pretrained(save_directory)
 
     def create_or_update_model_card(self, output_dir: str) -> None:

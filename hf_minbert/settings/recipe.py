@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from ..errors import MinBertError, unknown_name
+from . import plugins
 from .dotted import Value, set_key, stage_names
 from .run import RunSettings
 from .stock import stock_hints
@@ -139,6 +140,8 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
             all of the recipe's stages, also where one has a line of that key; one like `stages.heads.max_steps=2` is
             for the stage `heads` alone, and goes before those for all.
 
+    Plugins that lie beside the recipe or in the working directory are named with their folder. None is imported.
+
     Raises:
         MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
     """
@@ -163,6 +166,8 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     # One like `stages.heads.max_steps=2` goes before those for all stages.
     for key in sorted((key for key in words if "." in key), key=lambda key: key.startswith("stages.")):
         set_key(values, key, words[key].value, repr(key))
+    if "plugins" in values:
+        values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
     return values
 
 
@@ -229,10 +234,14 @@ def split_recipe(values: Mapping[str, Value], training_types: Mapping[str, Any])
 
 
 def check_words(values: Mapping[str, Value]) -> None:
-    """Raises `MinBertError` for a mistake that the words of a recipe show, before torch is imported."""
+    """Raises `MinBertError` for a mistake that the words of a recipe show, before torch is imported.
+
+    If a recipe has plugins they are imported, and torch with them.
+    """
     hints = {**stock_hints(), **typing.get_type_hints(TrainingKeys)}
     common = {key: value for key, value in values.items() if key != "stages"}
     settings, _ = split_recipe(common, hints)
+    plugins.load_named(values)
     get_tasks(settings.tasks)
     stages = values["stages"].value if "stages" in values else None
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):

@@ -10,17 +10,11 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
+from .metrics import KIND_METRICS
 
 Kind = Literal["classes", "binary", "score"]
 PairEncoding = Literal["single", "cross", "bi"]
 
-#: The kinds of label that exist, and the metrics each is scored with. The first one is the task's
-#: score in `eval_overall` unless the task names another.
-KIND_METRICS: dict[str, tuple[str, ...]] = {
-    "classes": ("accuracy", "macro_f1"),
-    "binary": ("accuracy", "f1"),
-    "score": ("pearson", "spearman"),
-}
 SPLITS = ("train", "dev", "test")
 #: How a recipe names a file: its path, or a mapping of the fields of `DataFile`.
 FileEntry = str | dict[str, Any]
@@ -254,7 +248,7 @@ class Task:
                 f"column(s). Found {self.pair_encoding!r}."
             )
         if not self.metric:
-            object.__setattr__(self, "metric", KIND_METRICS[self.kind][0])
+            object.__setattr__(self, "metric", next(iter(KIND_METRICS[self.kind])))
         if self.metric not in KIND_METRICS[self.kind]:
             raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
         self._check_labels(where)
