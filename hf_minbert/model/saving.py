@@ -68,7 +68,9 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
     if name == "__main__":
         return "it is the script that was run. Put it into a module of its own"
     file = _file(name)
-    if file is None or "." in name or file.name == "__init__.py":
+    if file is None:
+        return "no such module is imported here. Import it first"
+    if "." in name or file.name == "__init__.py":
         return "it is a package, or a part of one. Put it into one file"
     own = {path.stem for path in Path(__file__).parent.glob("*.py")}
     if name in own and _file(name).parent != Path(__file__).parent:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..io import json_line
-from ..model.saving import FORM
+from ..model.saving import why_it_stays
 from ..pretrained.weights import MODEL
 from ..reporting.document import PICTURES
 from ..settings.recipe import read_recipe, recipe_text
@@ -107,12 +107,12 @@ def _code(folder: Path) -> list[str]:
             f"The model's code needs {error.filename}, which is not there. Save the model again, with "
             f"`save_pretrained`."
         ) from error
-    for name in config.get("plugins") or ():
+    plugins = config.get("plugins") or ()
+    for name in plugins:
         if f"{name}.py" not in imported:
             raise MinBertError(
-                f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. A "
-                "plugin travels if it is one file that imports published libraries and, in both places, the model's "
-                f"files: {FORM}. Make it so, and save the model again."
+                f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. "
+                f"It did not travel: {why_it_stays(name, plugins) or 'it was another one then'}. Then save the model again."
             )
     return sorted({*modules, *imported})
 

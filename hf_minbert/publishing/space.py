@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import MinBertError
 from ..io import check_writable, write_atomically
+from ..model.saving import plugins_of, why_it_stays
 from ..pretrained.loading import is_adapter, load_config, tasks_of
 from ..pretrained.prediction import Predictor
 
@@ -71,6 +72,10 @@ def export_space(model: str, folder: Path) -> None:
     copied = Path(model).exists() or is_adapter(model)
     if copied:
         predictor = Predictor.from_pretrained(model, device="cpu")
+        plugins = plugins_of(predictor.model.config.tasks)
+        for name in plugins:
+            if (why := why_it_stays(name, plugins)) is not None:
+                raise MinBertError(f"The Space would lack the plugin {name!r}, as {why}.")
         predictor.model.save_pretrained(folder / "model")  # with its code
         predictor.tokenizer.save_pretrained(folder / "model")
     place = 'str(Path(__file__).parent / "model")' if copied else repr(model)

@@ -91,10 +91,12 @@ def _load(entry: str, outside: Path | None = None) -> str:
         sys.path.append(str(home))  # at the end: a file beside a recipe replaces no library
     files = _files(name)
     if not files or (outside and files[0].is_relative_to(outside)):
-        copy = " The copy in the model's folder is not run unasked." if outside else ""
+        if outside:
+            where, put = "outside the model's folder, whose copy is not run unasked", "into"
+        else:
+            where, put = f"{name!r}", "beside the recipe or into"
         raise MinBertError(
-            f"There is no module for the plugin {name!r}.{copy} Put {name}.py beside the recipe or into the working "
-            "directory, install it, or import it first."
+            f"There is no module {where}. Put {name}.py {put} the working directory, install it, or import it first."
         )
     if beside and not files[0].is_relative_to(home):
         raise MinBertError(
@@ -197,4 +199,4 @@ def load_saved(entries: Iterable[str], model: str | Path) -> None:
         try:
             _load(entry, outside=Path(model).resolve())
         except MinBertError as error:
-            _missing[name] = f"The model {model} needs the plugin {name!r}. {error}"
+            _missing[name] = f"The model {model} names the plugin {name!r}. {error}"
