@@ -42,9 +42,9 @@ REPORT = ["matplotlib>=3.9.2", "jinja2>=3.1.6"]
 DEMO = ["gradio>=6.31,<7"]
 # `minbert export --to onnx`: torch's exporter writes through onnxscript, and onnxruntime runs what it wrote.
 EXPORT = ["onnx>=1.19", "onnxscript>=0.6", "onnxruntime>=1.32"]
-# playwright drives the browser that Debian has, and downloads none. Both sets have the same ruff, whose layout differs
-# from version to version.
-TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17.6", "playwright>=1.50"]
+# playwright drives the browser that Debian has, and downloads none. Both sets have the same ruff and the same ty: what
+# they find differs from version to version.
+TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17.6", "ty>=0.0.108", "playwright>=1.50"]
 TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
 
 

@@ -29,7 +29,7 @@ _HOMES = {
     "MinBertError": ".errors",
     "MultiTaskTrainer": ".training.trainer",
     "MultiTaskTrainingArguments": ".training.args",
-    "PCGrad": ".training.aggregation.aggregators",
+    "PCGrad": ".training.aggregation.pcgrad",
     "MultiTaskPipeline": ".model.pipeline_minbert",
     "Predictor": ".pretrained.prediction",
 }
@@ -126,7 +126,8 @@ class _AfterImport(MetaPathFinder, Loader):
             return None
         sys.meta_path.remove(self)  # the others are to find it
         spec = find_spec(fullname)
-        self.loader, spec.loader = spec.loader, self
+        if spec is not None and spec.loader is not None:
+            self.loader, spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec):
@@ -166,6 +167,7 @@ class _MovedModules(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None and module.__spec__.origin is not None
         sys.modules[module.__name__] = import_module(module.__spec__.origin)  # one module under both names
 
 

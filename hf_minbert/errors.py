@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
 from .model.registry import Registry, did_you_mean, unknown_in_words
@@ -28,7 +28,7 @@ def unknown_name(what: str, found: object, choices: Iterable[str], others: Itera
 
 
 @contextmanager
-def explain(doing: str, remedy: str) -> Iterator[None]:
+def explain(doing: str, remedy: str) -> Generator[None]:
     """Turns a library's error raised inside the block into a `MinBertError` that adds where and what to do.
 
     Our own errors pass unchanged: they already say it. Only for code that a person's input can break

@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def _check_is_file(path: Path) -> None:
 
 
 @contextmanager
-def whole_folder(path: str | Path) -> Iterator[Path]:
+def whole_folder(path: str | Path) -> Generator[Path]:
     """A new folder to fill, which takes the name `path` when the block ends; if the block fails, nothing is left.
 
     A folder that has the name already is replaced, with all that is in it.

@@ -30,9 +30,9 @@ from hf_minbert.settings.recipe import packaged_recipes, type_in_words
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED
 from hf_minbert.settings.tasks import DataFile, Source, Task
-from hf_minbert.training.aggregation.aggregators import AGGREGATORS
+from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
-from hf_minbert.training.terms.regularizers import REGULARIZERS
+from hf_minbert.training.terms.registry import REGULARIZERS
 
 OWN_TASK = """`tasks` can be a mapping of a task's name to these keys. For a task of the package they replace its own.
 

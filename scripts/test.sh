@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Linter and tests, in an environment of exactly the versions in scripts/constraints.txt.
+# Linter, type checker and tests, in an environment of exactly the versions in scripts/constraints.txt.
 #
 #   bash scripts/test.sh [--arithmetic FORM] [arguments for pytest, such as tests/test_tasks.py or -k mask]
 #
@@ -48,6 +48,10 @@ say "Linter: ruff check"
 "$venv/bin/ruff" check . || fail "ruff found faults (above). '$venv/bin/ruff check --fix' fixes most of them."
 say "Layout: ruff format --check"
 "$venv/bin/ruff" format --check . || fail "some files are not formatted (above). '$venv/bin/ruff format' does it."
+if [[ ${MINBERT_VERSIONS:-newest} == newest ]]; then # the annotations of libraries differ from version to version
+    say "Types: ty check"
+    "$venv/bin/ty" check --python "$venv" hf_minbert || fail "ty found types that do not fit (above)."
+fi
 
 # One thread per worker: torch would give each worker every core, and they would wait for each other.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

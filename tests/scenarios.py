@@ -12,7 +12,8 @@ import torch.distributed as dist
 from transformers import BertTokenizer, TrainerCallback
 
 from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments
-from hf_minbert.training.aggregation.aggregators import AGGREGATORS, Aggregator
+from hf_minbert.training.aggregation.base import Aggregator
+from hf_minbert.training.aggregation.registry import AGGREGATORS
 
 #: Two epochs of most scenarios, three where tasks leave an epoch.
 STEPS = 12

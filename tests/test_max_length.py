@@ -23,13 +23,13 @@ from hf_minbert.model.inference import length_of
 from hf_minbert.pretrained.adapters import load_adapters
 from hf_minbert.pretrained.loading import load_saved_config
 from hf_minbert.pretrained.merging import average, ensemble
+from hf_minbert.pretrained.teachers import teacher_logits
 from hf_minbert.publishing.demo import answer
 from hf_minbert.publishing.export import export
 from hf_minbert.publishing.space import export_space
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
 from hf_minbert.settings.tasks import Task
-from hf_minbert.training.terms.distillation import teacher_logits
 
 LENGTH, POSITIONS = 16, 64
 TASKS = {"sst": None, "para": None, "sts": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}}

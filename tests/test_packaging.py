@@ -173,9 +173,9 @@ def test_a_set_has_a_version_that_setup_allows_of_each_requirement(requirements,
     assert "setuptools" in pinned  # scripts/environment.sh installs it before the package
 
 
-def test_the_sets_have_one_linter_and_the_lowest_is_not_above_the_newest(requirements):
+def test_the_sets_have_one_linter_and_one_type_checker_and_the_lowest_is_not_above_the_newest(requirements):
     lowest, newest = pins("lowest"), pins("newest")
-    assert lowest["ruff"] == newest["ruff"]
+    assert [lowest[tool] for tool in ("ruff", "ty")] == [newest[tool] for tool in ("ruff", "ty")]
     direct = {canonicalize_name(requirement.name) for requirement in requirements}
     assert not [name for name in direct if lowest[name] > newest[name]]
 
@@ -184,8 +184,9 @@ def test_the_lowest_python_is_the_same_wherever_it_is_said(described, promised):
     lowest = promised[0]
     assert promised == sorted(promised, key=Version)
     assert described["python_requires"] == f">={lowest}"
-    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    assert ruff["target-version"] == f"py{lowest.replace('.', '')}"
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert tools["ruff"]["target-version"] == f"py{lowest.replace('.', '')}"
+    assert tools["ty"]["environment"]["python-version"] == lowest
     assert f"\nPython {lowest} to {promised[-1]}," in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"sys.version_info < ({lowest.replace('.', ', ')})" in (ROOT / "scripts" / "environment.sh").read_text()
 

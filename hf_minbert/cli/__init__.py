@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, NoReturn, cast
 
 import typer
 
@@ -67,7 +67,7 @@ def minbert(
 
 #: What typer raises for a wrong command line. Taken from a class that typer exports: newer versions carry a copy of
 #: click of their own, whose exceptions are not those of the package click.
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 _INTERRUPTED = 130
 WAIT_FOR_FIRST = 30  # seconds; processes on a busy machine are that far apart
 

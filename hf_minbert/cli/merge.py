@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -188,7 +188,7 @@ class Members:
         self.tokenizer = tokenizers[0]
         self._data = [RunData.of(name, data_dir) for name in names if data_dir is not None]
         self._read: dict[Any, datasets.Dataset] = {}
-        self._scored: Mapping[MinBertForMultiTask, dict[str, float]] = WeakKeyDictionary()
+        self._scored: MutableMapping[MinBertForMultiTask, dict[str, float]] = WeakKeyDictionary()
 
     def load(self) -> list[MinBertForMultiTask]:
         """The models, on the CPU: there may be more of them than a GPU can hold.

@@ -76,7 +76,7 @@ def predict(
     from ..pretrained.prediction import Predictor
 
     tasks = _chosen(model, task or [], max_length)
-    outputs = {} if output is None else _outputs(tasks, input, output)
+    outputs = {} if output is None or input is None else _outputs(tasks, input, output)
     for spec in tasks if format is Format.course else ():
         check_course(spec)
     first = tasks[0]
@@ -91,7 +91,7 @@ def predict(
     for spec in tasks:
         if len(tasks) > 1:
             typer.echo(f"{spec.name}:")
-        _say(predictor(spec.name, [text], [text_pair] if spec.is_pair else None, clip_scores=clip)[0])
+        _say(predictor(spec.name, [text or ""], [text_pair or ""] if spec.is_pair else None, clip_scores=clip)[0])
 
 
 def _check_words(
@@ -115,8 +115,8 @@ def _chosen(model: str, names: list[str], max_length: int | None) -> list[Task]:
     config = load_saved_config(model)
     check_max_length(max_length, config)
     tasks = tasks_of(config, model)
-    names = list(dict.fromkeys(names)) or [config.active_task]
-    if names == [None]:
+    names = list(dict.fromkeys(names)) or [config.active_task or ""]
+    if names == [""]:
         raise MinBertError(f"The model has several tasks. Name one with --task: {', '.join(tasks)}.")
     for name in names:
         if name not in tasks:
@@ -166,7 +166,8 @@ def _predict_rows(
     write = write_predictions if format is Format.csv else write_course
     for task in tasks:
         decoded = decode(task, logits[task.name])
-        write(outputs[task.name], task, [row["id"] for row in rows], _clipped(task, decoded) if clip else decoded)
+        ids = [str(row["id"]) for row in rows]
+        write(outputs[task.name], task, ids, _clipped(task, decoded) if clip else decoded)
         typer.echo(f"{len(rows):,} predictions are in {outputs[task.name]}.")
 
 

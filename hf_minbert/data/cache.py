@@ -60,7 +60,7 @@ class EncodedCache:
             changed = [name for name, found in _hashes(self.folder).items() if kept["sha256"].get(name) != found]
             if changed:
                 raise ValueError(f"{' and '.join(changed)} changed since it was written")
-            return datasets.load_from_disk(self.folder, keep_in_memory=True), kept["cut"]
+            return datasets.Dataset.load_from_disk(self.folder, keep_in_memory=True), kept["cut"]
 
     def write(self, rows: datasets.Dataset, cut: int) -> None:
         """Keeps the rows. A folder stands under its name only when it is whole."""
@@ -91,7 +91,9 @@ def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """All that is saved of a tokenizer, less what a call of it leaves behind."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
-        files = {path.name: path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())}
+        files: dict[str, Any] = {
+            path.name: path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir())
+        }
     if "tokenizer.json" in files:
         state = json.loads(files["tokenizer.json"])
         files["tokenizer.json"] = {key: value for key, value in state.items() if key not in ("truncation", "padding")}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def encode(
         encoded, cut = [row for batch in _batches(dataset, size, task, encoder) for row in batch], encoder.cut
     else:
         encoder = _Encoder(task, tokenizer, max_length, dataset.column_names)
-        if cache_dir is None or encoder.is_encoded:
+        if cache_dir is None or tokenizer is None or encoder.is_encoded:
             encoded, cut = _map(dataset, encoder), encoder.cut
         else:
             cache = EncodedCache(cache_dir, dataset, encoder.columns, task, tokenizer, max_length)
@@ -154,7 +154,7 @@ class _Encoder:
     def features(self) -> datasets.Features:
         import datasets
 
-        features = {"input_ids": [datasets.Value("int32")], "token_type_ids": [datasets.Value("int8")]}
+        features: dict[str, Any] = {"input_ids": [datasets.Value("int32")], "token_type_ids": [datasets.Value("int8")]}
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
@@ -220,7 +220,7 @@ class _Encoder:
         return list(compress(ids, mask)), list(compress(segments, mask))
 
 
-def _is_hf_dataset(dataset: object) -> bool:
+def _is_hf_dataset(dataset: object) -> TypeGuard[datasets.Dataset]:
     library = sys.modules.get("datasets")  # an instance exists only where the library has been imported
     return library is not None and isinstance(dataset, library.Dataset)
 

@@ -125,7 +125,7 @@ def read_texts(task: Task, data_dir: str | Path | None, split: str) -> list[tupl
     if not there:
         return None
     rows = _rows(tables_of(task, data_dir, split), task, False, False)
-    return [tuple(row[name] for name in task.text_columns) for row in rows]
+    return [tuple(str(row[name]) for name in task.text_columns) for row in rows]
 
 
 def has_files(task: Task, data_dir: str | Path | None) -> bool:
@@ -166,7 +166,7 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     import datasets
 
     text = datasets.Value("string")
-    features = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
+    features: dict[str, Any] = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
     if "label" in rows[0]:
         names = list(task.labels)
         features["label"] = datasets.Value("float32") if task.kind == "score" else datasets.ClassLabel(names=names)
@@ -188,7 +188,7 @@ def tables_of(task: Task, data_dir: str | Path | None, split: str) -> list[Table
 
         saved = _saved(task, _folder(task, data_dir))
         there = hub.split_there(task, split, saved_splits(saved), str(saved))
-        return [dataset_table(datasets.load_from_disk(saved / there), str(saved / there))]
+        return [dataset_table(datasets.Dataset.load_from_disk(saved / there), str(saved / there))]
     if split not in task.files:
         known = ", ".join(task.files) or "(none)"
         raise MinBertError(f"Task {task.name!r} names no file for split {split!r}. Splits it has: {known}.")
@@ -261,8 +261,9 @@ def _other_sources(task: Task) -> str:
 
 def _saved(task: Task, folder: Path) -> Path:
     """The folder that `dataset` names, looked for in `data_dir` and in the working directory."""
-    beside = folder / task.dataset
-    return beside if beside.is_dir() else Path(task.dataset)
+    name = task.dataset or ""
+    beside = folder / name
+    return beside if beside.is_dir() else Path(name)
 
 
 # ---- From cells to rows ----------------------------------------------------------------------------------
@@ -315,10 +316,11 @@ def read_records(
         row: Row = {ID_COLUMN: _text(id_, where)}
         row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
         blank = [name for name in names if not row[name]]
-        if labels is not None and labels[number] is None:
-            blank.append(label_column(task))
-        elif labels is not None:
-            row["label"] = labels[number]
+        if labels is not None:
+            if (label := labels[number]) is None:
+                blank.append(label_column(task))
+            else:
+                row["label"] = label
         yield Record(number, row, blank)
 
 
@@ -359,7 +361,7 @@ def _label(cell: Any, task: Task, table: Table, class_ids: list[int] | None, whe
 
 
 def _is_score(task: Task, value: float) -> bool:
-    return task.kind == "score" and task.range[0] <= value <= task.range[1]
+    return task.kind == "score" and task.bounds[0] <= value <= task.bounds[1]
 
 
 def label_column(task: Task) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ..errors import MinBertError, explain, unknown_name
 from ..settings.tasks import Task
@@ -104,14 +104,15 @@ def read(task: Task, split: str) -> Table:
     """
     task = on_hub(task)
     builder = _prepared(task)
-    there = split_there(task, split, list(builder.info.splits), task.dataset)
+    there = split_there(task, split, list(builder.info.splits or ()), str(task.dataset))
     config = f" ({task.dataset_config})" if task.dataset_config else ""
-    return dataset_table(builder.as_dataset(split=there), f"{task.dataset}{config}, split {there!r}")
+    rows = cast("datasets.Dataset", builder.as_dataset(split=there))  # several only where no split is named
+    return dataset_table(rows, f"{task.dataset}{config}, split {there!r}")
 
 
 def has_split(task: Task, split: str) -> bool:
     """Whether the task's dataset on the Hub has this split; asks as `read` does."""
-    return split_among(task, split, list(_prepared(task).info.splits)) is not None
+    return split_among(task, split, list(_prepared(task).info.splits or ())) is not None
 
 
 def split_there(task: Task, split: str, names: list[str], where: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..errors import MinBertError
 from ..settings.tasks import Task
@@ -25,11 +26,11 @@ def label_value(task: Task, value: object, where: str) -> int | float:
         return task.labels.index(value.strip())
     number = math.nan if isinstance(value, str) and names_only(task) else _number(value)
     if task.kind == "score":
-        low, high = task.range
+        low, high = task.bounds
         # a bound that went through float32 may come back a rounding outside
-        if low <= number <= high or any(math.isclose(number, bound, rel_tol=2**-23) for bound in task.range):
+        if low <= number <= high or any(math.isclose(number, bound, rel_tol=2**-23) for bound in task.bounds):
             return min(max(number, low), high)
-    elif number.is_integer() and 0 <= number < len(task.labels):
+    elif number % 1 == 0 and 0 <= number < len(task.labels):
         return int(number)
     found = repr(value) if isinstance(value, str) else str(value)
     raise MinBertError(f"{where}: a label of task {task.name!r} must be {allowed_labels(task)}. Found {found}.")
@@ -43,7 +44,7 @@ def names_only(task: Task) -> bool:
 def allowed_labels(task: Task) -> str:
     """The task's labels in words, for an error."""
     if task.kind == "score":
-        return f"a number from {task.range[0]:g} to {task.range[1]:g}"
+        return f"a number from {task.bounds[0]:g} to {task.bounds[1]:g}"
     if names_only(task):
         return f"one of the names {', '.join(task.labels)} (as these are numbers, class ids are not taken)"
     names = ", ".join(f"{number} = {name}" for number, name in enumerate(task.labels))
@@ -67,7 +68,7 @@ def ids_of(task: Task, names: list[str], where: str) -> list[int]:
     return list(range(len(names)))
 
 
-def _number(value: object) -> float:
+def _number(value: Any) -> float:
     """NaN for what is none."""
     try:
         # float() reads "1_0" as ten

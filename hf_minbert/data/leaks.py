@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MinBertError
 from ..settings.tasks import TASKS, Task, data_files, get_tasks
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, ...]
+Texts = TypeVar("Texts", str, tuple[str, ...])
 
 
 class _Letters(dict):
@@ -84,8 +85,8 @@ class HeldOut:
 
 
 def drop_leaks(
-    texts: Sequence[str | tuple[str, ...]], held_out: HeldOut, drop_sentences: bool = False
-) -> tuple[list[str | tuple[str, ...]], dict[str, Any]]:
+    texts: Sequence[Texts], held_out: HeldOut, drop_sentences: bool = False
+) -> tuple[list[Texts], dict[str, Any]]:
     """What of `texts` may be trained on, in its order, and what was found.
 
     Args:
@@ -101,14 +102,16 @@ def drop_leaks(
 
 
 def find_leaks(
-    texts: Sequence[str | tuple[str, ...]], held_out: HeldOut, drop_sentences: bool = False
+    texts: Sequence[Texts], held_out: HeldOut, drop_sentences: bool = False
 ) -> tuple[list[bool], dict[str, Any]]:
     """As `drop_leaks`, with a truth value per row, whether it stays, instead of the rows."""
     keep = [True] * len(texts)
     matches = {name: {"rows": 0, "sentences": 0} for name in held_out.rows}
     for place, row in enumerate(texts):
         key = _key(row)
-        for name, found in matches.items() if key else ():
+        if key is None:
+            continue
+        for name, found in matches.items():
             whole = key in held_out.rows[name]
             sentences = sum(text in held_out.sentences[name] for text in key)
             found["rows"] += whole
@@ -138,7 +141,7 @@ def _key(row: str | tuple[str, ...]) -> Key | None:
 
 
 def guarded_tasks(
-    tasks: Iterable[Task], more: Iterable[str] | Mapping[str, Any] | None, data_dir: str | Path | None
+    tasks: Iterable[Task], more: Collection[str] | Mapping[str, Any] | None, data_dir: str | Path | None
 ) -> list[Task]:
     """The tasks whose dev and test rows are held out: those of a recipe and `more`, each with rows of its own once.
 
@@ -215,7 +218,9 @@ def _guarded(
 ) -> tuple[list[Row], dict[str, Any]]:
     """A source's rows without those that leak, and the counts. Says both."""
     source = task.sources[number - 1].name
-    keep, counts = find_leaks([tuple(row[c] for c in task.text_columns) for row in rows], held_out, drop_sentences)
+    keep, counts = find_leaks(
+        [tuple(str(row[c]) for c in task.text_columns) for row in rows], held_out, drop_sentences
+    )
     dropped, matches = counts["dropped"], counts["matches"]
     said = f"{task.name} borrows {len(rows) - dropped:,} rows from {source}."
     if dropped:

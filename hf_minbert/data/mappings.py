@@ -114,7 +114,7 @@ class RelatednessToScore(LabelMapping):
         return origin.kind == "score"
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
-        low, high = origin.range
+        low, high = origin.bounds
         return [
             None if score is None else _of_five(5 * (score - low) / (high - low), target)
             for score in labels_of(table, origin)
@@ -149,7 +149,9 @@ class NliToScore(LabelMapping):
         single = labels_of(table, origin)
         voted = self._voted(table, origin, words) if self.votes in table.columns else [[]] * table.size
         scores = [self.scores[name.casefold()] for name in origin.labels]
-        votes = [of_row or ([] if label is None else [label]) for of_row, label in zip(voted, single, strict=True)]
+        votes = [
+            of_row or ([] if label is None else [int(label)]) for of_row, label in zip(voted, single, strict=True)
+        ]
         return [
             _of_five(sum(scores[vote] for vote in of_row) / len(of_row), target) if of_row else None
             for of_row in votes
@@ -196,7 +198,7 @@ MAPPINGS: Registry[LabelMapping] = Registry("mapping", LabelMapping, {
 
 def _of_five(score: float, target: Task) -> float:
     """A score from 0 to 5 on the target's range."""
-    low, high = target.range
+    low, high = target.bounds
     return low + (high - low) * score / 5
 
 

@@ -123,7 +123,7 @@ class MaskingCollator:
         self.probability, self.whole_words, self.packing = probability, whole_words, packing
         self.pad, self.mask, size = tokenizer.pad_token_id, tokenizer.mask_token_id, len(tokenizer)
         self.is_special = np.isin(np.arange(size), tokenizer.all_special_ids)
-        tokens = tokenizer.convert_ids_to_tokens(range(size))
+        tokens = tokenizer.convert_ids_to_tokens([*range(size)])
         self.continues = np.array([token.startswith("##") for token in tokens])
         if whole_words and not self.continues.any():
             raise MinBertError("`mlm_whole_words` needs a tokenizer whose pieces begin with ##. Leave it out.")

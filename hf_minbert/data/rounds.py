@@ -22,16 +22,15 @@ Rows = list[dict[str, Any]]
 
 def fetch(dataset: Sequence, indices: Sequence[int]) -> Rows:
     """The rows at `indices`, in one call where the dataset has torch's batched protocol (as `datasets` has)."""
-    if hasattr(dataset, "__getitems__"):
-        return dataset.__getitems__(list(indices))
-    return [dataset[index] for index in indices]
+    batched = getattr(dataset, "__getitems__", None)
+    return [dataset[index] for index in indices] if batched is None else batched(list(indices))
 
 
 def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
     """What balanced sampling balances: the class ids, or the bin of each score among `bins` of equal width."""
     if task.kind != "score":
         return labels
-    low, high = task.range
+    low, high = task.bounds
     # A score that went through float32 may be a rounding below the edge that it stands on.
     places = (labels.astype(np.float64) - low) / (high - low) * bins + 1e-4
     return np.clip(places, 0, bins - 1).astype(np.int64)  # the highest score is in the last bin

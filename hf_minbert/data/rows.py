@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -68,7 +68,7 @@ class EncodedRows(TokenRows):
         """Several rows in one call, as torch's loaders ask for them."""
         return self.take(indices)
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> EncodedRows:
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         labels = None if self.labels is None else self.labels[indices]

@@ -255,7 +255,7 @@ def _read_saved(path: Path) -> Table:
             f"`Dataset.save_to_disk` wrote."
         )
     with explain(f"Reading the dataset in {path}", "Write it anew by `Dataset.save_to_disk`."):
-        return dataset_table(datasets.load_from_disk(path), str(path))
+        return dataset_table(datasets.Dataset.load_from_disk(path), str(path))
 
 
 def saved_splits(folder: Path) -> list[str]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
 
 STEPS = 16  # on all-MiniLM-L6-v2 the sum is then right to some thousandths; see `Attribution.error`
 TOKENS_AT_ONCE = 2048  # of all points in one pass: a long text has few at a time, and its graph fits into memory
@@ -112,12 +115,17 @@ def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
 
 
 def integrated_gradients(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, task: str, reading: Reading, chosen: int, steps: int = STEPS
+    model: MinBertForMultiTask,
+    tokenizer: PreTrainedTokenizerBase,
+    task: str,
+    reading: Reading,
+    chosen: int,
+    steps: int = STEPS,
 ) -> Attribution:
     """Attributes an answer to the words of the text.
 
     Args:
-        model: a `MinBertForMultiTask` in eval mode.
+        model: in eval mode.
         reading: what `read` gives for this task.
         chosen: the class that is asked about; without effect for a score.
         steps: points of the path, those of Gauss and Legendre, each a forward and a backward pass.

@@ -131,8 +131,10 @@ class MinBertConfig(PreTrainedConfig):
                     f"position embeddings. Found {length}."
                 )
         if isinstance(given, dict):  # one number where tasks agree; a task that is new has the longest
-            lengths = {name: given.get(name, max(found, default=None)) for name in self.task_names}
-            self.max_input_length = lengths if len({*lengths.values()}) > 1 else next(iter(lengths.values()), None)
+            lengths = {name: given.get(name, max(found, default=0)) for name in self.task_names}
+            self.max_input_length = (
+                lengths if len({*lengths.values()}) > 1 else next(iter(lengths.values()), 0) or None
+            )
 
     @property
     def copying_tasks(self) -> list[str]:
@@ -231,7 +233,7 @@ class MinBertConfig(PreTrainedConfig):
                     f"`active_task=`: {', '.join(self.task_names)}."
                 )
             if new_head:
-                self._relabel(given)
+                self._relabel(self.get_task(self.active_task), given)
                 return self.check_labels(given, new_head=False)
             raise ValueError(
                 f"`{name}={value!r}` contradicts the active task {self.active_task!r}, which has {shown!r}. Leave it "
@@ -239,11 +241,10 @@ class MinBertConfig(PreTrainedConfig):
                 "`ignore_mismatched_sizes=True`."
             )
 
-    def _relabel(self, given: dict[str, Any]) -> None:
+    def _relabel(self, task: dict[str, Any], given: dict[str, Any]) -> None:
         """Gives the active task the labels of `given`; a task without two of them stays as it is."""
         by_id = _by_id(given.get("id2label") or {id: label for label, id in (given.get("label2id") or {}).items()})
         labels = [by_id[id] for id in sorted(by_id)] or [f"LABEL_{id}" for id in range(given.get("num_labels") or 0)]
-        task = self.get_task(self.active_task)
         if len(labels) < 2:
             return
         kind = "binary" if task["kind"] == "binary" and len(labels) == 2 else "classes"

@@ -45,10 +45,10 @@ class OutputLayer(nn.Linear, SelfInitialized):
     def init_weights(self) -> None:
         init.constant_(self.bias, self.start)
 
-    def forward(self, vectors: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         # Not in half precision, where a score near 2.5 has steps of 0.016, and near outputs would be equal.
-        with torch.autocast(vectors.device.type, enabled=False):
-            return super().forward(vectors.to(self.weight.dtype))
+        with torch.autocast(input.device.type, enabled=False):
+            return super().forward(input.to(self.weight.dtype))
 
 
 @dataclass(frozen=True)

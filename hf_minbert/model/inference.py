@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -24,6 +24,20 @@ from .packing import Packing
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Progress = Callable[[int, int], None]
+
+
+class AnsweringModel(Protocol):
+    """What is asked of a model here: a `MinBertForMultiTask`, or an adapter's wrapper around one."""
+
+    config: Any
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def encoder_path(self, task: str) -> list[nn.Module]: ...
+
+    @property
+    def logits_of(self) -> Callable[..., dict[str, torch.Tensor]]: ...
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class TokenRows:
     def __len__(self) -> int:
         return (len(self.starts) - 1) // self.sides
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> TokenRows:
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         inputs = indices if self.sides == 1 else (2 * indices[:, None] + [0, 1]).ravel()
@@ -136,7 +150,7 @@ def filled(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tens
     return torch.from_numpy(table)
 
 
-def shared_passes(model: nn.Module, reads: Mapping[str, Hashable]) -> list[list[str]]:
+def shared_passes(model: AnsweringModel, reads: Mapping[str, Hashable]) -> list[list[str]]:
     """The tasks by what goes through which layers: those of a group can share one pass through the encoder.
 
     Args:
@@ -150,7 +164,7 @@ def shared_passes(model: nn.Module, reads: Mapping[str, Hashable]) -> list[list[
 
 @torch.inference_mode()
 def answer(
-    model: nn.Module,
+    model: AnsweringModel,
     tasks: Sequence[str],
     rows: TokenRows,
     pad_token_id: int,

@@ -6,6 +6,7 @@ T tokens, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -79,7 +80,7 @@ def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[st
     }
 
 
-def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: torch.Size) -> None:
+def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: Sequence[int]) -> None:
     """Raises `ValueError` if what says something of each token of a pair encoded apart has not its shape."""
     for name in ("attention_mask", "token_type_ids", "position_ids"):
         given = inputs[name]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +19,19 @@ from torch.nn import functional as F
 from .pooling import cosine
 from .registry import Registry
 
-if TYPE_CHECKING:
-    from .heads import Head
-
 AUTO = "auto"
 #: Options that may be `auto`: what they come to is counted from the training rows.
 COUNTED = ("class_weights", "pos_weight")
+
+
+class Scorer(Protocol):
+    """What a loss may ask of a `Head`."""
+
+    compares: bool
+
+    def embed(self, vectors: Tensor) -> Tensor: ...
+
+    def __call__(self, vectors: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Outcome:
         range: lowest and highest score; `None` unless the task is a score.
     """
 
-    head: Head
+    head: Scorer
     vectors: Tensor
     logits: Tensor
     labels: Tensor
@@ -51,6 +58,7 @@ class Outcome:
 
     def to_unit(self, scores: Tensor) -> Tensor:
         """Scores moved from `range` to [0, 1]."""
+        assert self.range is not None
         low, high = self.range
         return (scores.float() - low) / (high - low)
 
@@ -222,7 +230,7 @@ def options_of(function: Callable[..., Any]) -> list[str]:
 
 
 def _positive(name: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a number above 0. Found {value!r}.")
     return float(value)
 

@@ -209,7 +209,7 @@ class MinBertEncoder(nn.Module):
         """Private layers under the numbers that they have in the stack: more of them do not rename the others."""
         return nn.ModuleDict({str(n): MinBertLayer(config) for n in range(self.shared, len(self.layer))})
 
-    def layers_of(self, task: str | None) -> list[MinBertLayer]:
+    def layers_of(self, task: str | None) -> list[nn.Module]:
         """The layers that a task's sentences go through; without a task, the encoder's own, those of its owner."""
         private = self.private.get(task)
         return [*self.layer] if private is None else [*self.layer[: self.shared], *private.values()]
@@ -259,6 +259,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
     """What all MinBERT models share: names, what the library may do with them, and how they are saved."""
 
     config_class = MinBertConfig
+    config: MinBertConfig
     base_model_prefix = "bert"
     supports_gradient_checkpointing = True
     # Our losses are plain means. Without this the stock Trainer takes them for losses already scaled to
@@ -276,8 +277,9 @@ class MinBertPreTrainedModel(PreTrainedModel):
         if isinstance(module, SelfInitialized):
             module.init_weights()
         if "starts_as" in vars(module):
+            original = vars(module)["starts_as"]
             for name, parameter in module.named_parameters(recurse=False):
-                init.copy_(parameter, module.starts_as.get_parameter(name))
+                init.copy_(parameter, original.get_parameter(name))
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
@@ -296,7 +298,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
                 parameter.data = parameter.data.clone()
         return loaded
 
-    def save_pretrained(self, save_directory, is_main_process=True, save_original_format=False, **kwargs):
+    def save_pretrained(self, save_directory, is_main_process=True, *args, save_original_format=False, **kwargs):
         """As the library's, with three differences.
 
         Weights keep our names (`save_original_format=False`), so that an old BERT file does not give its
@@ -312,7 +314,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
             raise ValueError("`push_to_hub` would leave the plugins behind. Call `model.push_to_hub` instead.")
         self.config.plugins = plugins or None
         super().save_pretrained(
-            save_directory, is_main_process=is_main_process, save_original_format=save_original_format, **kwargs
+            save_directory, is_main_process, *args, save_original_format=save_original_format, **kwargs
         )
         if is_main_process:
             save_plugins(plugins, save_directory)
@@ -341,7 +343,7 @@ class MinBertModel(MinBertPreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value) -> None:
         self.embeddings.word_embeddings = value
 
     @capture_outputs
@@ -458,9 +460,9 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
     def get_output_embeddings(self) -> nn.Linear:
         return self.cls.predictions.decoder
 
-    def set_output_embeddings(self, value: nn.Linear) -> None:
-        self.cls.predictions.decoder = value
-        self.cls.predictions.bias = value.bias  # else a resized vocabulary keeps the old bias
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        self.cls.predictions.decoder = new_embeddings
+        self.cls.predictions.bias = new_embeddings.bias  # else a resized vocabulary keeps the old bias
 
     @can_return_tuple
     def forward(
@@ -489,10 +491,9 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
             `logits` [B, T, V], or [P, V], and, with labels, `loss`: the mean cross-entropy over the predicted words, 0
             where there is none.
         """
-        if packing is not None:
-            packing = Packing(shape=tuple(attention_mask.shape), **packing)
+        packed = Packing.read(packing, attention_mask)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        outputs = self.bert(*inputs, packing=packing, return_dict=True, **kwargs)
+        outputs = self.bert(*inputs, packing=packed, return_dict=True, **kwargs)
         states, loss = outputs.last_hidden_state, None
         if predicted_only and labels is not None:
             states, labels = states[labels != IGNORED], labels[labels != IGNORED]
@@ -524,21 +525,21 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         self.heads = TaskHeads(config)
         self.post_init()
 
-    def save_pretrained(self, save_directory, **kwargs):
+    def save_pretrained(self, save_directory, *args, **kwargs):
         """As for every MinBERT; the folder has the pipeline that asks all tasks, too."""
         # Imported here, because it is all that asks for pipelines. The library sees it, and copies that file as well.
         from .pipeline_minbert import CUSTOM_PIPELINES
 
         others = vars(self.config).get("custom_pipelines", {})
         self.config.custom_pipelines = {**others, **deepcopy(CUSTOM_PIPELINES)}
-        super().save_pretrained(save_directory, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """As the library's; every private encoder gets as many words. The embeddings of the first encoder."""
-        for encoder in self.private.children():
-            encoder.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        for task, _ in self.private.named_children():
+            self.encoder_of(task).resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
     def set_active_task(self, name: str | None) -> None:
@@ -674,21 +675,20 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         inputs = sentences(inputs, self.config.get_task(tasks[0]))
         # Of its own, not what the library records: that is those layers which the caller wants to see.
         mixed = [] if any(self.heads.get(name).layer_mix is not None for name in tasks) else None
-        if packing is not None:
-            packing = Packing(shape=tuple(inputs["attention_mask"].shape), **packing)
+        packed = Packing.read(packing, inputs["attention_mask"])
         outputs = self.encoder_of(tasks[0])(
-            **inputs, task=tasks[0], packing=packing, states=mixed, return_dict=True, **kwargs
+            **inputs, task=tasks[0], packing=packed, states=mixed, return_dict=True, **kwargs
         )
         last, mask = outputs.last_hidden_state, inputs["attention_mask"]
-        if packing is not None:
+        if packed is not None:
             # The library gives the last one as it came out, padded; the others as they were recorded, or `None`.
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(
-                    state if state is None or state.shape[:2] == packing.shape else packing.unpack(state)
+                    state if state is None or state.shape[:2] == packed.shape else packed.unpack(state)
                     for state in outputs.hidden_states
                 )
             if mixed is not None:
-                mixed = [*map(packing.unpack, mixed[:-1]), last]
+                mixed = [*map(packed.unpack, mixed[:-1]), last]
         made_ready = mask is None or mask.dim() != 2  # then which tokens are padding is not to be seen
         mask = last.new_ones(last.shape[:2], dtype=torch.bool) if made_ready else tokens_of(mask)
         return Encoded((last,) if mixed is None else tuple(mixed), mask, outputs.pooler_output), outputs

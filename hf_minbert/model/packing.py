@@ -7,7 +7,7 @@ T tokens of the longest, S real tokens of all of them together, H hidden size, A
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,20 @@ class Packing:
         filled = np.clip(fillers - width * np.arange(sentences), 0, width)
         tokens = np.concatenate([tokens, np.full(fillers, is_token.size)])
         return _described(tokens, np.concatenate([lengths, filled]), width)
+
+    @classmethod
+    def read(cls, described: dict[str, Any] | None, attention_mask: Tensor | None) -> Packing | None:
+        """What `describe` says of a batch with this mask, [N, T].
+
+        Raises:
+            ValueError: there is no mask.
+        """
+        if described is None:
+            return None
+        if attention_mask is None:
+            raise ValueError("`packing` says where the tokens of `attention_mask` stand, which is missing. Give both.")
+        rows, width = attention_mask.shape
+        return cls(shape=(rows, width), **described)
 
     def pack(self, values: Tensor) -> Tensor:
         """[N, T, ...] -> [1, S, ...]"""
@@ -92,7 +106,8 @@ def packed_attention(
         from torch.nn.attention.varlen import varlen_attn
 
         starts, longest = packing.starts, packing.longest
-        return varlen_attn(query[0], key[0], value[0], starts, starts, longest, longest, scale=scaling)[None]
+        mixed = varlen_attn(query[0], key[0], value[0], starts, starts, longest, longest, scale=scaling)
+        return cast(Tensor, mixed)[None]  # a tuple only where more is asked for
     padded = (packing.unpack(states).transpose(1, 2) for states in (query, key, value))  # [N, A, T, D]
     mask = packing.unpack(torch.ones_like(packing.tokens, dtype=torch.bool)[None])  # [N, T], wherever padding stands
     mixed = F.scaled_dot_product_attention(*padded, attn_mask=mask[:, None, None], dropout_p=dropout, scale=scaling)

@@ -10,9 +10,9 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-from transformers import Pipeline
+from transformers import Pipeline, PreTrainedTokenizerBase
 
-from .inference import LONE_SURROGATE, answer, encode_texts, length_of, read_logits, shared_passes
+from .inference import LONE_SURROGATE, AnsweringModel, answer, encode_texts, length_of, read_logits, shared_passes
 
 PIPELINE = "minbert-multitask"
 #: What config.json says of it, so that the library finds it in a saved folder.
@@ -40,6 +40,8 @@ class MultiTaskPipeline(Pipeline):
         [{'sts': {'score': 3.9, 'range': [0, 5]}}, {'sts': {'score': 0.4, 'range': [0, 5]}}]
     """
 
+    model: AnsweringModel
+    tokenizer: PreTrainedTokenizerBase
     _load_tokenizer = True
     _load_processor = False
     _load_image_processor = False
@@ -150,7 +152,7 @@ class MultiTaskPipeline(Pipeline):
 def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Iterator[dict[str, Any]]:
     """What a task's outputs [N, C] say of each input."""
     decoded = read_logits(task["kind"], logits.astype(np.float64))
-    if task["kind"] == "score":
+    if decoded.probabilities is None:
         values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
         for value in values:
             yield {"score": float(value), "range": list(task["range"])}

@@ -210,7 +210,7 @@ def make_activation(name: str, value: object) -> nn.Module:
 
 def check_rate(name: str, value: object) -> float:
     """The value, if it is a rate of dropout. Raises `ValueError` if not."""
-    if type(value) not in (int, float) or not 0 <= value < 1:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"`{name}` must be a number from 0 to below 1. Found {value!r}.")
     return float(value)
 

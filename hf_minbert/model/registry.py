@@ -89,6 +89,15 @@ def unknown_in_words(what: str, found: object, choices: Iterable[str], among: st
 
 
 def did_you_mean(found: object, choices: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` with the nearest choice, or nothing where none is near."""
-    near = get_close_matches(str(found), list(choices), n=1)
+    """`" Did you mean 'x'?"` with the nearest choice, or nothing where none is near.
+
+    Nearest is one that differs in case, in signs or by what stands before its last dot: `mgda` and `torchjd.MGDA`.
+    """
+    choices = [*choices]
+    near = [name for name in choices if _bare(name) == _bare(str(found))]
+    near = near or get_close_matches(str(found), choices, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.rpartition(".")[2].casefold())

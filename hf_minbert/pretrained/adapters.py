@@ -7,32 +7,28 @@ merged.
 
 from __future__ import annotations
 
-import warnings
+import typing
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from peft import PeftConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import ModulesToSaveWrapper, PeftType
+from peft.utils import PeftType
 from torch import nn
-from transformers.dynamic_module_utils import custom_object_save
+from transformers import TrainingArguments
 
 from ..errors import MinBertError, explain, unknown_name
 from ..model.inference import length_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
-from ..model.saving import plugins_of, save_plugins
 from ..settings.dotted import Value
 from ..settings.recipe import cast
 from ..settings.run import RunSettings
 from ..settings.tasks import head_difference
+from .adapted import POOLER, AdaptedModel, lacking, read_adapter
 from .loading import load_saved_config, load_weights
-
-if TYPE_CHECKING:
-    from ..training.args import MultiTaskTrainingArguments
 
 #: What a recipe's `peft` takes, by its `peft_type`: options of peft under their own names, and what they are.
 _EVERYWHERE = {"target_modules": list[str] | Literal["all-linear"]}
@@ -61,34 +57,6 @@ REFUSED = {
     ),
     "ADALORA": "chooses its ranks by scores that no checkpoint keeps, so that a run could not go on where it stopped",
 }
-POOLER = "bert.pooler"
-NAME = "default"  # what peft calls an adapter that has no name
-
-
-class AdaptedModel(PeftModel):
-    """A `PeftModel` over `MinBertForMultiTask` whose saved folder is that of a run: it has the config with the tasks.
-
-    The model's code lies there too, so that base and adapter load without this package.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        with warnings.catch_warnings():  # of an attribute's new name in transformers, which is peft's affair
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
-            super().__init__(*args, **kwargs)
-
-    def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Writes adapter, trained heads, config and code. See `PeftModel.save_pretrained`."""
-        # Unless told, peft asks the Hub at each checkpoint whether the base's vocabulary is still of that size.
-        super().save_pretrained(save_directory, **{"save_embedding_layers": False, **kwargs})
-        model = self.get_base_model()
-        model.config.architectures = [type(model).__name__]
-        model.config.plugins = plugins_of(model.config.tasks, model.config.plugins or ()) or None
-        custom_object_save(model, save_directory, config=model.config)
-        save_plugins(model.config.plugins or (), save_directory)
-        model.config.save_pretrained(save_directory)
-
-    def create_or_update_model_card(self, output_dir: str) -> None:
-        """Writes none: peft's says nothing of the tasks, and holds the base's path on this machine."""
 
 
 # ---- What a recipe says ------------------------------------------------------------------------------------------
@@ -125,11 +93,12 @@ def check(options: Mapping[str, Any], config: MinBertConfig) -> None:
         add_adapter(MinBertForMultiTask(config), options, "", heads=config.task_names)
 
 
-def check_run(settings: RunSettings, args: MultiTaskTrainingArguments) -> None:
+def check_run(settings: RunSettings, args: TrainingArguments) -> None:
     """Raises `MinBertError` where a run with `peft` cannot do what else its recipe says."""
     if settings.objective == "mlm":
         raise MinBertError("`peft` is for tasks: `objective: mlm` trains the encoder itself. Set `peft: null`.")
-    if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+    options = args.gradient_checkpointing_kwargs
+    if isinstance(options, dict) and options.get("use_reentrant"):
         raise MinBertError(
             "`peft` does not go with checkpoints that re-enter the backward pass: above frozen embeddings nothing "
             "would have a gradient. Leave `gradient_checkpointing_kwargs` out."
@@ -195,7 +164,7 @@ def add_adapter(
         MinBertError: as `check`.
     """
     method, typed = read_options(options)
-    saved = sorted({f"heads.{task}" for task in heads} | _lacking(missing))
+    saved = sorted({f"heads.{task}" for task in heads} | lacking(missing))
     _check_targets(model.named_modules(), typed, model.config.num_hidden_layers)
     with explain(f"Adding the adapter {method}", "Correct `peft` in the recipe."):
         config = _config(
@@ -226,58 +195,7 @@ def _check_targets(modules: Iterable[tuple[str, nn.Module]], options: Mapping[st
             )
 
 
-# ---- What a saved adapter says -----------------------------------------------------------------------------------
-
-
-def read_adapter(name: str, revision: str | None = None) -> PeftConfig:
-    """The config of a saved adapter. Raises `MinBertError` if it cannot be read or names no model."""
-    with explain(f"Reading the adapter {name!r}", "Give the folder of a finished run."):
-        adapter = PeftConfig.from_pretrained(name, revision=revision)
-        if not adapter.base_model_name_or_path:
-            raise MinBertError(f"The adapter {name!r} does not say which model it lies on, so it cannot be loaded.")
-    return adapter
-
-
-def load_adapted(
-    name: str,
-    adapter: PeftConfig,
-    base: MinBertForMultiTask,
-    missing: list[str],
-    revision: str | None = None,
-    other: Iterable[str] = (),
-) -> tuple[AdaptedModel, list[str]]:
-    """A saved adapter on the model that it was trained on.
-
-    Args:
-        name, revision: of the adapter.
-        adapter: its config.
-        base: with the tasks that the model is to have.
-        missing: names of the weights that the base lacks.
-        other: tasks whose saved heads are not those of `base`.
-
-    Returns:
-        the model, ready to be trained, and the weights that base and adapter lack.
-
-    Raises:
-        MinBertError: the adapter lacks weights, or was trained on another encoder.
-    """
-    heads = {f"heads.{task}" for task in base.config.task_names if task not in other}
-    saved = [part for part in adapter.modules_to_save or () if part in {*heads, POOLER}]
-    new = _lacking(missing) - {*saved}
-    adapter.modules_to_save, adapter.inference_mode = sorted({*saved, *new}), False
-    with explain(f"Loading the adapter {name!r}", "It does not go with this version of peft, or it is broken."):
-        model = AdaptedModel(base, adapter)
-        weights = load_peft_weights(name, device="cpu", revision=revision)
-        own = get_peft_model_state_dict(model, save_embedding_layers=False)
-        lost = [key for key in own if key not in weights and not _is_of(key, new)]
-        if not lost:
-            set_peft_model_state_dict(model, {key: weights.get(key, value) for key, value in own.items()})
-    if lost:
-        raise MinBertError(
-            f"The adapter {name!r} lacks {len(lost)} of its weights, among them {lost[0]}. It was trained for other "
-            f"tasks with layers of their own, or on another model than it names."
-        )
-    return model, [key for key in missing if not _is_of(key, {*saved})]
+# ---- Several saved adapters --------------------------------------------------------------------------------------
 
 
 def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
@@ -304,7 +222,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     places = {name: str(run) for name, run in runs.items()}
     configs = {name: load_saved_config(place) for name, place in places.items()}
     adapters = {name: read_adapter(place) for name, place in places.items()}
-    bases = {name: (adapter.base_model_name_or_path, adapter.revision) for name, adapter in adapters.items()}
+    bases = {name: (str(adapter.base_model_name_or_path), adapter.revision) for name, adapter in adapters.items()}
     first, tasks, lengths = next(iter(runs)), {}, {}
     for name, config in configs.items():
         if bases[name] != bases[first]:
@@ -314,7 +232,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
             )
         if config.private_layers or config.private_encoders:
             raise MinBertError(f"{places[name]} has layers for each task alone, which adapters cannot share.")
-        for task in config.tasks:
+        for task in config.tasks or ():
             lengths.setdefault(task["name"], length_of(config, task["name"]))
             key = head_difference(tasks.setdefault(task["name"], task), task)
             if key is not None:
@@ -326,31 +244,8 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     config.rearrange(tasks=[*tasks.values()], max_input_length=lengths)
     base, _ = load_weights(bases[first][0], config, bases[first][1])
     with explain(f"Loading the adapters {', '.join(map(repr, runs))}", "Give adapters of one kind, and plain names."):
-        model = AdaptedModel.from_pretrained(base, places[first], adapter_name=first)
+        # peft's annotation is the base class, and not the one that is asked.
+        model = typing.cast(AdaptedModel, AdaptedModel.from_pretrained(base, places[first], adapter_name=first))
         for name in [*runs][1:]:
             model.load_adapter(places[name], adapter_name=name)
     return model.eval()
-
-
-def merged(model: AdaptedModel) -> MinBertForMultiTask:
-    """The ordinary model that answers as the adapted one does, up to rounding. Takes the adapted one apart."""
-    model.merge_adapter()
-    plain = model.get_base_model()
-    # By hand: peft's `merge_and_unload` takes a head that is saved whole for one layer, but with LoRA.
-    for name, module in [*plain.named_modules()]:
-        if isinstance(module, BaseTunerLayer):
-            plain.set_submodule(name, module.get_base_layer())
-        elif isinstance(module, ModulesToSaveWrapper):
-            plain.set_submodule(name, module.modules_to_save[NAME])
-    return plain.requires_grad_(True)
-
-
-def _lacking(missing: Iterable[str]) -> set[str]:
-    """What a base lacks, heads and the pooler, by the module."""
-    parts = {".".join(key.split(".")[:2]) for key in missing}
-    return {part for part in parts if part.startswith("heads.") or part == POOLER}
-
-
-def _is_of(key: str, modules: Iterable[str]) -> bool:
-    """Whether a weight, by its name in a model or in an adapter's file, is in one of these modules of the model."""
-    return key.removeprefix("base_model.model.").startswith(tuple(f"{module}." for module in modules))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from .data import load_plugins
 from .weights import MODEL, hub_answers, kept_weights
 
 if TYPE_CHECKING:
-    from .adapters import AdaptedModel
+    from .adapted import AdaptedModel
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
         )
     load_plugins(path)
     with explain(f"Reading the config of {name!r}", REMEDY):
-        return MinBertConfig.from_pretrained(place, revision=revision, **changes)
+        return MinBertConfig.from_pretrained(place, revision=revision or "main", **changes)
 
 
 def load_saved_config(name: str) -> MinBertConfig:
@@ -106,7 +106,7 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
     # With some of its files the library makes a tokenizer that knows its special tokens only: every word would be
     # [UNK].
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+    if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise lacking
     if len(tokenizer) > config.vocab_size:
         raise MinBertError(
@@ -135,7 +135,7 @@ def load_weights(
             the model under an adapter cannot be loaded.
     """
     if is_adapter(name, revision):
-        from .adapters import merged
+        from .adapted import merged  # here, as it imports peft
 
         model, missing = load_adapter(name, config, revision, attn_implementation)
         return merged(model), missing
@@ -155,10 +155,10 @@ def load_adapter(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[AdaptedModel, list[str]]:
     """As `load_weights`, with the adapter as a part that can be trained on. What is missing, base and adapter lack."""
-    from .adapters import load_adapted, read_adapter
+    from .adapted import load_adapted, read_adapter  # as above
 
     adapter, saved = read_adapter(name, revision), _saved_tasks(name, revision)
-    base, base_revision = adapter.base_model_name_or_path, adapter.revision
+    base, base_revision = str(adapter.base_model_name_or_path), adapter.revision
     try:
         load_config(base, base_revision)
         if is_adapter(base, base_revision):
@@ -196,7 +196,7 @@ def _load_plain(
 
 def _saved_tasks(name: str, revision: str | None) -> list[dict[str, Any]]:
     with explain(f"Loading the weights of {name!r}", REMEDY):
-        return MinBertConfig.from_pretrained(_place(name, revision), revision=revision).tasks or []
+        return MinBertConfig.from_pretrained(_place(name, revision), revision=revision or "main").tasks or []
 
 
 def _tell_of_other_heads(name: str, tasks: set[str]) -> None:
@@ -240,16 +240,17 @@ def _load(
 ) -> tuple[Any, dict[str, Any]]:
     """The model in float32, and the library's report on its weights."""
     with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
-        return kind.from_pretrained(
+        made: Any = kind.from_pretrained(  # with the report, which its annotation leaves out
             _place(name, revision),
             config=config,
-            revision=revision,
+            revision=revision or "main",
             dtype=torch.float32,
             attn_implementation=attn_implementation,
             ignore_mismatched_sizes=True,  # the library's error does not say which
             output_loading_info=True,
             **options,
         )
+    return made
 
 
 def _check_shapes(name: str, mismatched: list[tuple[str, Any, Any]]) -> None:
@@ -275,7 +276,7 @@ def _renew_head(model: MinBertForMultiTask, task: str) -> list[str]:
 
 
 @contextmanager
-def _quiet_library() -> Iterator[None]:
+def _quiet_library() -> Generator[None]:
     """Hides the library's report on missing weights: who loads them judges them."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()

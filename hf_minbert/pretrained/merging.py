@@ -107,7 +107,7 @@ def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | 
     for number, config in enumerate(configs, 1):
         if config.private_layers or config.private_encoders:
             raise MinBertError(f"Model {number} has private layers or encoders, which have no mean: leave it out.")
-        for task in config.tasks:
+        for task in config.tasks or ():
             _check_heads(tasks.setdefault(task["name"], task), task, number)
     for name in tasks:
         if not any(share for config, share in zip(configs, shares, strict=True) if name in config.task_names):

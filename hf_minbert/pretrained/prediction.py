@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ..errors import MinBertError, unknown_name
 from ..evaluation.decoding import Decoded, clip, decode
 from ..evaluation.metrics import overall, task_metrics
 from ..model.inference import Progress, answer, shared_passes
+from ..model.modeling_minbert import MinBertForMultiTask
 from ..settings.tasks import Task
 from .loading import load_saved_config, load_tokenizer, load_weights, tasks_of
 
@@ -61,11 +62,12 @@ class Predictor:
             raise MinBertError(f"`batch_size` must be at least 1. Found {batch_size}.")
         if dtype not in DTYPES:
             raise unknown_name("`dtype`", dtype, DTYPES)
-        self.model = model.eval()
+        # Or what answers like one: a wrapper of peft, or an export.
+        self.model = cast(MinBertForMultiTask, model.eval())
         self.tokenizer = tokenizer
         self.batch_size, self.dtype = batch_size, dtype
-        self.tasks = tasks_of(model.config, type(model).__name__)
-        self.lengths = {name: check_max_length(max_length, model.config, name) for name in self.tasks}
+        self.tasks = tasks_of(self.model.config, type(model).__name__)
+        self.lengths = {name: check_max_length(max_length, self.model.config, name) for name in self.tasks}
 
     @classmethod
     def from_pretrained(
@@ -127,7 +129,7 @@ class Predictor:
             need = "needs" if spec.is_pair else "takes no"
             raise MinBertError(f"Task {task!r} {need} `text_pairs`.")
         if len({len(column) for column in columns}) > 1:
-            found = f"Found {len(texts)} and {len(text_pairs)}"
+            found = "Found " + " and ".join(str(len(column)) for column in columns)
             raise MinBertError(f"`texts` and `text_pairs` must be equally long. {found}.")
         rows = [dict(zip(spec.text_columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
         decoded = self.decode(task, rows) if rows else None
@@ -166,7 +168,7 @@ class Predictor:
 
     @staticmethod
     def _answers(task: Task, decoded: Decoded, clip_scores: bool) -> list[dict[str, Any]]:
-        if task.kind == "score":
+        if decoded.probabilities is None:
             values = clip(task, decoded.values) if clip_scores else decoded.values
             return [{"prediction": float(value)} for value in values]
         return [
@@ -201,7 +203,7 @@ def score(
 
 
 @contextmanager
-def progress_bar(name: str, total: int, shown: bool = True) -> Iterator[Progress]:
+def progress_bar(name: str, total: int, shown: bool = True) -> Generator[Progress]:
     """A bar on stderr for a `progress` argument."""
     with tqdm(total=total, desc=name, unit="row", disable=not shown, leave=False) as bar:
 

@@ -72,7 +72,7 @@ def model_card(
 
 def _under_adapter(uploads: Iterable[Upload]) -> str | None:
     """The model that an adapter lies on; `None` if the files are no adapter's."""
-    config = next((upload.content for upload in uploads if upload.path == ADAPTER_CONFIG), None)
+    config = next((upload.read() for upload in uploads if upload.path == ADAPTER_CONFIG), None)
     return None if config is None else json.loads(config)["base_model_name_or_path"]
 
 

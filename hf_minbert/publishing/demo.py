@@ -7,13 +7,12 @@ import published libraries and files that travel only, and takes tasks as a mode
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..evaluation.attribution import Attribution, Reading, integrated_gradients, read
@@ -21,6 +20,8 @@ from ..model.inference import length_of, read_logits
 
 if TYPE_CHECKING:
     import gradio
+
+    from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
 
 EXAMPLES = [
     ["A tender film, and very funny too.", ""],
@@ -92,13 +93,13 @@ class Answer:
 
 
 @torch.no_grad()
-def answer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
-    """Asks the task `name` of a `MinBertForMultiTask`; what `Predictor` gives, up to rounding."""
+def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
+    """Asks the task `name`; what `Predictor` gives, up to rounding."""
     task = model.config.get_task(name)
     reading = read(tokenizer, task, texts, length_of(model.config, name))
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
     decoded = read_logits(task["kind"], model(**inputs, task=name).logits.double().cpu().numpy())
-    if task["kind"] == "score":
+    if decoded.probabilities is None:
         scale = model.heads.get(name).output_range or task["range"]
         return Answer(task, texts, reading, 0, (), float(decoded.values[0]), scale)
     return Answer(task, texts, reading, int(decoded.values[0]), decoded.probabilities[0].tolist(), None, None)
@@ -107,14 +108,14 @@ def answer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, name: str, text
 # ---- HTML
 
 
-def replies(model: nn.Module, tokenizer: PreTrainedTokenizerBase, first: str, second: str) -> Iterator[str]:
+def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, first: str, second: str) -> Iterator[str]:
     """The results as HTML: the answers at once, then again as often as one more task's words are known."""
     first, second = first.strip(), second.strip()
     if not first:
         yield _note("Write a sentence into the first box." if second else "Write a sentence first.")
         return
     answers: dict[str, Answer | None] = {}
-    for task in model.config.tasks:
+    for task in model.config.tasks or ():
         texts = (first, second) if takes_pair(task) else (first,)
         answers[task["name"]] = answer(model, tokenizer, task["name"], texts) if texts[-1] else None
     found: dict[str, Attribution] = {}
@@ -153,7 +154,7 @@ def _note(text: str) -> str:
 
 
 def _answer(given: Answer) -> str:
-    if given.score is not None:
+    if given.score is not None and given.scale is not None:
         low, high = given.scale
         share = min(max((given.score - low) / (high - low), 0), 1)
         outside = "" if low <= given.score <= high else ", outside its range"
@@ -187,7 +188,7 @@ def _words(given: Answer, found: Attribution | None) -> str:
     return f'<div class="mb-words">{texts}<p class="mb-quiet">{_named(given, found)}</p></div>'
 
 
-def _coloured(text: str, words: Sequence[Any], values: Sequence[float], highest: float) -> str:
+def _coloured(text: str, words: Sequence[Any], values: Iterable[float], highest: float) -> str:
     parts, end = [], 0
     for word, value in zip(words, values, strict=True):
         strength = 0.75 * abs(value) / highest
@@ -229,12 +230,12 @@ def _signed(value: float) -> str:
 # ---- The page
 
 
-def make_page(model: nn.Module, tokenizer: PreTrainedTokenizerBase, title: str) -> gradio.Blocks:
-    """The page, for `launch`. `model` is a `MinBertForMultiTask` in eval mode."""
+def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, title: str) -> gradio.Blocks:
+    """The page, for `launch`. `model` is in eval mode."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     import gradio as gr
 
-    pairs = any(map(takes_pair, model.config.tasks))
+    pairs = any(map(takes_pair, model.config.tasks or ()))
 
     def reply(first: str, second: str) -> Iterator[str]:
         yield from replies(model, tokenizer, first, second)

@@ -107,8 +107,9 @@ class ToSentenceTransformers:
     def _layers(self, model: MinBertForMultiTask) -> list[tuple[nn.Linear, type[nn.Module]]]:
         """What comes after the pooling."""
         layers = []
-        if self.task.pooling == "pooler":
-            layers.append((model.encoder_of(self.task.name).pooler.dense, nn.Tanh))
+        pooler = model.encoder_of(self.task.name).pooler
+        if self.task.pooling == "pooler" and pooler is not None:
+            layers.append((pooler.dense, nn.Tanh))
         head = model.heads.get(self.task.name)
         if isinstance(head, CosineHead) and head.projection is not None:
             layers.append((head.projection, nn.Identity))
@@ -177,10 +178,10 @@ def write_bert(predictor: Predictor, task: str, folder: Path) -> float:
     model = predictor.model
     encoder = model.encoder_of(task)
     bert = BertModel(BertConfig(**{key: getattr(model.config, key) for key in BERT_KEYS}))
-    bert.embeddings.load_state_dict(encoder.embeddings.state_dict())
+    for part in ("embeddings", "pooler"):
+        bert.get_submodule(part).load_state_dict(encoder.get_submodule(part).state_dict())
     for theirs, ours in zip(bert.encoder.layer, encoder.encoder.layers_of(task), strict=True):
         theirs.load_state_dict(ours.state_dict())
-    bert.pooler.load_state_dict(encoder.pooler.state_dict())
     bert.save_pretrained(folder)
     predictor.tokenizer.model_max_length = predictor.lengths[task]
     predictor.tokenizer.save_pretrained(folder)
@@ -256,7 +257,7 @@ def _meaning(name: str, head: CosineHead, model: MinBertForMultiTask) -> str:
 def _write_dense(folder: Path, linear: nn.Linear, activation: type[nn.Module]) -> None:
     folder.mkdir()
     config = {"in_features": linear.in_features, "out_features": linear.out_features, "bias": True}
-    path = {nn.Tanh: "torch.nn.modules.activation.Tanh", nn.Identity: "torch.nn.modules.linear.Identity"}[activation]
+    path = f"{activation.__module__}.{activation.__name__}"
     write_json(folder / "config.json", {**config, "activation_function": path})
     weights = {f"linear.{key}": value.detach().contiguous() for key, value in linear.named_parameters()}
     save_file(weights, folder / "model.safetensors")

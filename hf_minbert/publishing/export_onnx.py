@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -161,7 +161,9 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
             dynamo=True,
             verbose=False,
         )
-    if isinstance(program.model.graph.inputs[0].shape[last], int):
+    assert program is not None  # with `dynamo` there is one
+    shape = program.model.graph.inputs[0].shape
+    if shape is not None and isinstance(shape[last], int):
         recurrent = [name for name in tasks if model.config.get_task(name)["pooling"] == "bigru"]
         raise MinBertError(
             f"torch {torch.__version__} writes a graph that takes inputs of one length only, for the tasks "
@@ -281,7 +283,7 @@ def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dic
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Hides what the libraries say to their developers. That the graph is right is checked afterwards."""
     disabled = logging.root.manager.disable
     logging.disable(logging.WARNING)  # at the root: torch traces its own work in detail where a handler listens

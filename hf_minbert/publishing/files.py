@@ -45,6 +45,9 @@ class Upload:
         """In bytes."""
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
+    def read(self) -> bytes:
+        return self.content.read_bytes() if isinstance(self.content, Path) else self.content
+
 
 def collect(folder: Path, adapter_only: bool = False, base_model: str | None = None) -> list[Upload]:
     """The files of a model's folder that go up, without the card.
@@ -112,7 +115,8 @@ def _code(folder: Path) -> list[str]:
         if f"{name}.py" not in imported:
             raise MinBertError(
                 f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. "
-                f"It did not travel: {why_it_stays(name, plugins) or 'it was another one then'}. Then save the model again."
+                f"It did not travel: {why_it_stays(name, plugins) or 'it was another file then'}. Then save the "
+                "model again."
             )
     return sorted({*modules, *imported})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Publication:
 
     @property
     def card(self) -> str:
-        return self.uploads[-1].content.decode()
+        return self.uploads[-1].read().decode()
 
 
 def check_repo_id(repo_id: str) -> None:
@@ -129,13 +129,15 @@ def commit(
     sent = {upload.path: upload.content for upload in uploads}
     there = api.list_repo_files(repo_id, revision=revision)
     stale = [path for path in there if is_listed(path) and path not in sent]
-    operations = [CommitOperationAdd(path, content) for path, content in sent.items()]
-    operations += [CommitOperationDelete(path) for path in stale]
+    operations = [
+        *(CommitOperationAdd(path, content) for path, content in sent.items()),
+        *(CommitOperationDelete(path) for path in stale),
+    ]
     return api.create_commit(repo_id, operations, commit_message=message, revision=revision, **given)
 
 
 @contextmanager
-def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Iterator[None]:
+def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Generator[None]:
     """Says in one line why the Hub would not have it, whichever of its libraries' errors says so.
 
     Args:

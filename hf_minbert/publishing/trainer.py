@@ -6,9 +6,12 @@ import logging
 import shutil
 import tempfile
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from transformers import Trainer
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import PushInProgress
 
 from ..errors import MinBertError
@@ -27,8 +30,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PushesToHub:
+class PushesToHub(Trainer):
     """Overrides what the stock `Trainer` pushes: no optimizer's state, no training arguments, no token."""
+
+    @property
+    def _folder(self) -> Path:
+        return Path(str(self.args.output_dir))
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Creates the repository `args.hub_model_id`, if it is not there; on the first process.
@@ -39,36 +46,39 @@ class PushesToHub:
         args = self.args
         if args.hub_strategy in ("checkpoint", "all_checkpoints"):
             raise MinBertError(
-                f"`hub_strategy: {args.hub_strategy.value}` would publish the optimizer's state and the training "
-                f"arguments. Take every_save or end, and keep checkpoints where they are."
+                f"`hub_strategy: {HubStrategy(args.hub_strategy).value}` would publish the optimizer's state and the "
+                f"training arguments. Take every_save or end, and keep checkpoints where they are."
             )
         if not self.is_world_process_zero():
             return
-        name = args.hub_model_id or Path(args.output_dir).absolute().name
+        name = args.hub_model_id or self._folder.absolute().name
         private = args.hub_private_repo if private is None else private
         self._hub_token = token or args.hub_token
-        self.hub_model_id = create(name, Path(args.output_dir), private=bool(private), token=self._hub_token).repo_id
+        self.hub_model_id = create(name, self._folder, private=bool(private), token=self._hub_token).repo_id
         self.push_in_progress = None
 
-    def create_model_card(
-        self, license: str | None = None, finetuned_from: str | None = None, **others: Any
-    ) -> None:  # fmt: skip
+    def create_model_card(self, *values: Any, **named: Any) -> None:
         """Writes `README.md` into `output_dir`, for the model that was saved there. See `card.model_card`.
 
         Args:
-            license, finetuned_from: as the Hub writes them; `finetuned_from` is the id of the base model.
-            others: what the stock card has; ours takes it from the model and the run, and says so.
+            values, named: those of the stock method. `license` and `finetuned_from` are as the Hub writes them;
+                `finetuned_from` is the id of the base model. The others our card takes from the model and the run,
+                and says so.
         """
         if not self.is_world_process_zero():
             return
-        if idle := [name for name, value in others.items() if value is not None]:
+        given = signature(Trainer.create_model_card).bind(self, *values, **named).arguments
+        license, base_model = given.get("license"), given.get("finetuned_from")
+        others = given.keys() - {"self", "license", "finetuned_from"}
+        if idle := sorted(name for name in others if given[name] is not None):
             logger.warning("No effect on the model card, which is made from the run: %s.", ", ".join(idle))
-        folder = Path(self.args.output_dir)
-        uploads = collect(folder, is_adapter_alone(folder), finetuned_from)
-        given = {"base_model": finetuned_from, "license": license}
-        write_atomically(folder / CARD, model_card(self._saved(folder), self._repo_name(), uploads, **given))
+        uploads = collect(self._folder, is_adapter_alone(self._folder), base_model)
+        saved = self._saved(self._folder)
+        card = model_card(saved, self._repo_name(), uploads, base_model=base_model, license=license)
+        write_atomically(self._folder / CARD, card)
 
-    def push_to_hub(
+    # The stock annotation knows no future, and no other process than the first.
+    def push_to_hub(  # ty: ignore[incompatible-method-override]
         self,
         commit_message: str | None = "End of training",
         blocking: bool = True,
@@ -93,24 +103,25 @@ class PushesToHub:
             return None
         self.create_model_card(**kwargs)
         self._finish_current_push()
-        folder = Path(self.args.output_dir)
-        uploads = collect(folder, is_adapter_alone(folder), kwargs.get("finetuned_from"))
-        uploads.append(Upload(CARD, folder / CARD))
+        uploads = collect(self._folder, is_adapter_alone(self._folder), kwargs.get("finetuned_from"))
+        uploads.append(Upload(CARD, self._folder / CARD))
         return self._commit(uploads, commit_message, token, revision, run_as_future=not blocking)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Sends the model of a checkpoint while training goes on. What goes wrong is said, and stops nothing."""
         if not self.is_world_process_zero() or self.args.hub_strategy == "end":
             return
-        running = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        if running and not self.args.hub_always_push:
+        running = self.push_in_progress
+        if running is not None and running.is_done():
+            running = None
+        if running is not None and not self.args.hub_always_push:
             return
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         copy = tempfile.TemporaryDirectory()  # the checkpoint may be deleted meanwhile
         try:
             uploads = self._copied(Path(checkpoint_folder), Path(copy.name))
             message = f"Training in progress, step {self.state.global_step}"
-            job = self._commit(uploads, message, None, None, run_as_future=True)
+            job = cast("Future", self._commit(uploads, message, None, None, run_as_future=True))
         except MinBertError as error:
             logger.warning("The checkpoint of step %d was not sent: %s", self.state.global_step, error)
             return
@@ -121,8 +132,8 @@ class PushesToHub:
                 logger.warning("%s: not sent, the Hub would not have it: %s", message, job.exception())
 
         job.add_done_callback(ended)
-        jobs = self.push_in_progress.jobs if running else []
-        self.push_in_progress = PushInProgress([*jobs, job])
+        jobs = [] if running is None else cast("list[Future]", running.jobs)
+        self.push_in_progress = PushInProgress(cast(Any, [*jobs, job]))  # the library annotates its list as one job
 
     def _copied(self, checkpoint: Path, copy: Path) -> list[Upload]:
         uploads = collect(checkpoint, is_adapter_alone(checkpoint))
@@ -137,17 +148,17 @@ class PushesToHub:
     ) -> CommitInfo | Future:
         from huggingface_hub import HfApi
 
-        repo, folder = self.hub_model_id, Path(self.args.output_dir)
-        with in_words(repo, folder, go_on=f"Send it by: minbert publish {folder} {repo}"):
+        repo = self._repo_name()
+        with in_words(repo, self._folder, go_on=f"Send it by: minbert publish {self._folder} {repo}"):
             api = HfApi(token=token or self._hub_token)
             return commit(api, repo, uploads, message or "", revision=revision or self.args.hub_revision, **given)
 
     def _repo_name(self) -> str:
-        return self.hub_model_id or Path(self.args.output_dir).absolute().name
+        return self.hub_model_id or self._folder.absolute().name
 
     def _saved(self, folder: Path) -> SavedModel:
         """What the folder says, and where it is silent what the trainer knows."""
-        saved, recipe = SavedModel.of(folder), Path(self.args.output_dir) / "recipe.yaml"
+        saved, recipe = SavedModel.of(folder), self._folder / "recipe.yaml"
         return replace(
             saved,
             recipe=saved.recipe or (plain_recipe(recipe) if recipe.is_file() else {}),

@@ -33,6 +33,7 @@ class Builder:
 
     def section(self, key: str, title: str, make: Callable[[], Sequence[Block]], level: int = 2) -> None:
         """Adds the section that `make` gives the blocks of, or one that says why there is none."""
+        blocks: list[Block]
         try:
             blocks = list(make())
         except MinBertError as error:  # such as data that is not there

@@ -40,7 +40,7 @@ def title_of(answers: Answers) -> str:
 def opening(answers: Answers) -> list:
     task, rows = answers.task, len(answers.ids)
     if answers.is_score:
-        return [Text(f"A score from {task.range[0]:g} to {task.range[1]:g}, on {rows:,} dev rows.")]
+        return [Text(f"A score from {task.bounds[0]:g} to {task.bounds[1]:g}, on {rows:,} dev rows.")]
     right = int((answers.values == answers.labels).sum())
     names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} labels"
     return [Text(f"One of {names}, on {rows:,} dev rows: {right:,} right, {rows - right:,} wrong.")]
@@ -118,7 +118,7 @@ def calibration(build: Builder, answers: Answers) -> list:
 
 def scatter(build: Builder, answers: Answers) -> list:
     task, values, labels = answers.task, answers.values, answers.labels
-    outside = int(((values < task.range[0]) | (values > task.range[1])).sum())
+    outside = int(((values < task.bounds[0]) | (values > task.bounds[1])).sum())
     bias = float((values - labels).mean())
     far = analysis.distances(values, labels)
     alt = f"{task.name}: the predicted score over the labelled one, a point per dev row."
@@ -127,13 +127,13 @@ def scatter(build: Builder, answers: Answers) -> list:
             f"Predictions are {number(far['mae'])} off in the mean, and {signed(bias)} with their sign. "
             f"{outside:,} of {len(values):,} lie outside the scale."
         ),
-        build.picture(f"{task.name}-scatter", alt, plots.scatter, labels, values, task.range),
+        build.picture(f"{task.name}-scatter", alt, plots.scatter, labels, values, task.bounds),
     ]
 
 
 def residuals(build: Builder, answers: Answers) -> list:
     task, values, labels = answers.task, answers.values, answers.labels
-    edges = analysis.equal_edges(*task.range, bins=10)
+    edges = analysis.equal_edges(*task.bounds, bins=10)
     by_value, by_label = analysis.binned(values, labels, edges), analysis.binned(labels, values - labels, edges)
     rows = [
         [f"{b.low:g} to {b.high:g}", f"{b.rows:,}", signed(b.y),
@@ -150,7 +150,7 @@ def residuals(build: Builder, answers: Answers) -> list:
             by_value,
             "predicted score",
             "mean label",
-            diagonal=task.range,
+            diagonal=task.bounds,
         ),
         build.picture(
             f"{task.name}-residuals", alts[1], plots.bins, by_label, "label", "mean of prediction − label", level=exact
@@ -168,15 +168,15 @@ def distribution(build: Builder, answers: Answers) -> list:
     if answers.is_score:
         spread = f"Labels have a mean of {number(labels.mean())} and a standard deviation of {number(labels.std())}; "
         spread += f"predictions of {number(values.mean())} and {number(values.std())}."
-        arguments = (plots.score_counts, labels, values, task.range)
+        picture = build.picture(f"{task.name}-distribution", alt, plots.score_counts, labels, values, task.bounds)
     else:
         counts = [np.bincount(x, minlength=len(task.labels)) for x in (labels, values)]
         never = [name for name, count in zip(task.labels, counts[1], strict=True) if not count]
         moved = int(np.abs(counts[0] - counts[1]).sum()) // 2
         spread = f"For the predictions to have the frequencies of the labels, {moved:,} would have to change."
         spread += f" Never predicted: {listed(never)}." if never else ""
-        arguments = (plots.class_counts, task.labels, *counts)
-    return [Text(spread), build.picture(f"{task.name}-distribution", alt, *arguments)]
+        picture = build.picture(f"{task.name}-distribution", alt, plots.class_counts, task.labels, *counts)
+    return [Text(spread), picture]
 
 
 def by_length(build: Builder, answers: Answers) -> list:
@@ -244,6 +244,6 @@ def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
     names = (lambda value: f"{value:.2f}") if answers.is_score else (lambda value: answers.task.labels[int(value)])
     said = [f"label: {names(answers.labels[row])}"]
     for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
-        sure = "" if of.probabilities is None else f" ({of.probabilities[row].max():.2f})"
+        sure = "" if of.is_score else f" ({of.probabilities[row].max():.2f})"
         said.append(f"{who}: {names(of.values[row])}{sure}")
     return "; ".join([*said, f"id {answers.ids[row]}"])

@@ -12,7 +12,6 @@ from ..evaluation.significance import bootstrap, bootstrap_p, interval, mcnemar,
 from .builder import Builder
 from .by_task import remark
 from .document import Block, Example, Examples, Table, Text
-from .overview import usable
 from .runs import Answers, Run
 from .words import number, p_value, signed
 
@@ -67,7 +66,7 @@ def _why_not(answers: Answers, theirs: Answers) -> str:
         return "the two have predicted other rows"
     if answers.task.kind != theirs.task.kind or answers.task.labels != theirs.task.labels:
         return "its labels differ"
-    if not usable(answers):
+    if not answers.usable:
         return "its labels are not there, or not all predictions are finite"
     return "" if not theirs.broken else "not all predictions are finite"
 

@@ -21,11 +21,6 @@ SAME = 1e-4
 LOGGED_POINTS = 40  # of a curve that is drawn as means of neighbours
 
 
-def usable(answers: Answers) -> bool:
-    """Whether predictions can be set beside labels."""
-    return answers.labels is not None and not answers.broken
-
-
 # ---- Scores ------------------------------------------------------------------------------------------------------
 
 
@@ -34,7 +29,7 @@ def scores(build: Builder, run: Run) -> list[Block]:
         return _recorded(run)
     blocks, rows, drawn = [], [], {}
     for name, answers in run.answers.items():
-        if usable(answers):
+        if answers.usable:
             metrics, drawn[name] = _with_intervals(build, answers)
             rows += metrics
             blocks += _odd(run, answers)
@@ -77,8 +72,9 @@ def _overall(run: Run, drawn: Mapping[str, np.ndarray | None]) -> list[list[str]
     found = {a.task.name: value_metrics(a.task, a.values, a.labels) for a in run.answers.values()}
     summary = overall(tasks, found)
     bounds = "one row"
-    if all(of is not None for of in drawn.values()):  # tasks have rows of their own, so their draws are independent
-        bounds = between(interval(np.mean(list(drawn.values()), axis=0)))
+    draws = [of for of in drawn.values() if of is not None]
+    if len(draws) == len(drawn):  # tasks have rows of their own, so their draws are independent
+        bounds = between(interval(np.mean(draws, axis=0)))
     rows = [["overall (mean of the tasks)", "", number(summary["overall"]), bounds, ""]]
     return rows + [["leaderboard", "", number(value), "", ""] for value in [summary.get("leaderboard")] if value]
 
@@ -146,7 +142,9 @@ def _shown(value: float | None) -> str:
 def _baselines(run: Run) -> list[Block]:
     """What is had without a model, a line each."""
     rows = []
-    for answers in filter(usable, run.answers.values()):
+    for answers in run.answers.values():
+        if not answers.usable:
+            continue
         task, labels = answers.task, answers.labels
         answer, constant = analysis.constant_answer(task, labels)
         if task.kind == "score":
@@ -210,7 +208,7 @@ def _broken(runs: Sequence[Run]) -> list[Block]:
 def _constant(runs: Sequence[Run], name: str) -> tuple[str, float] | None:
     """The level of the same answer for every row."""
     answers = runs[0].answers.get(name)
-    if answers is None or answers.labels is None or answers.is_score:
+    if answers is None or not len(answers.labels) or answers.is_score:
         return None
     return "same answer", analysis.constant_answer(answers.task, answers.labels)[1][answers.task.metric]
 
@@ -301,9 +299,11 @@ def _pair(run: Run, pair: str) -> str:
 def _thinned(steps: Sequence[float], values: Sequence[float]) -> plots.Points:
     """Means of neighbours, where there are many."""
     pieces = min(len(steps), LOGGED_POINTS)
-    return tuple(
-        [float(piece.mean()) for piece in np.array_split(np.array(x, float), pieces)] for x in (steps, values)
-    )
+
+    def means(x: Sequence[float]) -> list[float]:
+        return [float(piece.mean()) for piece in np.array_split(np.array(x, float), pieces)]
+
+    return means(steps), means(values)
 
 
 # ---- Time and memory ---------------------------------------------------------------------------------------------

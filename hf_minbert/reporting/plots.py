@@ -48,7 +48,7 @@ def drawn(draw: Callable[..., None]) -> Callable[..., bytes]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        style = {
+        style: dict[Any, Any] = {  # whose keys matplotlib lists one by one
             **matplotlib.rcParamsDefault, "backend": matplotlib.rcParams["backend"], "font.size": 10,
             "axes.titlesize": 10, "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False,
             "axes.grid": True, "grid.color": "#e3e6ea", "axes.axisbelow": True, "legend.frameon": False,
@@ -92,13 +92,14 @@ def curves(
         boundaries: steps at which something new began.
     """
     for place, (name, (x, y)) in enumerate(lines.items()):
-        look = {"marker": MARKS[place % len(MARKS)] if len(x) <= 40 else None, "markersize": 4, "linewidth": 1.6}
-        look["linestyle"] = ("-", "--", "-.", ":")[place // len(COLOURS) % 4]  # once all colours have been used
-        axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
+        marker = MARKS[place % len(MARKS)] if len(x) <= 40 else None
+        style = ("-", "--", "-.", ":")[place // len(COLOURS) % 4]  # once all colours have been used
+        colour, label = COLOURS[place % len(COLOURS)], shortened(name, 24)
+        axes.plot(x, y, color=colour, label=label, linestyle=style, linewidth=1.6, marker=marker, markersize=4)
     for place, (name, (x, y)) in enumerate((dashed or {}).items()):
-        look = {"linestyle": (0, (4, 2)), "linewidth": 1.3}
+        colour, label = COLOURS[place % len(COLOURS)], shortened(name, 24)
         if len(x):  # an empty one keeps its place, for the colours of the others
-            axes.plot(x, y, color=COLOURS[place % len(COLOURS)], label=shortened(name, 24), **look)
+            axes.plot(x, y, color=colour, label=label, linestyle=(0, (4, 2)), linewidth=1.3)
     if level is not None:
         axes.axhline(level[1], color=GREY, linestyle=":", linewidth=1.4, label=level[0])
     for step in boundaries:
@@ -158,7 +159,7 @@ def class_counts(axes: Axes, names: Sequence[str], labels: Sequence[int], values
 @drawn
 def score_counts(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[float, float]) -> None:
     """How many rows lie where on the scale, labelled and predicted; predictions beyond its ends count at the ends."""
-    edges = equal_edges(*bounds, bins=25)
+    edges = equal_edges(*bounds, bins=25).tolist()
     axes.hist(labels, edges, color=COLOURS[0], alpha=0.55, label="labels")
     axes.hist(np.clip(values, *bounds), edges, color=COLOURS[1], histtype="step", linewidth=1.8, label="predictions")
     axes.set(xlabel="score", ylabel="dev rows")

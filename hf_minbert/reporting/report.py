@@ -13,7 +13,7 @@ from .builder import Builder
 from .by_task import task_sections, title_of
 from .comparison import comparison, seeds
 from .document import PAGE, Document, Text
-from .overview import conflicts, costs, curves, scores, usable
+from .overview import conflicts, costs, curves, scores
 from .plots import check_matplotlib
 from .runs import Run, read_run
 
@@ -79,7 +79,7 @@ def _sections(build: Builder, runs: list[Run]) -> None:
     build.section("scores", "Scores and baselines", lambda: scores(build, run))
     build.section("curves", "Learning curves", lambda: curves(build, runs))
     for name, answers in run.answers.items():
-        if usable(answers):
+        if answers.usable:
             task_sections(build, run, answers)
         else:
             said = answers.missing or f"{answers.broken:,} predictions are not finite: see the scores."

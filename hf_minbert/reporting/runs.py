@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -36,18 +36,18 @@ class Answers:
         task: the task, with where its data lies.
         ids: of the rows, [N].
         values: class ids, int64 [N], or scores, float64 [N].
-        probabilities: float64 [N, C]; `None` of a score.
-        labels: class ids or scores, [N]; `None` where the data is not there.
-        texts: one or two of each row; `None` where the data is not there.
+        probabilities: float64 [N, C]; C = 0 of a score.
+        labels: class ids or scores, [N]; empty where the data is not there.
+        texts: one or two of each row; empty where the data is not there.
         missing: why `labels` and `texts` are not there.
     """
 
     task: Task
     ids: list[str]
     values: np.ndarray
-    probabilities: np.ndarray | None
-    labels: np.ndarray | None = None
-    texts: list[tuple[str, ...]] | None = None
+    probabilities: np.ndarray
+    labels: np.ndarray = field(default_factory=lambda: np.empty(0))
+    texts: list[tuple[str, ...]] = field(default_factory=list)
     missing: str = ""
 
     @property
@@ -55,9 +55,14 @@ class Answers:
         return self.task.kind == "score"
 
     @property
+    def usable(self) -> bool:
+        """Whether predictions can be set beside labels."""
+        return len(self.labels) > 0 and not self.broken
+
+    @property
     def broken(self) -> int:
         """How many predictions are not finite."""
-        numbers = self.values[:, None] if self.probabilities is None else self.probabilities
+        numbers = self.values[:, None] if self.is_score else self.probabilities
         return int((~np.isfinite(numbers)).any(axis=1).sum())
 
 
@@ -270,7 +275,7 @@ def _saved_tasks(path: Path, notes: list[str]) -> dict[str, Task]:
     found = {}
     for task in map(Task.from_config, saved):
         files = TASKS[task.name].files if task.name in TASKS else {}
-        found[task.name] = Task(**{**vars(task), "files": files})
+        found[task.name] = replace(task, files=files)
     return found
 
 
@@ -306,7 +311,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                     f"{path}: a prediction of {task.name!r} must be a class id from 0 to {classes - 1}. Delete the "
                     f"file, or write it anew by minbert predict."
                 )
-    return Answers(task, ids, values, numbers[:, 1:] if classes else None)
+    return Answers(task, ids, values, numbers[:, 1:])
 
 
 def _add_rows(answers: Answers, data: RunData) -> None:

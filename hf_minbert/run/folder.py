@@ -62,7 +62,7 @@ class RunFolder(TrainerCallback):
     """
 
     def __init__(self, settings: RunSettings, given: Mapping[str, Any], args: MultiTaskTrainingArguments):
-        self.path = Path(args.output_dir)
+        self.path = Path(str(args.output_dir))
         self.settings, self.given, self.args = settings, given, args
         self.training_rows: dict[str, str] = {}
         self.changed: dict[str, tuple[Any, Any]] = {}  # old and new value of what a resumed run has otherwise
@@ -91,10 +91,10 @@ class RunFolder(TrainerCallback):
 
     def _checkpoint(self) -> Path | None:
         """The checkpoint that the run resumes from."""
-        if self.args.resume_from_checkpoint is True:
-            newest = newest_complete_checkpoint(self.path, self.args.world_size)
-            return None if newest is None else Path(newest)
-        return Path(self.args.resume_from_checkpoint)
+        if isinstance(self.args.resume_from_checkpoint, str):
+            return Path(self.args.resume_from_checkpoint)
+        newest = newest_complete_checkpoint(self.path, self.args.world_size)
+        return None if newest is None else Path(newest)
 
     def _check_checkpoint(self) -> None:
         remedy = "Leave `resume_from_checkpoint` out to start anew. What is left of a run here goes by overwrite=true."

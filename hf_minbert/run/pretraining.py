@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import SequentialSampler
 from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import TrainOutput
 
 from ..data.encoding import check_max_length, encode
@@ -29,7 +30,7 @@ from ..data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
 from ..data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from ..errors import MinBertError, explain, unknown_name
 from ..model.configuration_minbert import MinBertConfig
-from ..model.modeling_minbert import IGNORED
+from ..model.modeling_minbert import IGNORED, MinBertForMaskedLM
 from ..pretrained.loading import check_encoder, load_masked_lm, load_tokenizer
 from ..publishing.trainer import PushesToHub
 from ..settings.keys import default_of
@@ -175,6 +176,8 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         about: what the metrics of a training say of its texts.
     """
 
+    model: MinBertForMaskedLM
+    train_dataset: TrainingTexts
     get_optimizer_cls_and_kwargs = staticmethod(MultiTaskTrainer.get_optimizer_cls_and_kwargs)
 
     def __init__(self, *arguments: Any, held_out: Mapping[str, int], about: Mapping[str, Any], **given: Any):
@@ -185,12 +188,12 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         # What is tied is not in a checkpoint either; unless told, the library warns that it is missing.
         self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **kwargs: Any) -> TrainOutput:
         """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
         # Not by `evaluate` before training: only then do all processes have the first one's weights.
         self.args.eval_on_start = resume_from_checkpoint is None
-        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        output = super().train(resume_from_checkpoint, *others, **kwargs)
         start = next(entry for entry in self.state.log_history if entry["step"] == 0 and "eval_loss" in entry)
         before = {f"{name}_before": value for name, value in _scores(start).items()}
         output.metrics.update(**_scores(self.evaluate()), **before, **self._about)
@@ -238,7 +241,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
 
     def _metrics(self, found: EvalPrediction) -> dict[str, float]:
         """`loss`, `perplexity` and, of several sources, that of each."""
-        sums, counts = found.predictions.astype(np.float64), found.label_ids
+        sums, counts = np.asarray(found.predictions, dtype=np.float64), np.asarray(found.label_ids)
         loss = sums.sum() / max(counts.sum(), 1)
         metrics = {"loss": float(loss), "perplexity": _perplexity(loss)}
         bounds = pairwise(np.cumsum([0, *self._held_out.values()]))
@@ -306,7 +309,8 @@ def _prepare_arguments(args: MultiTaskTrainingArguments) -> None:
     if args.metric_for_best_model is not None:
         args.metric_for_best_model, args.greater_is_better = "eval_loss", False
     if args.device.type != "cuda":
-        args.dataloader_pin_memory = args.accelerator_config.non_blocking = False  # for a GPU: elsewhere torch warns
+        # For a GPU: elsewhere torch warns. The stock constructor made an object of whatever the recipe says.
+        args.dataloader_pin_memory = cast(AcceleratorConfig, args.accelerator_config).non_blocking = False
 
 
 def _tell_of_texts(sizes: Mapping[str, int], leaks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -331,7 +335,7 @@ def _epochs(args: MultiTaskTrainingArguments, texts: int) -> float:
     return args.max_steps * per_step / texts
 
 
-def _load_model(settings: RunSettings, config: MinBertConfig) -> nn.Module:
+def _load_model(settings: RunSettings, config: MinBertConfig) -> MinBertForMaskedLM:
     name = settings.model_name_or_path
     model, missing = load_masked_lm(name, config, settings.model_revision, settings.attn_implementation)
     check_encoder(name, missing)

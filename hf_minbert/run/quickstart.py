@@ -52,7 +52,7 @@ def answers(folder: str | Path, tasks: Iterable[Task]) -> str:
         answer: dict[str, Any] = predictor(task.name, *([text] for text in texts))[0]
         lines.append(f"{task.name}: " + " | ".join(texts))
         if task.kind == "score":
-            lines.append(f"  {answer['prediction']:.2f} on a scale of {task.range[0]:g} to {task.range[1]:g}")
+            lines.append(f"  {answer['prediction']:.2f} on a scale of {task.bounds[0]:g} to {task.bounds[1]:g}")
         else:
             lines.append(f"  {answer['label']} (probability {answer['probabilities'][answer['label']]:.2f})")
     return "\n".join(lines)

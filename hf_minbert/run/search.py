@@ -115,9 +115,14 @@ def search(
             time.sleep(POLL)
     finally:
         for _, process in running.values():
-            process.stdin.close()  # which ends it
+            _close(process)  # which ends it
             process.wait()
     return folder.finish()
+
+
+def _close(process: subprocess.Popen) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _next(folder: SearchFolder, running: Mapping[int, Any], limit: int | None, propose: Any) -> int | None:
@@ -143,13 +148,13 @@ def _collect(folder: SearchFolder, running: dict[int, tuple[int, subprocess.Pope
         if process.poll() is None:
             continue
         del running[slot]
-        process.stdin.close()
+        _close(process)
         folder.end(number, process.returncode)
         trial, best = folder.trial(number), best_of(folder.trials())
         folder.write_results()
         if trial.state == "failed":
             logger.warning("Trial %d failed: %s", number, trial.error)
-        else:
+        elif best is not None:
             logger.info(
                 "Trial %d: %s %.4f. The best so far is trial %d with %.4f.",
                 number, folder.metric, trial.score, best.number, best.score,
@@ -368,7 +373,7 @@ def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None
         logger.info("No plot: matplotlib is not installed. For one: pip install 'hf_minbert[search]'")
         return
     finished = sorted((trial for trial in trials if trial.state == "finished"), key=lambda trial: trial.number)
-    numbers, scores = [trial.number for trial in finished], [trial.score for trial in finished]
+    numbers, scores = [trial.number for trial in finished], [trial.score or 0.0 for trial in finished]
     figure = Figure(figsize=(4 * (1 + len(space)), 3.2), layout="constrained")
     first, *others = figure.subplots(1, 1 + len(space), sharey=True, squeeze=False)[0]
     first.plot(numbers, scores, "o")
@@ -394,24 +399,24 @@ def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None
 
 def start_trial(folder: Path, word: str, gpu: str | None) -> subprocess.Popen:
     """`minbert train FOLDER/trial.yaml WORD` in a process of its own, which ends when its stdin is closed."""
-    code = "from hf_minbert.run.search import trial_process; trial_process()"
+    code = (
+        "from hf_minbert.run.search import end_with_the_search; end_with_the_search(); "
+        "from hf_minbert.cli import main; main()"
+    )
     environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
     with (folder / "trial.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", code, str(folder / "trial.yaml"), word],
+            [sys.executable, "-c", code, "train", str(folder / "trial.yaml"), word],
             stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
         )  # fmt: skip
 
 
-def trial_process() -> None:
-    """What a trial's process runs. Also ends when the search is killed: the next would start a second one there."""
-    from ..cli import main
-
-    threading.Thread(target=_end_with_the_search, daemon=True).start()
-    main(["train", *sys.argv[1:]])
+def end_with_the_search() -> None:
+    """Ends this process when its stdin is closed, also as the search is killed: the next would start a second one."""
+    threading.Thread(target=_wait_for_the_end, daemon=True).start()
 
 
-def _end_with_the_search() -> None:
+def _wait_for_the_end() -> None:
     while os.read(0, 1):  # not sys.stdin, whose lock a thread may not hold while Python ends
         pass
     os._exit(1)

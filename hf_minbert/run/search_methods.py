@@ -48,7 +48,7 @@ class Range:
             drawn = round(drawn) if self.whole else rounded(drawn)
         else:
             drawn = (
-                generator.randint(self.low, self.high)
+                generator.randint(int(self.low), int(self.high))
                 if self.whole
                 else rounded(generator.uniform(self.low, self.high))
             )
@@ -88,7 +88,7 @@ class Trial:
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The one with the highest score, of equal ones the first; `None` if none has finished."""
     finished = [trial for trial in trials if trial.state == "finished"]
-    return max(finished, key=lambda trial: trial.score, default=None)
+    return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
 
 # ---- The space ---------------------------------------------------------------------------------------------------
@@ -153,13 +153,15 @@ def _choices(where: str, given: Any) -> list[Any] | Range:
 
 def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
     """The space, if it has no range. Raises `MinBertError` otherwise."""
+    lists = {}
     for entry, choices in space.items():
         if isinstance(choices, Range):
             raise MinBertError(
                 f"`--method {method}` tries every value, and `{entry}` is a range. Give a list of values, or take "
                 f"--method random or optuna."
             )
-    return space
+        lists[entry] = choices
+    return lists
 
 
 def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[str, Value]:
@@ -218,11 +220,12 @@ def coordinate(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], se
     """
     fixed = dict(own)
     for key, choices in only_lists(space, "coordinate").items():
-        line = [{**fixed, key: value} for value in choices]
-        found = [_of(values, trials) for values in line]
-        for values, trial in zip(line, found, strict=True):
+        found = []
+        for value in choices:
+            trial = _of({**fixed, key: value}, trials)
             if trial is None:
-                return values
+                return {**fixed, key: value}
+            found.append(trial)
         best = None if any(trial.state == "begun" for trial in found) else best_of(found)
         if best is None:  # one is running, or all have failed
             return None

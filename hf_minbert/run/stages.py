@@ -15,7 +15,6 @@ import shutil
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -198,9 +197,10 @@ def _value(raw: Any) -> Value:
 
 
 def _text(values: Mapping[str, Value], key: str) -> str:
-    if key not in values or not values[key].text:
+    text = values[key].text if key in values else None
+    if not text:
         raise MinBertError(f"`{key}` is missing. Add a line `{key}: ...` to the recipe, or {key}=... after it.")
-    return values[key].text
+    return text
 
 
 def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) -> dict[str, Any]:
@@ -220,8 +220,12 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
     _check_folder(root, values, stages, resumes, overwrites)
     # Decided before anything runs, so that all processes decide alike. Behind a stage that has not finished none has:
     # what may stand there is of an older run.
-    metrics = ((stage.name, stage.metrics()) for stage in stages) if resumes else ()
-    finished = dict(takewhile(lambda found: found[1] is not None, metrics))
+    finished: dict[str, dict[str, Any]] = {}
+    for stage in stages if resumes else ():
+        metrics = stage.metrics()
+        if metrics is None:
+            break
+        finished[stage.name] = metrics
     for stage in stages[: len(finished)]:
         stage.check_finished()
     for number, stage in enumerate(stages, 1):

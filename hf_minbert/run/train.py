@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Generator, Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
 
 from ..data.encoding import check_max_length
@@ -30,6 +30,7 @@ from ..model.modeling_minbert import MinBertForMultiTask
 from ..pretrained import adapters
 from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from ..pretrained.prediction import Predictor, score
+from ..pretrained.teachers import teacher_logits
 from ..settings import plugins
 from ..settings.dotted import Value
 from ..settings.keys import KEPT
@@ -38,12 +39,13 @@ from ..settings.run import RunSettings
 from ..settings.table import TRAITS, names
 from ..settings.tasks import Task, get_tasks, revisions
 from ..settings.training import ConflictDetail
-from ..training.aggregation.aggregators import PCGrad, Sum, Tasks
+from ..training.aggregation.base import Tasks
+from ..training.aggregation.pcgrad import PCGrad
+from ..training.aggregation.sum import Sum
 from ..training.args import MultiTaskTrainingArguments
-from ..training.distributed import check_alike, is_lost, told_how_it_ends
+from ..training.distributed import check_alike, is_lost, report_interruption
 from ..training.freezing import check_layers
 from ..training.gradients import GradientRows, Gradients
-from ..training.terms.distillation import teacher_logits
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
 from .folder import AVERAGED, RunFolder
@@ -112,7 +114,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _unheard() -> Generator[None]:
     """Inside, the package says errors alone."""
     log = logging.getLogger(__package__)
     level = log.level
@@ -152,7 +154,7 @@ def _train(
         _hide_bars()
     launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
     folder = RunFolder(settings, {**given, **launched}, args)
-    with told_how_it_ends(args, lambda: folder.begun, behind_stage):
+    with report_interruption(args, lambda: folder.begun, behind_stage):
         config, data = _prepare_together(folder)
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
         trainer = make(settings, args, config, data, [*callbacks, folder])
@@ -165,14 +167,14 @@ def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]
     """`_prepare`, on all processes or on none."""
     prepared, found, error = None, {}, None
     try:
-        prepared = _prepare(folder)
+        config, data = prepared = _prepare(folder)
         if folder.args.world_size > 1:
-            config, data = prepared
             shape = {key: repr(value) for key, value in config.to_dict().items() if key != "_name_or_path"}
             found = {f"the model's `{key}`": value for key, value in shape.items()} | folder.digests(data)
     except MinBertError as raised:
         error = raised
-    check_alike(folder.shared_recipe(), found, error)
+    check_alike(folder.shared_recipe(), found, error)  # which raises the error
+    assert prepared is not None
     return prepared
 
 
@@ -206,13 +208,14 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
         with explain("Starting to train", "Correct the recipe."):
             raise
     trainer.save_model(_internal_call=True)  # a push comes last, with the scores
-    predicts_words = folder.settings.objective == "mlm"
-    if args.proximal_evaluate and not predicts_words:
+    if isinstance(trainer, MultiTaskTrainer) and trainer.proximal is not None and args.proximal_evaluate:
         with trainer.proximal.in_place():
             trainer.save_model(str(folder.path / AVERAGED), _internal_call=True)
     metrics = {}
     if args.should_save:
-        of_tasks = {} if predicts_words else {**_score(folder.path, trainer, data["dev"]), "leaks": data["leaks"]}
+        of_tasks = {}
+        if isinstance(trainer, MultiTaskTrainer):
+            of_tasks = {**_score(folder.path, args, data["dev"]), "leaks": data["leaks"]}
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -236,12 +239,12 @@ def _make_trainer(
     data: Mapping[str, Mapping[str, Any]],
     callbacks: Sequence[TrainerCallback],
 ) -> MultiTaskTrainer:
-    trained = args.chosen_tasks("train_tasks", {task["name"]: None for task in config.tasks})
+    tasks = [Task.from_config(saved) for saved in config.tasks or ()]
+    trained = args.chosen_tasks("train_tasks", {task.name: task for task in tasks})
     tokenizer, model = load_model(settings, config, trained)
     if settings.max_length is None and length_of(config) < config.max_position_embeddings:
         said = "Inputs are cut to %d tokens, as in the training of %s; `max_length` sets another length."
         logger.info(said, length_of(config), settings.model_name_or_path)
-    tasks = [Task.from_config(saved) for saved in config.tasks]
     taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
     with explain("Setting up the trainer", "Correct the recipe."):
         return MultiTaskTrainer(
@@ -314,7 +317,7 @@ class _SumBesidePCGrad(Sum):
     """The sum, with the coefficients that PCGrad would have had."""
 
     def step(
-        self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
+        self, gradients: Tensor, generator: torch.Generator | None = None, tasks: Tasks | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         combined, gram, _ = super().step(gradients, generator, tasks)
         return combined, gram, PCGrad().coefficients(gram, generator, tasks)
@@ -322,6 +325,8 @@ class _SumBesidePCGrad(Sum):
 
 class _MeasuringTrainer(MultiTaskTrainer):
     """Collects rows for the sum, and logs nothing."""
+
+    model: nn.Module
 
     def make_gradients(self, static: bool) -> Gradients:
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -418,13 +423,14 @@ def load_model(
     """
     name, revision, attention = settings.model_name_or_path, settings.model_revision, settings.attn_implementation
     tokenizer = load_tokenizer(name, config, revision)
-    goes_on = settings.peft is not None and is_adapter(name, revision)
-    if goes_on:
+    load = load_weights
+    if settings.peft is not None and is_adapter(name, revision):
         adapters.check_same(settings.peft, name, revision)
-    model, missing = (load_adapter if goes_on else load_weights)(name, config, revision, attention)
+        load = load_adapter
+    model, missing = load(name, config, revision, attention)
     check_encoder(name, missing)
     _tell_of_new_weights(name, missing, config.private_owner)
-    if settings.peft is not None and not goes_on:
+    if settings.peft is not None and isinstance(model, MinBertForMultiTask):
         model = adapters.add_adapter(model, settings.peft, name, revision, trained, missing)
     return tokenizer, model
 
@@ -451,15 +457,15 @@ def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> No
 # ---- What comes out ---------------------------------------------------------------------------------------------
 
 
-def _score(folder: Path, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> dict[str, float]:
+def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) -> dict[str, float]:
     """Scores the saved model, as anybody who loads it will, and writes its predictions."""
-    given, shown = {"batch_size": trainer.args.per_device_eval_batch_size}, not trainer.args.disable_tqdm
-    predictor = Predictor.from_pretrained(folder, **given)
+    size, shown = args.per_device_eval_batch_size, not args.disable_tqdm
+    predictor = Predictor.from_pretrained(folder, batch_size=size)
     scores, decoded = score(predictor, dev, progress=shown)
     for name, rows in dev.items():
         write_predictions(folder / "predictions" / f"{name}-dev.csv", predictor.task(name), rows["id"], decoded[name])
-    if trainer.args.proximal_evaluate:
-        averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, **given), dev, progress=shown)
+    if args.proximal_evaluate:
+        averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}
 
@@ -480,7 +486,7 @@ def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, 
 
 
 @contextmanager
-def _bar_closed(trainer: Trainer) -> Iterator[None]:
+def _bar_closed(trainer: Trainer) -> Generator[None]:
     """Ends the line of the progress bar whatever happens: what is printed next would stand behind it."""
     try:
         yield

@@ -5,8 +5,12 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from inspect import cleandoc
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Settings = TypeVar("Settings", bound="DataclassInstance")
 #: Stands for no value of its own in a run that only measures.
 KEPT = object()
 
@@ -46,10 +50,10 @@ def key(default: Any, sentence: str, **traits: Any) -> Any:
     return field(**made, metadata={"help": sentence, "traits": Traits(**traits)})
 
 
-def documented(cls: type) -> type:
+def documented(cls: type[Settings]) -> type[Settings]:
     """Adds the fields and their sentences to the docstring of a dataclass."""
     lines = [f"    {f.name}: {f.metadata['help']}" for f in fields(cls) if "traits" in f.metadata]
-    cls.__doc__ = "\n".join([cleandoc(cls.__doc__), "", "Args:", *lines])
+    cls.__doc__ = "\n".join([cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
     return cls
 
 

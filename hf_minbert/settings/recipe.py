@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from ..errors import MinBertError, unknown_name
 from . import plugins
@@ -45,7 +46,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         pairs = [(self.construct_object(key, deep=True), key) for key, _ in node.value]
         for position, (key, key_node) in enumerate(pairs):
             if any(key == earlier for earlier, _ in pairs[:position]):
-                raise yaml.constructor.ConstructorError(
+                raise ConstructorError(
                     problem=f"the key {key!r} stands twice; delete one", problem_mark=key_node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
@@ -264,7 +265,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def _unknown_key(key: object, known: Iterable[str]) -> MinBertError:
+def _unknown_key(key: str, known: Iterable[str]) -> MinBertError:
     error = unknown_name("key", key, known)
     near = re.search(r"Did you mean .*?\?", str(error))
     meant = f"Did you mean {ELSEWHERE[key]!r}?" if key in ELSEWHERE else near[0] if near else ""
@@ -336,11 +337,11 @@ def _fit(value: Value, option: Any) -> tuple[bool, Any]:
     return isinstance(option, type) and isinstance(raw, option), raw
 
 
-def _fit_all(items: list[Any], hint: Any) -> tuple[bool, list[Any] | None]:
+def _fit_all(items: list[Any], hint: Any) -> tuple[bool, list[Any]]:
     try:
         return True, [cast("item", Value(item, None), hint) for item in items]
     except MinBertError:
-        return False, None
+        return False, []
 
 
 def _words(option: Any) -> str:

@@ -86,11 +86,15 @@ def stock_hints() -> dict[str, Any]:
 
     A type that names a class of transformers is `Any` here; the class itself checks it.
     """
-    (folder,) = find_spec("transformers").submodule_search_locations
-    tree = ast.parse((Path(folder) / "training_args.py").read_text(encoding="utf-8"))
+    spec = find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    tree = ast.parse((Path(spec.origin).parent / "training_args.py").read_text(encoding="utf-8"))
     (stock,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments")
-    fields = [node for node in stock.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
-    return {node.target.id: _plain_type(node.annotation) for node in fields}
+    return {
+        node.target.id: _plain_type(node.annotation)
+        for node in stock.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def _plain_type(annotation: ast.expr) -> Any:

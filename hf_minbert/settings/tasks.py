@@ -225,6 +225,12 @@ class Task:
     columns: dict[str, str] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The `range` of a task whose `kind` is `score`."""
+        assert self.range is not None
+        return self.range
+
     def __post_init__(self):
         where = f"Task {self.name!r}"
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):

@@ -164,6 +164,11 @@ class TrainingKeys:
         " loss at the worst near words is added; `none`.",
         objectives="tasks",
     )
+    regularizer_options: dict | None = key(
+        None,
+        "Keyword arguments of a regularizer that a plugin registered; those of the package have keys of their own.",
+        objectives="tasks",
+    )
     smart_weight: float = key(1.0, "Factor on SMART's term.", objectives="tasks")
     smart_epsilon: float | None = key(
         None,

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
-from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from ..data.rounds import MIXING, Drawn
 from ..errors import MinBertError, unknown_name
-from ..evaluation.metrics import metric_names
-from ..settings.keys import default_of, documented, key
+from ..settings.keys import default_of, documented
 from ..settings.tasks import Task
-from ..settings.training import TrainingKeys
+from .base_args import BaseArguments
 from .checks import check_ranges, check_tasks, check_values
-from .distributed import check_launch, launched_precision, tell_of_idle_gpus, tell_of_the_cpu
+from .distributed import check_launch, launched_precision, warn_about_idle_gpus, warn_about_mps
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .terms.regularizers import REGULARIZERS
+from .terms.registry import REGULARIZERS
 from .unsupported_arguments import refuse_settings, refuse_unsupported
 
 
 @documented
 @dataclass
-class MultiTaskTrainingArguments(TrainingKeys, TrainingArguments):
+class MultiTaskTrainingArguments(BaseArguments):
     """`TrainingArguments` for rounds: a step is one mini-batch of every task in training.
 
     Defaults that differ from the stock ones: `metric_for_best_model` is `eval_overall` where a best model is
@@ -35,11 +31,6 @@ class MultiTaskTrainingArguments(TrainingKeys, TrainingArguments):
     Raises:
         MinBertError: a value is out of range, or a stock argument is set that several tasks cannot honour.
     """
-
-    optim: OptimizerNames | OwnOptimizer | str = key(
-        TrainingArguments.optim,
-        "The optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.",
-    )
 
     def __post_init__(self):
         if self.report_to is None:  # the stock class would make of it a list that holds None
@@ -55,7 +46,7 @@ class MultiTaskTrainingArguments(TrainingKeys, TrainingArguments):
         refuse_unsupported(self)  # before the stock class acts on them, as it does for DeepSpeed
         check_ranges(self)  # nor are the stock words for what is out of range always to the point
         if torch.backends.mps.is_available() and not self.use_cpu:
-            tell_of_the_cpu()
+            warn_about_mps()
             self.use_cpu = True  # the stock class would take the GPU of a Mac
         check_launch(self.use_cpu)
         if (launched := launched_precision()) and not (self.bf16 or self.fp16):
@@ -68,20 +59,8 @@ class MultiTaskTrainingArguments(TrainingKeys, TrainingArguments):
         refuse_settings(self)
         check_values(self)
         if self.n_gpu > 1:
-            tell_of_idle_gpus(self.n_gpu)
+            warn_about_idle_gpus(self.n_gpu)
             self._n_gpu = 1  # with more, the stock Trainer wraps the model in DataParallel, which no step would use
-
-    @property
-    def uses_graphs(self) -> bool:
-        """Whether steps are recorded as CUDA graphs."""
-        return self.cuda_graphs == "auto" and self.packing and self.device.type == "cuda"
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this process."""
-        device = super().device
-        # One of several CPU processes has the device "cpu:1", to which transformers 5.17 cannot load an optimizer.
-        return torch.device("cpu") if device.type == "cpu" else device
 
     def _own_optimizer(self) -> OwnOptimizer | None:
         """The optimizer, if it is one of ours; then a stock one stands in for it while the stock class looks."""
@@ -128,36 +107,6 @@ class MultiTaskTrainingArguments(TrainingKeys, TrainingArguments):
                 said.append(f"{', '.join(names)} {has} no effect with {without}. {it} for {purpose}.")
         return said
 
-    def why_none_conflict(self, trained: Sequence[str]) -> str | None:
-        """Why no step has a weight that two of the trained tasks reach, so that none can conflict; else `None`."""
-        if len(trained) < 2:
-            return "one task is trained"
-        if self.freeze == "encoder" and self.unfreeze is None:
-            return "with `freeze: encoder` nothing is trained that tasks share"
-        if issubclass(MIXING[self.mixing], Drawn) and self.gradient_accumulation_steps == 1:
-            return f"with `mixing: {self.mixing}` and without `gradient_accumulation_steps` each step has one task"
-        return None
-
-    def by_task(self, option: str) -> Mapping[str, Any]:
-        """What `option` gives task by task; nothing where it is left out, or is one word for all."""
-        value = getattr(self, option)
-        return value if isinstance(value, Mapping) else {}
-
-    def chosen_tasks(self, option: str, tasks: Mapping[str, Task]) -> list[str]:
-        """The tasks that `option` names, each once; all of them where it says nothing.
-
-        Raises:
-            MinBertError: it names a task that is not among `tasks`, or none at all.
-        """
-        names = getattr(self, option)
-        names = list(tasks) if names in (None, {}) else [names] if isinstance(names, str) else list(names)
-        for name in names:
-            if name not in tasks:
-                raise MinBertError(f"`{option}`: {unknown_name('task', name, tasks)}")
-        if not names:
-            raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
-        return list(dict.fromkeys(names))
-
     def check_tasks(self, tasks: Mapping[str, Task]) -> None:
         """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
 
@@ -165,9 +114,3 @@ class MultiTaskTrainingArguments(TrainingKeys, TrainingArguments):
             MinBertError: as `checks.check_tasks`.
         """
         check_tasks(self, tasks)
-
-    def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
-        """Names of what an evaluation during training reports on these tasks."""
-        names = metric_names(tasks)
-        averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate else []
-        return [f"eval_{name}" for name in names] + averaged

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..errors import MinBertError
 from .aggregation.conflicts import is_whole
+from .base_args import BaseArguments
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
-
-    from .args import MultiTaskTrainingArguments
     from .gradients import Gradients
 
 logger = logging.getLogger(__name__)
@@ -30,8 +28,8 @@ AGGREGATOR = "aggregator.pt"  # of one that sees each task's gradient
 INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
 
-class WholeCheckpoints:
-    """The half of a trainer that writes checkpoints and goes on from them.
+class WholeCheckpoints(Trainer):
+    """A trainer that writes checkpoints of several processes and goes on from them.
 
     `trainer_state.json` is written last, when the files of all processes are there: a folder with it is whole.
     """
@@ -117,21 +115,21 @@ def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
     return str(checkpoint)
 
 
-def early_stopping(args: MultiTaskTrainingArguments) -> list[TrainerCallback]:
+def early_stopping(args: BaseArguments) -> list[TrainerCallback]:
     """What ends a training that gets no better, if the arguments ask for it."""
     if args.early_stopping_patience is None:
         return []
     return [EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)]
 
 
-def save_gradients(gradients: Gradients, args: MultiTaskTrainingArguments, folder: Path) -> None:
+def save_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:
     """Writes what the collector of the tasks' gradients keeps from step to step, if anything."""
     if state := gradients.state_dict():
         settings = {name: getattr(args, name) for name in ("aggregator", "gradient_smoothing")}
         torch.save({**state, "settings": settings}, folder / AGGREGATOR)
 
 
-def load_gradients(gradients: Gradients, args: MultiTaskTrainingArguments, folder: Path) -> None:
+def load_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:
     """Goes on with what `save_gradients` wrote.
 
     Raises:

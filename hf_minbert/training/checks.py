@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from numbers import Real
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import torch
 
@@ -22,19 +22,15 @@ from ..settings.training import (
     TaskWeights,
     TrainMetrics,
 )
-from .aggregation.aggregators import make_aggregator
+from .aggregation.registry import make_aggregator
+from .base_args import BaseArguments
 from .freezing import schedule_of
 from .parameter_groups import check_groups
 from .terms.base import check_number
-from .terms.distillation import distillation_of
-from .terms.proximal import proximal_of
-from .terms.regularizers import regularizer_of
-
-if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
+from .terms.registry import regularizer_of, terms_of
 
 
-def check_ranges(args: MultiTaskTrainingArguments) -> None:
+def check_ranges(args: BaseArguments) -> None:
     """Raises `MinBertError` if a number is out of range."""
     for name, lowest in (
         ("per_device_train_batch_size", 1), ("per_device_eval_batch_size", 1), ("gradient_accumulation_steps", 1),
@@ -56,7 +52,7 @@ def check_ranges(args: MultiTaskTrainingArguments) -> None:
         raise MinBertError("`num_train_epochs` must be finite. Found inf. Set `max_steps` instead.")
 
 
-def check_values(args: MultiTaskTrainingArguments) -> None:
+def check_values(args: BaseArguments) -> None:
     """Raises `MinBertError` if a value is unknown, or does not go with another one."""
     for name in ("mixing", "aggregator"):
         if not isinstance(getattr(args, name), str):
@@ -80,7 +76,7 @@ def check_values(args: MultiTaskTrainingArguments) -> None:
         raise MinBertError("`compile_layers` and `torch_compile` compile the same layers. Leave one out.")
 
 
-def _check_freezing(args: MultiTaskTrainingArguments) -> None:
+def _check_freezing(args: BaseArguments) -> None:
     frozen = {*schedule_of(args.freeze, args.unfreeze).values()}
     in_part = args.unfreeze == "gradual" or not frozen <= {"none", "encoder"}
     if in_part and _reenters(args):
@@ -90,7 +86,7 @@ def _check_freezing(args: MultiTaskTrainingArguments) -> None:
         )
 
 
-def _check_per_task(args: MultiTaskTrainingArguments) -> None:
+def _check_per_task(args: BaseArguments) -> None:
     for name, words in (("task_batch_sizes", get_args(BatchSizes)), ("task_weights", get_args(TaskWeights))):
         value = getattr(args, name)
         if isinstance(value, str) and value not in words:
@@ -119,7 +115,7 @@ def _check_per_task(args: MultiTaskTrainingArguments) -> None:
             )
 
 
-def _check_aggregator(args: MultiTaskTrainingArguments) -> None:
+def _check_aggregator(args: BaseArguments) -> None:
     if not isinstance(args.aggregator_options, Mapping | None):
         raise MinBertError(
             f"`aggregator_options` must be a mapping like {{reduction: mean}}. Found {args.aggregator_options!r}."
@@ -151,27 +147,23 @@ def _check_aggregator(args: MultiTaskTrainingArguments) -> None:
         )
 
 
-def _check_terms(args: MultiTaskTrainingArguments) -> None:
-    searches = args.regularizer != "none" and regularizer_of(args).searches
-    if searches and _reenters(args):
+def _check_terms(args: BaseArguments) -> None:
+    if args.teachers is not None and not args.teachers:
+        raise MinBertError("`teachers` is empty. Name a saved model, or leave it out.")
+    if any(term.searches for term in terms_of(args)) and _reenters(args):
         raise MinBertError(
             f"`regularizer: {args.regularizer}` differentiates by the input, which torch does not do where "
             "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
         )
     if args.regularizer == "smart" and args.smart_form == "mt-dnn" and args.torch_compile:
         raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
-    proximal_of(args)
-    if args.teachers is not None:
-        if not args.teachers:
-            raise MinBertError("`teachers` is empty. Name a saved model, or leave it out.")
-        distillation_of(args)
     if args.proximal_evaluate and args.proximal == "none":
         raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
     if args.proximal_evaluate and args.eval_strategy == "no":
         raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
 
 
-def _check_pretrained_decay(args: MultiTaskTrainingArguments) -> None:
+def _check_pretrained_decay(args: BaseArguments) -> None:
     check_number("pretrained_decay", args.pretrained_decay)
     own = args.learning_rates or {}  # a task's may be that of its private layers
     rate = max(own.get("encoder", args.learning_rate), *(own[name] for name in own if name != "heads"), 0)
@@ -183,7 +175,7 @@ def _check_pretrained_decay(args: MultiTaskTrainingArguments) -> None:
         )
 
 
-def _reenters(args: MultiTaskTrainingArguments) -> bool:
+def _reenters(args: BaseArguments) -> bool:
     return bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
 
 
@@ -194,7 +186,7 @@ def _is_number(value: object) -> bool:
 # ---- For the model's tasks ---------------------------------------------------------------------------------------
 
 
-def check_tasks(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
+def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
     """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
 
     Raises:
@@ -222,7 +214,7 @@ def check_tasks(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> 
         _check_metric(args, args.metric_for_best_model, evaluated)
 
 
-def _check_metric(args: MultiTaskTrainingArguments, metric: str, evaluated: Sequence[Task]) -> None:
+def _check_metric(args: BaseArguments, metric: str, evaluated: Sequence[Task]) -> None:
     known = args.metrics_of(evaluated)
     if metric.removeprefix("eval_").startswith("averaged_") and not args.proximal_evaluate:
         raise MinBertError(
@@ -233,7 +225,7 @@ def _check_metric(args: MultiTaskTrainingArguments, metric: str, evaluated: Sequ
         raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
 
 
-def _check_aggregator_of(args: MultiTaskTrainingArguments, trained: Sequence[str]) -> None:
+def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:
     """Raises `MinBertError` where it would in a step, and where the log would have one name for two pairs."""
     aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
     if not aggregator.needs_rows:

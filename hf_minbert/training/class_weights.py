@@ -11,18 +11,18 @@ import numpy as np
 from ..errors import MinBertError
 from ..model.losses import AUTO, COMPARING, COUNTED
 from ..settings.tasks import Task
+from .base_args import BaseArguments
 from .data import batch_sizes_of, is_balanced, samplers_of
 
 if TYPE_CHECKING:
     from ..data.rows import EncodedRows
     from ..model.configuration_minbert import MinBertConfig
-    from .args import MultiTaskTrainingArguments
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_losses(
-    args: MultiTaskTrainingArguments, config: MinBertConfig, tasks: dict[str, Task], rows: Mapping[str, EncodedRows]
+    args: BaseArguments, config: MinBertConfig, tasks: dict[str, Task], rows: Mapping[str, EncodedRows]
 ) -> None:
     """Counts what the loss options leave to be counted, and says what goes ill with what.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,20 +20,18 @@ from ..data.rounds import (
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError
 from ..settings.tasks import Task
-
-if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
+from .base_args import BaseArguments
 
 logger = logging.getLogger(__name__)
 
 
-def is_balanced(args: MultiTaskTrainingArguments, task: str) -> bool:
+def is_balanced(args: BaseArguments, task: str) -> bool:
     """Whether the task's rows are drawn so that each label is equally likely."""
     return args.by_task("task_sampling").get(task) == "balanced"
 
 
 def samplers_of(
-    args: MultiTaskTrainingArguments, tasks: Mapping[str, Task], rows: Mapping[str, EncodedRows | PooledRows]
+    args: BaseArguments, tasks: Mapping[str, Task], rows: Mapping[str, EncodedRows | PooledRows]
 ) -> dict[str, RowSampler]:
     """How each task's rows are drawn."""
     return {
@@ -49,7 +47,7 @@ def samplers_of(
     }
 
 
-def batch_sizes_of(args: MultiTaskTrainingArguments, samplers: Mapping[str, RowSampler]) -> dict[str, int]:
+def batch_sizes_of(args: BaseArguments, samplers: Mapping[str, RowSampler]) -> dict[str, int]:
     """Rows that a round takes from each task, per device."""
     usual = args.per_device_train_batch_size
     if args.task_batch_sizes == "proportional":
@@ -59,7 +57,7 @@ def batch_sizes_of(args: MultiTaskTrainingArguments, samplers: Mapping[str, RowS
 
 
 def rounds_of(
-    args: MultiTaskTrainingArguments, tasks: Mapping[str, Task], rows: Mapping[str, EncodedRows | PooledRows] | None
+    args: BaseArguments, tasks: Mapping[str, Task], rows: Mapping[str, EncodedRows | PooledRows] | None
 ) -> Rounds:
     """The rounds of an epoch, in the order of `args.mixing`.
 
@@ -80,7 +78,7 @@ def rounds_of(
     )
 
 
-def loss_weights_of(args: MultiTaskTrainingArguments, rounds: Rounds) -> dict[str, float]:
+def loss_weights_of(args: BaseArguments, rounds: Rounds) -> dict[str, float]:
     """The factor on each task's loss. Says in the log what was computed and not given."""
     if args.task_batch_sizes == "proportional":
         sizes = (f"{name} {size} ({rounds.rounds_to_see(name):,})" for name, size in rounds.batch_sizes.items())
@@ -93,7 +91,7 @@ def loss_weights_of(args: MultiTaskTrainingArguments, rounds: Rounds) -> dict[st
 
 
 def data_loader(
-    args: MultiTaskTrainingArguments, dataset: Dataset, batch_size: int, collate: Callable[[list[Any]], Any]
+    args: BaseArguments, dataset: Dataset, batch_size: int, collate: Callable[[list[Any]], Any]
 ) -> DataLoader:
     """A loader of the dataset in its own order, with the workers and the memory that the arguments ask for."""
     return DataLoader(
@@ -107,6 +105,6 @@ def data_loader(
     )
 
 
-def data_seed_of(args: MultiTaskTrainingArguments) -> int:
+def data_seed_of(args: BaseArguments) -> int:
     """The seed of what is drawn of the data: rows, rounds, texts."""
     return args.seed if args.data_seed is None else args.data_seed

@@ -54,7 +54,7 @@ def check_launch(use_cpu: bool) -> None:
 
 
 @cache  # stages and searches make many arguments
-def tell_of_idle_gpus(gpus: int) -> None:
+def warn_about_idle_gpus(gpus: int) -> None:
     """Says that one process uses one of the GPUs that it sees, and how to use all."""
     logger.warning(
         "%d GPUs are visible and one process uses one. To use all: accelerate launch --multi_gpu --num_processes %d "
@@ -64,7 +64,7 @@ def tell_of_idle_gpus(gpus: int) -> None:
 
 
 @cache
-def tell_of_the_cpu() -> None:
+def warn_about_mps() -> None:
     """Says why the GPU of a Mac is not used."""
     logger.warning("The GPU of a Mac (MPS) has no float64, which gradient surgery needs: training runs on the CPU.")
 
@@ -131,7 +131,9 @@ def _compare(everyone: list[dict[str, str]]) -> None:
 
 
 @contextmanager
-def told_how_it_ends(args: TrainingArguments, begun: Callable[[], bool], behind_stage: bool = False) -> Iterator[None]:
+def report_interruption(
+    args: TrainingArguments, begun: Callable[[], bool], behind_stage: bool = False
+) -> Iterator[None]:
     """On Ctrl-C, and where another process of the run is gone, says what was saved and how to go on.
 
     A process learns that another is gone by an error of the communication (gloo) or, as that may come late (NCCL, see

@@ -1,4 +1,4 @@
-"""What a frozen encoder says of the training rows, computed once: a step is then a matter of the heads alone."""
+"""Cached outputs of a frozen encoder for the training rows: a step then computes the heads alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,19 +14,17 @@ from accelerate.utils import send_to_device
 
 from ..data.collators import PaddedCollator
 from ..data.rows import EncodedRows, PooledRows
+from .base_args import BaseArguments
 from .protocol import TaskModel, draws, in_mode, shortest_batch, takes
-
-if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
 
 logger = logging.getLogger(__name__)
 
 
-def is_constant(args: MultiTaskTrainingArguments, model: TaskModel, tasks: Iterable[str]) -> bool:
-    """Whether the encoder says the same of a row at every step: it is frozen, has no dropout, and nothing moves words.
+def is_constant(args: BaseArguments, model: TaskModel, tasks: Iterable[str]) -> bool:
+    """Whether the encoder's outputs for a row are the same at every step.
 
-    A regularizer moves them or asks twice, and a proximal term asks other weights. A model without `pool` cannot be
-    asked.
+    They are where it is frozen, has no dropout, and no term moves words (regularizers, NEFTune) or has other weights
+    (`proximal`). Only a model with `pool` can be asked for them.
     """
     frozen = args.freeze == "encoder" and not args.unfreeze
     if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
@@ -40,7 +38,7 @@ def _pool(model: TaskModel, task: str) -> torch.Tensor:
     return model.pool(**{key: value for key, value in shortest_batch(model, task).items() if key != "labels"})
 
 
-def read_once(
+def cache_features(
     model: TaskModel,
     datasets: Mapping[str, EncodedRows],
     collators: Mapping[str, PaddedCollator],

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from ..errors import MinBertError
-from .aggregation.aggregators import Aggregator, gram_matrix, weighted_sum
+from .aggregation.base import Aggregator
 from .aggregation.conflicts import ConflictMeter
+from .aggregation.gram import gram_matrix, weighted_sum
 from .aggregation.smoothing import Smoothing
 
 #: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
@@ -96,6 +97,16 @@ class Gradients(ABC):
     @abstractmethod
     def combined(self) -> list[torch.Tensor]:
         """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
+
+    def clip(self, longest: float) -> torch.Tensor:
+        """Scales all gradients to the norm `longest` if they are longer. Their norm before that.
+
+        The stock function walks through all parameters: that takes longer than a GPU's step of a small batch.
+        """
+        gradients = self.combined()
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs; empty where that is nothing."""

@@ -11,14 +11,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torch import nn
-from transformers import TrainerCallback, set_seed
+from transformers import Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import BestRun, TrainOutput
 
 from ..errors import MinBertError, unknown_name
 
 
-class HyperparameterSearch:
-    """The part of `MultiTaskTrainer` that searches. It needs `model_init` in place of `model`."""
+class HyperparameterSearch(Trainer):
+    """A trainer that searches. It needs `model_init` in place of `model`."""
 
     def prepare_search(
         self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, given: Mapping[str, Any]

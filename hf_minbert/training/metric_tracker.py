@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-class StepMeans:
+class MetricTracker:
     """Means and counts of numbers that steps give, over all processes.
 
     They stay on the device until they are read: reading one at its step would make the GPU wait. All processes give

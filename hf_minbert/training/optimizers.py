@@ -1,6 +1,6 @@
-"""Optimizers that `optim` takes beside the stock ones.
+"""Optimizers that `optim` takes beside the stock ones, and the weight decay towards pretrained weights.
 
-To add one: a class here, whose arguments are those of `CourseAdamW`, and a line in `OPTIMIZERS`.
+To add an optimizer: a class here, whose arguments are those of `CourseAdamW`, and a line in `OPTIMIZERS`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import nn
+from transformers import TrainerCallback
 from transformers.utils.generic import ExplicitEnum
 
 from ..errors import MinBertError
@@ -92,6 +94,34 @@ class CourseAdamW(torch.optim.Optimizer):
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
+
+
+class PretrainedDecay(TrainerCallback):
+    """Weight decay towards where the weights began, not towards zero (L2-SP, Li et al. 2018, arXiv:1802.01483).
+
+    Before each optimizer step, and apart from the loss's gradient as in AdamW, a weight goes the share
+    `lr * decay` of the way back.
+
+    Args:
+        decay: how strong it is.
+        parameters: those that it pulls, with the values that it pulls them to.
+
+    Raises:
+        MinBertError: there are none.
+    """
+
+    def __init__(self, decay: float, parameters: list[nn.Parameter]):
+        if not parameters:
+            raise MinBertError("`pretrained_decay` is of the encoder, which is not trained. Leave one of both out.")
+        self.decay = decay
+        self.start = {parameter: parameter.detach().clone() for parameter in parameters}
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        for group in optimizer.param_groups:
+            pulled = [parameter for parameter in group["params"] if parameter in self.start]
+            if pulled:
+                values = [parameter.detach() for parameter in pulled]
+                torch._foreach_lerp_(values, [self.start[p] for p in pulled], group["lr"] * self.decay)
 
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"course_adamw": CourseAdamW}

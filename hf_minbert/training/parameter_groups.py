@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ..errors import MinBertError, unknown_name
+from .base_args import BaseArguments
 from .freezing import HEADS, levels_of, num_layers, path_of
 from .terms.base import check_number
-
-if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +33,7 @@ def groups_of(name: str) -> tuple[str, ...]:
     return (private[1], ENCODER) if private else (ENCODER,)
 
 
-def check_groups(args: MultiTaskTrainingArguments, tasks: Iterable[str] | None = None) -> None:
+def check_groups(args: BaseArguments, tasks: Iterable[str] | None = None) -> None:
     """Raises `MinBertError` if a rate or a decay is no number from 0, or its group is none of the model's.
 
     Args:
@@ -55,12 +52,12 @@ def check_groups(args: MultiTaskTrainingArguments, tasks: Iterable[str] | None =
                 raise MinBertError(f"`{option}`: {group!r} is a task and a group. Give the task another name.")
 
 
-def has_groups(args: MultiTaskTrainingArguments) -> bool:
+def has_groups(args: BaseArguments) -> bool:
     """Whether the arguments tell parts of a model apart, beyond what weight decay spares."""
     return bool(args.learning_rates or args.weight_decays) or args.layer_decay != 1
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer | None, args: MultiTaskTrainingArguments) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer | None, args: BaseArguments) -> None:
     """Raises `MinBertError` if an optimizer was made already that the arguments would have in groups."""
     if optimizer is not None and has_groups(args):
         raise MinBertError(
@@ -70,7 +67,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer | None, args: MultiTaskTrai
 
 
 def split_groups(
-    optimizer: torch.optim.Optimizer, model: nn.Module, args: MultiTaskTrainingArguments, decayed: Collection[str]
+    optimizer: torch.optim.Optimizer, model: nn.Module, args: BaseArguments, decayed: Collection[str]
 ) -> None:
     """Splits a new optimizer's groups by learning rate and weight decay. Warns of groups without trained parameters.
 
@@ -107,7 +104,7 @@ def _given(by_group: Mapping[str, float] | None, name: str, otherwise: float) ->
     return "", otherwise
 
 
-def _warn_of_idle(args: MultiTaskTrainingArguments, trained: Iterable[str]) -> None:
+def _warn_of_idle(args: BaseArguments, trained: Iterable[str]) -> None:
     trained = [*trained]
     for option in OPTIONS:
         given = getattr(args, option) or {}

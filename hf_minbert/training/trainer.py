@@ -15,36 +15,42 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.trainer_utils import TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import check_max_length, encode
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
+from ..evaluation.metrics import task_metrics
 from ..publishing.trainer import PushesToHub
 from ..settings.tasks import Task
-from .aggregation.conflicts import EpochTotals, is_whole
+from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
+from .aggregation.registry import make_aggregator
+from .aggregation.smoothing import Smoothing
 from .args import MultiTaskTrainingArguments
-from .checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, save_gradients, to_resume
+from .checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, load_gradients, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
-from .data import data_loader, rounds_of
+from .data import data_loader, loss_weights_of, rounds_of
 from .distributed import without_ddp
-from .evaluator import TaskEvaluation, TrainingScores
-from .feature_cache import is_constant, read_once
-from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters
+from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
+from .feature_cache import cache_features, is_constant
+from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters, layer_names
+from .gradients import Gradients, collector
 from .hyperparameters import HyperparameterSearch
-from .optimizers import OPTIMIZERS
+from .metric_tracker import MetricTracker
+from .optimizers import OPTIMIZERS, PretrainedDecay
 from .parameter_groups import check_optimizer, has_groups, rates_by_group, split_groups
-from .protocol import check_model, require
+from .protocol import TaskModel, check_model, require, takes
 from .step import RoundStep
-from .terms.distillation import distillation_of, taught
-from .terms.proximal import PretrainedDecay, proximal_of
-from .terms.regularizers import regularizer_of
+from .terms.base import NoiseKey, RecordedNoiseKey, nested
+from .terms.distillation import with_teacher_logits
+from .terms.proximal import ProximalPoint
+from .terms.registry import terms_of
 
 logger = logging.getLogger(__name__)
 
 
-class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeCheckpoints, PushesToHub, Trainer):
+class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     """A `Trainer` for one model with several tasks.
 
     Args:
@@ -105,7 +111,7 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         self._choose_tasks(train_dataset, eval_dataset)
         self.collators = self._make_collators()
         train_dataset, eval_dataset = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
-        self.freezing = Freezing(model, args.freeze, args.unfreeze, self.forget_recordings)
+        self.freezing = Freezing(model, args.freeze, args.unfreeze, self._forget_recordings)
         check_optimizer(optimizers[0], args)
         super().__init__(
             model,
@@ -120,13 +126,21 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
         if args.compile_layers:
             compile_layers(model)
-        self.regularizer, self.proximal = regularizer_of(args), proximal_of(args)
-        for capability in () if self.regularizer is None else self.regularizer.needs:
-            require(model, capability, f"regularizer: {args.regularizer}")
-        self.distillation = distillation_of(args)
-        self._training_scores = None if args.train_metrics == "none" else TrainingScores(self)
+        self.terms = terms_of(args)
+        self.proximal = next((term for term in self.terms if isinstance(term, ProximalPoint)), None)
+        for term in self.terms:
+            for capability in term.needs:
+                require(model, capability, f"regularizer: {term.name}")
+        self.evaluator = TaskEvaluator(self.tasks, self._task_dataloader, self._evaluation_loop)
+        self._training_scores = None
+        if args.train_metrics != "none":
+            running = args.train_metrics == "running"
+            self._training_scores = TrainingScores(
+                running, self.evaluator, self.train_dataset or {}, self.accelerator.gather, self.log
+            )
         self._rates: dict[str, float] = {}
-        self.begin_measuring()
+        self.step: RoundStep | None = None  # until the first one
+        self._begin_measuring()
         if train_dataset is not None:
             self._warn()
         for callback in self._own_callbacks():
@@ -146,7 +160,7 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         if type(self).compute_loss is not Trainer.compute_loss:
             raise MinBertError(
                 f"{type(self).__name__} has a `compute_loss`, which no step of several tasks calls. Override "
-                "`task_loss(model, batch, place)` instead; see `RoundStep`."
+                "`task_loss(model, batch, key)` instead."
             )
 
     def _choose_tasks(self, train_dataset: Any, eval_dataset: Any) -> None:
@@ -173,7 +187,7 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         if train is not None:
             train = self._encode(train, self.train_tasks, "train_dataset")
             prepare_losses(self.args, self.model.config, self.tasks, train)
-            train = taught(self.args, self.tasks, train, teacher_logits)
+            train = with_teacher_logits(self.args, self.tasks, train, teacher_logits)
         if dev is not None:
             dev = self._encode(dev, self.eval_tasks, "eval_dataset")
         check_counted(self.tasks[name] for name in [*(train or ()), *(dev or ())])
@@ -209,13 +223,14 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         """Says what has no effect on a training, and what precision goes ill with."""
         for warning in self.args.without_effect(self.tasks[name] for name in self.train_tasks):
             logger.warning(warning)
-        if self.regularizer is not None:
-            half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
-            dtype = half or next(self.model.parameters()).dtype
-            with self.compute_loss_context_manager():
-                found = [w for task in self.train_tasks for w in self.regularizer.warnings(self.model, task, dtype)]
-            for warning in dict.fromkeys(found):
-                logger.warning(warning)
+        half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        dtype = half or next(self.model.parameters()).dtype
+        with self.compute_loss_context_manager():
+            found = [
+                w for term in self.terms for task in self.train_tasks for w in term.warnings(self.model, task, dtype)
+            ]
+        for warning in dict.fromkeys(found):
+            logger.warning(warning)
 
     def _own_callbacks(self) -> Iterator[TrainerCallback]:
         """What works between steps, in the order in which it does."""
@@ -243,13 +258,13 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         return self.accelerator.prepare(data_loader(self.args, rounds, batch_size=1, collate=collate))
 
     def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows] | None:
-        """The training rows; with what a frozen encoder says of them, where that is the same at every step."""
+        """The training rows; cached outputs of a frozen encoder, where these are the same at every step."""
         model = self.accelerator.unwrap_model(self.model)
         autocast = self.accelerator.autocast
         with autocast():
             if self.train_dataset is None or not is_constant(self.args, model, self.train_dataset):
                 return self.train_dataset
-        return read_once(model, self.train_dataset, self.collators, self.args.eval_batch_size, autocast)
+        return cache_features(model, self.train_dataset, self.collators, self.args.eval_batch_size, autocast)
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Rows an epoch of this loader shows; the stock count would be of rounds."""
@@ -283,7 +298,7 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             return self.train_trial(trial)
         checkpoint = to_resume(resume_from_checkpoint, self.args)
         self._check_trainable()
-        self.begin_steps(checkpoint)
+        self._begin_steps(checkpoint)
         if self.proximal is not None:
             self.proximal.resume_from = checkpoint
         on_gpu = self.args.device.type == "cuda"
@@ -291,12 +306,105 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
             torch.cuda.reset_peak_memory_stats(self.args.device)
         self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
         output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
-        self._means.read()  # what came after the last log
-        found = {name: mean for name, mean in self._means.totals().items() if not name.startswith("loss_")}
+        self._tracker.read()  # what came after the last log
+        found = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
         if on_gpu:
             found["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
         output.metrics.update({f"train_{name}": value for name, value in {**found, **self.conflicts.means()}.items()})
         return output
+
+    def _begin_steps(self, checkpoint: str | None) -> None:
+        """Makes what the steps of one training share.
+
+        Args:
+            checkpoint: to go on from.
+
+        Raises:
+            MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator.
+        """
+        self._begin_measuring()
+        weights = loss_weights_of(self.args, rounds_of(self.args, self.tasks, self.train_dataset))
+        recorded = self.args.uses_graphs and all(term.recordable for term in self.terms)
+        gradients = self.make_gradients(static=recorded)
+        if checkpoint is not None:
+            load_gradients(gradients, self.args, Path(checkpoint))
+        self.step = RoundStep(
+            model=lambda: self.accelerator.unwrap_model(self.model_wrapped),
+            task_loss=self.task_loss,
+            terms=self.terms,
+            weights=weights,
+            gradients=gradients,
+            accelerator=self.accelerator,
+            autocast=self.compute_loss_context_manager,
+            tracker=self._tracker,
+            scores=self._training_scores,
+            seed=self.args.seed,
+            recorded=recorded,
+        )
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # the loop has it by the step
+
+    def _begin_measuring(self) -> None:
+        """Sets to nothing what the steps of one training add up for the log."""
+        names = layer_names(self.model)
+        layers = [names[parameter] for parameter in self.model.parameters() if parameter.requires_grad]
+        self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, layers)
+        self._tracker = MetricTracker(self.accelerator)
+
+    def _forget_recordings(self) -> None:
+        if self.step is not None:
+            self.step.forget_recordings()
+
+    def make_gradients(self, static: bool) -> Gradients:
+        """What collects the gradients of a step and makes one of them; `static` as for `gradients.collector`."""
+        args = self.args
+        smoothing = None if args.gradient_smoothing is None else Smoothing(args.gradient_smoothing)
+        aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
+        sharded = args.gradient_reduction == "sharded"
+        return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, dict[str, Any]], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
+
+        It may be called without `train`, by a loop of one's own: from what it leaves in `.grad`, an optimizer steps.
+        What works between the steps of `train` (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
+        start.
+
+        Args:
+            model: that of the trainer.
+            inputs: one batch per task.
+            num_items_in_batch: not used, a task's loss is a mean over its batch.
+
+        Returns:
+            the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
+        """
+        if self.step is None:
+            self._begin_steps(None)
+            if self.freezing.changes:
+                self.freezing.freeze(self.state.global_step)
+        if not self.model.training:  # a compiled model's own flag stays when an evaluation changes what is inside
+            model.train()  # the call alone visits every module
+        if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
+            self.optimizer.train()
+        batches = self._prepare_inputs(inputs)
+        return self.step(batches, self.state.global_step, self.current_gradient_accumulation_steps)
+
+    def task_loss(
+        self, model: TaskModel, batch: Mapping[str, Any], key: NoiseKey | RecordedNoiseKey | None
+    ) -> dict[str, torch.Tensor]:
+        """The `loss` of one task's batch, with the terms that are added to it, and the `logits`.
+
+        It takes the place of the stock `compute_loss`. Beside them are the terms before their weights, by their
+        names, and `<regularizer>_skipped`, 1 where the regularizer had none: the log has all of them.
+        """
+        found = nested(self.terms, key)(model, batch)
+        return {"loss": found.loss, "logits": found.outputs["logits"], **found.logged}
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that."""
+        self.accelerator.unscale_gradients()
+        return self.step.gradients.clip(self.args.max_grad_norm)
 
     def _check_trainable(self) -> None:
         """Raises `MinBertError` if nothing is trained for one of the tasks; else says how much is, at first."""
@@ -339,11 +447,130 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         """
         if "learning_rate" in logs:
             logs.update({f"learning_rate_{group}": rate for group, rate in self._rates.items()})
-        if "loss" in logs and (means := self._means.read()):
+        if "loss" in logs and (means := self._tracker.read()):
             logs.update({**means, **self.conflicts.read()})
             if is_whole(self.state.epoch):
                 logs.update(self.conflicts.end_epoch())
         super().log(logs, start_time)
+
+    # ---- Evaluation ------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Scores the tasks one after the other, then over all of them.
+
+        Args:
+            eval_dataset: `{task: rows}` to score instead of the trainer's own.
+            ignore_keys: outputs of the model that are not gathered.
+            metric_key_prefix: first word of every metric's name.
+
+        Returns:
+            `<prefix>_<task>_<metric>` and `<prefix>_<task>_loss` of each task, `<prefix>_overall` (the mean of the
+            tasks' main metrics) and, with sst, para and sts, `<prefix>_leaderboard`. With `args.proximal_evaluate`,
+            once there is a teacher, the same of its weights too, as `<prefix>_averaged_...`.
+        """
+        rows = self.eval_dataset if eval_dataset is None else self._encode(eval_dataset, None, "eval_dataset")
+        if not rows:
+            raise MinBertError("There is nothing to evaluate: pass `eval_dataset={task: rows}`.")
+        metrics = self.evaluator.score(rows, metric_key_prefix, ignore_keys)
+        if self.proximal is not None and self.args.proximal_evaluate and self.proximal.teacher:
+            with self.proximal.in_place():
+                metrics |= self.evaluator.score(rows, f"{metric_key_prefix}_averaged", ignore_keys)
+        self.log(metrics)
+        # One event for all tasks: early stopping counts an evaluation once, and sees every metric.
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        *,
+        task: str | None = None,
+    ) -> PredictionOutput:
+        """The head's outputs for the rows of one task, labelled or not.
+
+        Args:
+            test_dataset: the rows.
+            ignore_keys: outputs of the model that are not gathered.
+            metric_key_prefix: first word of every metric's name.
+            task: whose head answers. May be left out where the model has one task or an active one.
+
+        Returns:
+            `predictions` `[rows, classes]`, or `[rows, 1]` for a binary task or a score; `label_ids` or `None`;
+            and the task's metrics where there are labels.
+
+        Raises:
+            MinBertError: no task is named where there are several, or there is no such task.
+        """
+        if isinstance(test_dataset, Mapping):
+            raise MinBertError("`predict` answers one task: give its rows alone, and its name as `task=`.")
+        task = self._one_task(task)
+        rows = encode(test_dataset, self.tasks[task], self.processing_class, self.max_length)
+        output = self.evaluator.outputs(task, rows, f"{metric_key_prefix}_{task}", ignore_keys)
+        if output.label_ids is not None:
+            scores = task_metrics(self.tasks[task], output.predictions, output.label_ids)
+            output.metrics.update({f"{metric_key_prefix}_{task}_{name}": value for name, value in scores.items()})
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def _one_task(self, task: str | None) -> str:
+        task = task if task is not None else self.model.config.active_task
+        if task is None:
+            raise MinBertError(
+                f"The model has several tasks: {', '.join(self.tasks)}. Say which one the rows belong to, "
+                f"with {{task: rows}} or `task=`."
+            )
+        if task not in self.tasks:
+            raise unknown_name("task", task, self.tasks)
+        return task
+
+    def get_eval_dataloader(self, eval_dataset: str | None = None) -> DataLoader:
+        """The loader of one task's evaluation rows; `eval_dataset` is the task's name."""
+        task = self._one_task(eval_dataset)
+        if task not in (self.eval_dataset or {}):
+            raise MinBertError(f"There are no evaluation rows of {task!r}. Pass `eval_dataset={{{task!r}: rows}}`.")
+        return self._task_dataloader(task, self.eval_dataset[task])
+
+    def _task_dataloader(self, task: str, rows: EncodedRows) -> DataLoader:
+        # Packed even where training is not: without dropout nothing tells the two apart.
+        packing = takes(self.accelerator.unwrap_model(self.model), "packing")
+        collate = PaddedCollator(self.tasks[task], self.collators[task].pad_token_id, packing=packing)
+        return self.accelerator.prepare(data_loader(self.args, rows, self.args.eval_batch_size, collate))
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """As the stock step, but rows that only fill up a process's last batch do not count in the loss.
+
+        Outputs and labels of such rows are dropped when they are gathered; in a loss, one number for the whole
+        batch, they would stay.
+        """
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        size = len(inputs["input_ids"])
+        new = new_rows(self.accelerator.gradient_state, self.accelerator.process_index, size)
+        if loss is not None and 0 < new < size:
+            loss = super().prediction_step(model, first_rows(inputs, new), True, ignore_keys)[0]
+        return loss, logits, labels
+
+    def _evaluation_loop(
+        self, loader: DataLoader, task: str, prefix: str, ignore_keys: list[str] | None
+    ) -> EvalLoopOutput:
+        output = self.evaluation_loop(
+            loader,
+            description=f"Evaluation of {task}",
+            prediction_loss_only=False,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=prefix,
+        )
+        # Closes the progress bar: the next task's has another length.
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
+        return output
 
     # ---- Checkpoints -----------------------------------------------------------------------------------------
 
@@ -352,15 +579,16 @@ class MultiTaskTrainer(RoundStep, TaskEvaluation, HyperparameterSearch, WholeChe
         super()._save_optimizer_and_scheduler(output_dir)
         if not self.args.should_save:
             return
-        if self.proximal is not None:
-            self.proximal.save(output_dir)
-        if self._gradients is not None:
-            save_gradients(self._gradients, self.args, Path(output_dir))
+        for term in self.terms:
+            term.save(Path(output_dir))
+        if self.step is not None:
+            save_gradients(self.step.gradients, self.args, Path(output_dir))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        if self.proximal is not None and not self.args.save_only_model:
-            self.proximal.load(self.state.best_model_checkpoint)  # else it stays that of the last step
+        if not self.args.save_only_model:  # else the teacher stays that of the last step
+            for term in self.terms:
+                term.load(Path(self.state.best_model_checkpoint))
 
 
 def compile_layers(model: nn.Module) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from ..errors import MinBertError
 from ..settings.stock import REFUSED
-
-if TYPE_CHECKING:
-    from .args import MultiTaskTrainingArguments
+from .base_args import BaseArguments
 
 
-def refuse_unsupported(args: MultiTaskTrainingArguments) -> None:
+def refuse_unsupported(args: BaseArguments) -> None:
     """Raises `MinBertError` if an argument of `REFUSED` asks for something."""
     known = {f.name for f in fields(args)}
     for name, (allowed, reason) in REFUSED.items():
@@ -24,7 +21,7 @@ def refuse_unsupported(args: MultiTaskTrainingArguments) -> None:
             raise MinBertError(f"`{name}: {value}` is not supported: {reason}. Leave it out.")
 
 
-def refuse_settings(args: MultiTaskTrainingArguments) -> None:
+def refuse_settings(args: BaseArguments) -> None:
     """Raises `MinBertError` if a setting is one that rounds cannot honour."""
     accelerator = args.accelerator_config
     for name, allowed in (

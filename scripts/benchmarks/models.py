@@ -14,8 +14,8 @@ from hf_minbert import MinBertConfig, MinBertForMultiTask, get_tasks
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
-from hf_minbert.training.aggregation.aggregators import make_aggregator
 from hf_minbert.training.aggregation.conflicts import ConflictMeter
+from hf_minbert.training.aggregation.registry import make_aggregator
 from hf_minbert.training.gradients import Gradients, collector
 
 from .shared import MAX_LENGTH, SIZES, Setting

@@ -13,7 +13,7 @@ import torch
 import typer
 from transformers import BertForSequenceClassification
 
-from hf_minbert.training.terms.base import Place
+from hf_minbert.training.terms.base import NoiseKey
 from hf_minbert.training.terms.smart import Smart
 
 from .models import (
@@ -115,7 +115,7 @@ def smart(
     call = {**batch, "task": "sst"}
     losses = {
         "plain": (minbert, lambda: minbert(**call).loss),
-        "smart": (minbert, lambda: Smart()(minbert, call, Place(0, 0, 0)).loss),
+        "smart": (minbert, lambda: Smart()(minbert, call, NoiseKey(0, 0, 0)).loss),
     }
     if peer:
         stock = make_stock(model, size).to(device).train()

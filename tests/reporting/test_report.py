@@ -372,7 +372,7 @@ def test_a_merged_model_without_a_log(run, tmp_path):
     (shown,) = [block for block in sections["scores"].blocks if block.kind == "table"]
     assert shown.rows == [["sst_accuracy", "0.500"], ["overall", "0.500"]]
     shutil.copytree(run / "predictions", merged / "predictions")
-    assert read_run(merged, str(run.parent / "data")).answers["sts"].labels is not None
+    assert read_run(merged, str(run.parent / "data")).answers["sts"].usable
 
 
 def test_stages_follow_each_other_on_one_axis(run, tmp_path):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hf_minbert import MultiTaskTrainer, MultiTaskTrainingArguments
-from hf_minbert.training.aggregation.aggregators import AGGREGATORS, Aggregator
+from hf_minbert.training.aggregation.base import Aggregator
+from hf_minbert.training.aggregation.registry import AGGREGATORS
 
 STARTS = {"sst": 0, "para": 100, "sts": 200}
 LABELS = {"sst": lambda i: i % 5, "para": lambda i: i % 2, "sts": lambda i: i % 11 / 2}

@@ -13,21 +13,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 import hf_minbert
 from hf_minbert import MinBertError, PCGrad
-from hf_minbert.training.aggregation import aggregators
-from hf_minbert.training.aggregation.aggregators import (
-    AGGREGATORS,
-    Aggregator,
-    GradVac,
-    Sum,
-    Unconditional,
-    conflicts,
-    gram_matrix,
-    make_aggregator,
-    random_orders,
-    weighted_sum,
-)
-from hf_minbert.training.aggregation.conflicts import ConflictMeter
+from hf_minbert.training.aggregation import gradvac, pcgrad
+from hf_minbert.training.aggregation.base import Aggregator, random_orders
+from hf_minbert.training.aggregation.conflicts import ConflictMeter, conflicts
+from hf_minbert.training.aggregation.gradvac import GradVac
+from hf_minbert.training.aggregation.gram import gram_matrix, weighted_sum
+from hf_minbert.training.aggregation.registry import AGGREGATORS, make_aggregator
 from hf_minbert.training.aggregation.smoothing import Smoothing
+from hf_minbert.training.aggregation.sum import Sum
+from hf_minbert.training.aggregation.unconditional import Unconditional
 from hf_minbert.training.gradients import GradientRows
 
 WITH_ROWS = [name for name in AGGREGATORS if name != "sum"]
@@ -38,6 +32,12 @@ THREE = torch.tensor([[1.0, 0, 0], [-1, 1, 0], [-1, 0, 1]])  # pin P2
 
 def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
+
+
+def fix_orders(patch, orders):
+    """Has PCGrad and GradVac visit tasks in these orders."""
+    for module in (pcgrad, gradvac):
+        patch.setattr(module, "random_orders", lambda *_: orders)
 
 
 def random_rows(seed, tasks, parameters=5):
@@ -81,7 +81,7 @@ def altered(aggregator, gradients, generator=None):
 @pytest.fixture
 def visit(monkeypatch):
     """`visit([[1, 2], [0, 2], [0, 1]])`: the orders to use instead of random ones."""
-    return lambda orders: monkeypatch.setattr(aggregators, "random_orders", lambda *_: torch.as_tensor(orders))
+    return lambda orders: fix_orders(monkeypatch, torch.as_tensor(orders))
 
 
 rows = st.builds(
@@ -204,9 +204,9 @@ def test_tasks_in_another_order_give_the_same_result(gradients, seed, random):
     moved[back] = gradients
     moved_orders[back] = back[orders]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aggregators, "random_orders", lambda *_: orders)
+        fix_orders(patch, orders)
         expected = PCGrad()(gradients)
-        patch.setattr(aggregators, "random_orders", lambda *_: moved_orders)
+        fix_orders(patch, moved_orders)
         torch.testing.assert_close(PCGrad()(moved), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -498,7 +498,7 @@ def test_aggregators_by_name_and_options():
     assert {name: type(make_aggregator(name)) for name in AGGREGATORS} == AGGREGATORS
     assert make_aggregator("pcgrad", reduction="mean").reduction == "mean"
     assert hf_minbert.PCGrad is AGGREGATORS["pcgrad"]
-    with pytest.raises(MinBertError, match=r"Unknown aggregator 'pcgard'. Did you mean 'pcgrad'\?.*torchjd.<name>"):
+    with pytest.raises(MinBertError, match=r"Unknown aggregator 'pcgard'. Did you mean 'pcgrad'\?.*torchjd.UPGrad"):
         make_aggregator("pcgard")
     with pytest.raises(MinBertError, match="Unknown option of aggregator 'gradvac': 'reduction'. Choose from: beta"):
         make_aggregator("gradvac", reduction="mean")

@@ -14,7 +14,7 @@ from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import cast
 from hf_minbert.settings.stock import REFUSED
 from hf_minbert.settings.stock import STOCK as TRAITS_OF_STOCK
-from hf_minbert.training.distributed import tell_of_idle_gpus, tell_of_the_cpu
+from hf_minbert.training.distributed import warn_about_idle_gpus, warn_about_mps
 
 STOCK = {field.name for field in fields(TrainingArguments)}
 
@@ -331,7 +331,7 @@ def test_fp16_is_refused_without_a_gpu():
 def test_one_process_that_sees_several_gpus_uses_one_and_says_how_to_use_all(monkeypatch, caplog, tmp_path):
     """With more the stock Trainer would wrap the model in DataParallel."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    tell_of_idle_gpus.cache_clear()
+    warn_about_idle_gpus.cache_clear()
     for _ in range(2):  # a run in stages makes arguments for each
         args = MultiTaskTrainingArguments(str(tmp_path))
         assert args.n_gpu == 1 and args.train_batch_size == args.per_device_train_batch_size
@@ -342,7 +342,7 @@ def test_one_process_that_sees_several_gpus_uses_one_and_says_how_to_use_all(mon
 
 def test_a_mac_trains_on_its_cpu_and_says_why(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    tell_of_the_cpu.cache_clear()
+    warn_about_mps.cache_clear()
     assert MultiTaskTrainingArguments(output_dir=str(tmp_path)).device.type == "cpu"
     assert "(MPS) has no float64" in caplog.text
     caplog.clear()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_minbert import MinBertError
-from hf_minbert.training.aggregation.aggregators import AGGREGATORS
+from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
 
 #: Five rounds an epoch in windows of two: optimizer steps 1 to 3 are the first epoch, 4 to 6 the second.

@@ -8,8 +8,10 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments
-from hf_minbert.training.aggregation.aggregators import PCGrad, Unconditional, gram_matrix
 from hf_minbert.training.aggregation.conflicts import ConflictMeter
+from hf_minbert.training.aggregation.gram import gram_matrix
+from hf_minbert.training.aggregation.pcgrad import PCGrad
+from hf_minbert.training.aggregation.unconditional import Unconditional
 from hf_minbert.training.freezing import layer_names
 from hf_minbert.training.gradients import GradientRows
 

@@ -11,9 +11,10 @@ import torch
 
 from hf_minbert import MinBertError, Predictor, get_tasks
 from hf_minbert.model.heads import build_head
+from hf_minbert.pretrained.teachers import mean_answer, teacher_logits
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.training.terms.distillation import Distillation, mean_answer, teacher_logits
+from hf_minbert.training.terms.distillation import Distillation
 
 
 def head(config, name):
@@ -23,26 +24,26 @@ def head(config, name):
 def test_the_term_of_classes_by_hand(tiny_config):
     """Softened by T = 2, log 16 against four zeros is 4 : 1 : 1 : 1 : 1; the student says all alike."""
     teacher, student = torch.tensor([[math.log(16), 0.0, 0.0, 0.0, 0.0]]), torch.zeros(1, 5)
-    found = Distillation(temperature=2.0)(head(tiny_config(), "sst"), student, teacher)
+    found = Distillation(temperature=2.0).divergence(head(tiny_config(), "sst"), student, teacher)
     assert found.item() == pytest.approx(4 * (0.5 * math.log(0.5 * 5) + 4 * 0.125 * math.log(0.125 * 5)), rel=1e-5)
 
 
 def test_the_term_of_a_binary_task_by_hand(tiny_config):
     teacher, student = torch.tensor([[math.log(3)]]), torch.zeros(1, 1)
-    found = Distillation()(head(tiny_config(), "para"), student, teacher)
+    found = Distillation().divergence(head(tiny_config(), "para"), student, teacher)
     assert found.item() == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-5)
 
 
 def test_the_term_of_a_score_is_a_squared_error_whatever_the_temperature(tiny_config):
     teacher, student = torch.tensor([[1.0], [4.0]]), torch.tensor([[2.0], [1.0]])
-    assert Distillation(temperature=3.0)(head(tiny_config(), "sts"), student, teacher).item() == 5.0
+    assert Distillation(temperature=3.0).divergence(head(tiny_config(), "sts"), student, teacher).item() == 5.0
 
 
 @pytest.mark.parametrize("name", ["sst", "para", "sts"])
 def test_it_is_zero_where_both_agree_and_only_the_student_has_a_gradient(tiny_config, name):
     teacher = torch.randn(3, 5 if name == "sst" else 1, requires_grad=True)
     student = teacher.detach().clone().requires_grad_()
-    found = Distillation(temperature=2.0)(head(tiny_config(), name), student, teacher.detach())
+    found = Distillation(temperature=2.0).divergence(head(tiny_config(), name), student, teacher.detach())
     assert found.item() == pytest.approx(0, abs=1e-6)
     (gradient,) = torch.autograd.grad(found, student)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)
@@ -52,13 +53,13 @@ def test_it_is_zero_where_both_agree_and_only_the_student_has_a_gradient(tiny_co
 def test_a_temperature_keeps_the_size_of_a_small_gradient(tiny_config, temperature):
     """For logits that are all small, T^2 KL(./T) is half the variance of their difference, whatever T."""
     teacher = 1e-2 * torch.tensor([[2.0, -1.0, 0.0, 1.0, -2.0]])
-    found = Distillation(temperature=temperature)(head(tiny_config(), "sst"), -teacher, teacher)
+    found = Distillation(temperature=temperature).divergence(head(tiny_config(), "sst"), -teacher, teacher)
     assert found.item() == pytest.approx(0.5 * 0.02**2 * 10 / 5, rel=0.01)
 
 
 def test_the_whole_loss_is_shared_between_labels_and_teacher():
     loss, own, term = torch.tensor(7.0), torch.tensor(2.0), torch.tensor(4.0)  # 5 of another term
-    assert Distillation(0.25).mixed(loss, own, term).item() == 5 + 0.75 * 2 + 0.25 * 4
+    assert Distillation(weight=0.25).mixed(loss, own, term).item() == 5 + 0.75 * 2 + 0.25 * 4
 
 
 def test_several_teachers_are_averaged_as_probabilities():

@@ -49,7 +49,7 @@ def test_metrics_are_those_of_the_models_own_outputs(make_trainer, tiny_model, t
     trainer = make_trainer(dev=DEV, per_device_eval_batch_size=4)
     metrics = trainer.evaluate()
     assert list(scores(metrics)) == ALL
-    assert set(trainer.known_metrics()) == set(ALL)
+    assert set(trainer.args.metrics_of(trainer.tasks.values())) == set(ALL)
     model = tiny_model().eval()
     found = {}
     for name, rows in toy_rows(**DEV).items():

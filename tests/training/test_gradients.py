@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from hf_minbert.training.aggregation.aggregators import AGGREGATORS, Aggregator, Sum
+from hf_minbert.training.aggregation.base import Aggregator
+from hf_minbert.training.aggregation.registry import AGGREGATORS
+from hf_minbert.training.aggregation.sum import Sum
 from hf_minbert.training.gradients import GradientRows, SummedGradients, collector
 
 

@@ -7,7 +7,7 @@ import torch
 
 from hf_minbert import get_tasks
 from hf_minbert.model.losses import LOSSES
-from hf_minbert.training.aggregation.aggregators import PCGrad
+from hf_minbert.training.aggregation.pcgrad import PCGrad
 from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -119,7 +119,7 @@ def on_gpu(make_trainer, tiny_model):
 @pytest.mark.parametrize("aggregator", ["row_sum"], indirect=True)  # registers the one that needs rows
 def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_model):
     plain, graphed = on_gpu("off", **arguments), on_gpu("auto", **arguments)
-    assert plain._graphs is None and graphed._graphs._recordings
+    assert plain.step.graphs is None and graphed.step.graphs._recordings
     atol = 1e-5 if not {"bf16", "fp16"} & set(arguments) else 2e-3
     for (name, left), right in zip(plain.model.named_parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=atol, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
@@ -135,7 +135,7 @@ def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_
 def test_dropout_differs_from_replay_to_replay(on_gpu):
     trainer = on_gpu("auto", dropout=0.5, learning_rate=0.0, max_steps=4)
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))["sst"]
-    losses = {trainer._graphs("sst", {"batch": batch}, 1.0)["loss"].item() for _ in range(6)}
+    losses = {trainer.step.graphs("sst", {"batch": batch}, 1.0)["loss"].item() for _ in range(6)}
     assert len(losses) == 6
 
 
@@ -145,7 +145,7 @@ def test_the_passes_of_a_replay_have_one_dropout_mask(on_gpu, regularizer):
     """In a ball of no size the outputs of two passes differ by their masks alone; so does a loss at the same words."""
     nothing = {"smart_epsilon": 0.0} if regularizer["regularizer"] == "smart" else {"fgm_epsilon": 0.0}
     trainer = on_gpu("auto", dropout=0.5, max_steps=8, logging_steps=1, **regularizer, **nothing)
-    assert trainer._graphs._recordings
+    assert trainer.step.graphs._recordings
     name = regularizer["regularizer"]
     logs = [entry for entry in trainer.state.log_history if f"{name}_sst" in entry]
     for task in ("sst", "para", "sts"):
@@ -184,6 +184,6 @@ def test_what_cannot_be_recorded_trains_without_and_says_so(on_gpu, caplog, monk
 )
 def test_losses_and_poolings_can_be_recorded(on_gpu, fields):
     plain, graphed = on_gpu("off", fields=fields), on_gpu("auto", fields=fields)
-    assert {key[0] for key in graphed._graphs._recordings} == {"sst", "para", "sts"}
+    assert {key[0] for key in graphed.step.graphs._recordings} == {"sst", "para", "sts"}
     for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3)

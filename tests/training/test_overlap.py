@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hf_minbert import MultiTaskTrainer
 from hf_minbert.training.gradients import GradientRows
+from hf_minbert.training.step import RoundStep
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_it_ends_with_the_bits_of_averaging_at_the_end(together, trained, monkey
 def test_a_task_is_on_its_way_while_the_next_one_computes(together, trained, monkeypatch, tmp_path):
     def job(rank: int) -> None:
         events = []
-        usual, backward, wait = dist.all_reduce, MultiTaskTrainer._backward, GradientRows._finish
+        usual, backward, wait = dist.all_reduce, RoundStep._backward, GradientRows._finish
 
         def all_reduce(tensor, *given, **options):
             events.append("send")
@@ -61,7 +61,7 @@ def test_a_task_is_on_its_way_while_the_next_one_computes(together, trained, mon
 
         monkeypatch.setattr(dist, "all_reduce", all_reduce)
         monkeypatch.setattr(
-            MultiTaskTrainer,
+            RoundStep,
             "_backward",
             lambda self, task, *given: (events.append(task), backward(self, task, *given))[1],
         )

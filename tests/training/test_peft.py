@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from hf_minbert import MinBertConfig, MinBertError, MinBertForMultiTask, MultiTaskTrainer, Predictor, get_tasks
-from hf_minbert.pretrained.adapters import METHODS, add_adapter, check, load_adapters, merged
+from hf_minbert.pretrained.adapted import merged
+from hf_minbert.pretrained.adapters import METHODS, add_adapter, check, load_adapters
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.training.step import RoundStep
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing:FutureWarning")
@@ -255,7 +257,7 @@ def test_surgery_sees_adapters_alone(make_trainer, adapted):
     trainer.train()
     in_encoder = [p.numel() for name, p in trainer.model.named_parameters() if "lora_" in name]
     assert sum(in_encoder) == 2 * 2 * 2 * (2 * 32)  # layers, query and value, A and B, rank times width
-    assert trainer._gradients._matrix.shape == (3, sum(in_encoder))
+    assert trainer.step.gradients._matrix.shape == (3, sum(in_encoder))
 
 
 @pytest.mark.parametrize(
@@ -280,13 +282,13 @@ def test_what_is_under_the_adapter_never_moves(make_trainer, adapted, given):
 def test_dropout_is_on_from_the_first_step(make_trainer, adapted, monkeypatch):
     model = adapted({"r": 2, "lora_dropout": 0.1})
     model.get_base_model().eval()  # as a model comes from its folder
-    trainer, step, off = make_trainer(model, dev=DEV), MultiTaskTrainer._backward, []
+    trainer, step, off = make_trainer(model, dev=DEV), RoundStep._backward, []
 
     def spy(self, *args):
-        off.extend(name for name, module in self.model.named_modules() if not module.training)
+        off.extend(name for name, module in trainer.model.named_modules() if not module.training)
         return step(self, *args)
 
-    monkeypatch.setattr(MultiTaskTrainer, "_backward", spy)
+    monkeypatch.setattr(RoundStep, "_backward", spy)
     trainer.train()
     assert off == []
     trainer.evaluate()

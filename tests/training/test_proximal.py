@@ -9,12 +9,16 @@ from safetensors.torch import load_file
 
 from hf_minbert import MinBertError, MinBertForMultiTask
 from hf_minbert.training.checkpoints import TEACHER, newest_complete_checkpoint
-from hf_minbert.training.terms.base import RandomState
-from hf_minbert.training.terms.proximal import PretrainedDecay, ProximalPoint
+from hf_minbert.training.optimizers import PretrainedDecay
+from hf_minbert.training.terms.base import NoiseKey, RandomState, TaskLoss
+from hf_minbert.training.terms.proximal import ProximalPoint
 from tests.training.test_models import with_lora
 from tests.training.test_regularizers import DROPOUT, assert_equal, batch, logged, trained, weights_of  # noqa: F401
 
 DEV = {"sst": 11, "para": 7, "sts": 9}
+
+
+KEY = NoiseKey(seed=0, step=0, first_row=0)  # this term has no noise
 
 
 # ---- the term
@@ -25,12 +29,11 @@ def test_it_starts_at_zero_and_its_teacher_is_a_copy(tiny_model, batch):  # noqa
     point.start(model)
     for task in ("sst", "para", "sts"):
         rows = batch(task)
-        term = point(model, rows, model(**rows)["logits"])
-        assert term == 0
+        assert point(model, rows, KEY).logged["proximal"] == 0
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05
-    moved = point(model, rows, model(**rows)["logits"])
+    moved = point(model, rows, KEY).logged["proximal"]
     assert moved > 0
     assert torch.equal(point.teacher["bert.pooler.dense.bias"], torch.zeros(32))
     moved.backward()
@@ -46,7 +49,7 @@ def test_the_term_is_the_divergence_from_the_teacher_without_dropout(tiny_model,
     outputs = model(**rows)
     state = RandomState.now(torch.device("cpu"))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    found = point(model, rows, outputs["logits"])
+    found = point(model, rows, KEY, lambda *_: TaskLoss(outputs["loss"], outputs)).logged["proximal"]
     assert torch.equal(torch.get_rng_state(), state.cpu)
     assert_equal(dict(model.named_parameters()), before)
     assert model.training and model.bert.training and not model.heads.training
@@ -62,10 +65,10 @@ def test_a_callers_autocast_keeps_both_weights_apart(tiny_model, batch):  # noqa
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-    whole = point(model, rows, model(**rows)["logits"]).item()
+    whole = point(model, rows, KEY).logged["proximal"].item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         clean = model(**rows)["logits"]
-        assert point(model, rows, clean).item() == pytest.approx(whole, rel=0.2) and whole > 1e-3
+        assert point(model, rows, KEY).logged["proximal"].item() == pytest.approx(whole, rel=0.2) and whole > 1e-3
         assert torch.equal(model(**rows)["logits"], clean)  # the cache has nothing of the teacher's either
 
 
@@ -228,7 +231,7 @@ def test_evaluations_score_the_averaged_weights_too(make_trainer, scores):
     own = {name: value for name, value in found.items() if not name.startswith("eval_averaged")}
     averaged = {name.replace("averaged_", ""): value for name, value in found.items() if name not in own}
     assert own.keys() == averaged.keys() and "eval_averaged_overall" in entry
-    assert set(trainer.known_metrics()) == set(found)
+    assert set(trainer.args.metrics_of(trainer.tasks.values())) == set(found)
     trainer.args.proximal_evaluate = False
     assert scores(trainer.evaluate()) == own
     with trainer.proximal.in_place():

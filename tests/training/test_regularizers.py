@@ -8,12 +8,13 @@ import torch
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.model.losses import symmetric_kl
-from hf_minbert.training.terms.base import Place, RandomState, embedded
-from hf_minbert.training.terms.regularizers import FGM, RDrop
+from hf_minbert.training.terms.base import NoiseKey, RandomState, embedded
+from hf_minbert.training.terms.fgm import FGM
+from hf_minbert.training.terms.r_drop import RDrop
 from hf_minbert.training.terms.smart import AlgorithmOne, Smart
 from tests.training.test_models import with_lora
 
-PLACE = Place(seed=0, step=0, first_row=0)
+KEY = NoiseKey(seed=0, step=0, first_row=0)
 DROPOUT = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
 #: Large enough a ball that the term counts beside the loss of a tiny model.
 SMART = {"regularizer": "smart", "smart_epsilon": 0.05}
@@ -57,13 +58,13 @@ def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence(tiny_model, 
     torch.manual_seed(4)
     first, second = model(**rows), model(**rows)
     torch.manual_seed(4)
-    result = RDrop(weight=3.0)(model, rows, PLACE)
+    result = RDrop(weight=3.0)(model, rows, KEY)
     divergence = symmetric_kl(first["logits"], second["logits"]).mean().item()
-    assert result.term.item() == pytest.approx(divergence / 2) and divergence > 0
+    assert result.logged["r_drop"].item() == pytest.approx(divergence / 2) and divergence > 0
     own = (first["loss"].item() + second["loss"].item()) / 2
     assert result.loss.item() == pytest.approx(own + 3 * divergence / 2)
     assert torch.equal(result.outputs["logits"], first["logits"])
-    assert RDrop()(model.eval(), rows, PLACE).term == 0
+    assert RDrop()(model.eval(), rows, KEY).logged["r_drop"] == 0
 
 
 @pytest.mark.parametrize("task", ["sst", "sts"])
@@ -80,19 +81,19 @@ def test_fgm_adds_the_loss_one_step_along_each_sentences_gradient(tiny_model, ba
     torch.manual_seed(4)
     worst = model(**embedded(model, rows, delta))["loss"].item()
     torch.manual_seed(4)
-    result = FGM(weight=2.0, epsilon=0.3)(model, rows, PLACE)
-    assert result.term.item() == pytest.approx(worst, rel=1e-4) and worst > loss.item()
+    result = FGM(weight=2.0, epsilon=0.3)(model, rows, KEY)
+    assert result.logged["fgm"].item() == pytest.approx(worst, rel=1e-4) and worst > loss.item()
     assert result.loss.item() == pytest.approx(loss.item() + 2 * worst, rel=1e-4)
     assert torch.equal(torch.get_rng_state(), after.cpu)
-    assert all((parameter.grad == 0.5).all() for parameter in model.parameters()) and not result.skipped
-    assert FGM(epsilon=0.0)(model.eval(), rows, PLACE).loss == 2 * model(**rows)["loss"]
+    assert all((parameter.grad == 0.5).all() for parameter in model.parameters()) and not result.logged["fgm_skipped"]
+    assert FGM(epsilon=0.0)(model.eval(), rows, KEY).loss == 2 * model(**rows)["loss"]
 
 
 def test_fgm_leaves_out_a_gradient_that_is_not_finite(tiny_model, batch, monkeypatch):
     model, rows = tiny_model(), batch("sst")
     monkeypatch.setattr(FGM, "SCALE", math.inf)
-    result = FGM()(model, rows, PLACE)
-    assert result.skipped == 1 and result.term == 0 and result.loss == model(**rows)["loss"]
+    result = FGM()(model, rows, KEY)
+    assert result.logged["fgm_skipped"] == 1 and result.logged["fgm"] == 0 and result.loss == model(**rows)["loss"]
 
 
 @pytest.mark.parametrize("name", ["r_drop", "fgm"])
@@ -155,19 +156,19 @@ def test_a_skipped_term_is_counted_and_the_step_goes_on(make_trainer, monkeypatc
     assert logged(trainer, "smart_sts") == [0]
 
 
-def test_a_batch_knows_its_place(make_trainer, monkeypatch):
-    places = []
+def test_each_batch_has_its_own_key(make_trainer, monkeypatch):
+    keys = []
 
-    def call(self, model, batch, place, whole=Smart.__call__):
-        places.append((batch["task"], place))
-        return whole(self, model, batch, place)
+    def call(self, model, batch, key, inner, whole=Smart.__call__):
+        keys.append((batch["task"], key))
+        return whole(self, model, batch, key, inner)
 
     monkeypatch.setattr(Smart, "__call__", call)
     make_trainer(**SMART, gradient_accumulation_steps=2, task_batch_sizes={"sts": 2}, seed=9).train()
-    assert [place.first_row for task, place in places if task == "sst"] == [0, 4, 0, 4]
-    assert [place.first_row for task, place in places if task == "sts"] == [0, 2, 0, 2]
-    assert [place.step for task, place in places if task == "sst"] == [0, 0, 1, 1]
-    assert {place.seed for _, place in places} == {9}
+    assert [key.first_row for task, key in keys if task == "sst"] == [0, 4, 0, 4]
+    assert [key.first_row for task, key in keys if task == "sts"] == [0, 2, 0, 2]
+    assert [key.step for task, key in keys if task == "sst"] == [0, 0, 1, 1]
+    assert {key.seed for _, key in keys} == {9}
 
 
 def test_accumulated_batches_are_one_batch(make_trainer):

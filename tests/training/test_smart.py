@@ -14,7 +14,7 @@ from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
 from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.model.packing import Packing
-from hf_minbert.training.terms.base import Place, RandomState, RecordedPlace, embedded, is_token
+from hf_minbert.training.terms.base import NoiseKey, RandomState, RecordedNoiseKey, embedded, is_token
 from hf_minbert.training.terms.smart import (
     AlgorithmOne,
     MtDnn,
@@ -32,7 +32,7 @@ TASKS = {
     "para_bi": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"},
     "sts_bi": {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"},
 }  # fmt: skip
-PLACE = Place(seed=5, step=7, first_row=0)
+KEY = NoiseKey(seed=5, step=7, first_row=0)
 
 
 @pytest.fixture(scope="module")
@@ -91,21 +91,21 @@ def test_noise_is_normal_and_its_numbers_are_independent():
 
 def test_noise_depends_on_seed_step_task_and_row_and_on_nothing_else(batches):
     batch = batches["para_bi"]
-    noise = noise_like_words(batch, 8, PLACE)
+    noise = noise_like_words(batch, 8, KEY)
     assert noise.shape == (4, 2, batch["input_ids"].shape[-1], 8)
     # Where a number stands in a tensor may decide which code computes its logarithm and cosine: to the last bits.
     close = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
     padded = {**batch, "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 3))}
-    close(noise_like_words(padded, 8, PLACE)[..., :-3, :], noise)
+    close(noise_like_words(padded, 8, KEY)[..., :-3, :], noise)
     tokens = batch["attention_mask"].bool()
     packing = Packing.describe(tokens.flatten(0, 1).numpy(), fill=True)
-    close(noise_like_words({**batch, "packing": packing}, 8, PLACE)[tokens], noise[tokens])
-    recorded = RecordedPlace(PLACE.numbers(batch["task"], "cpu"))
+    close(noise_like_words({**batch, "packing": packing}, 8, KEY)[tokens], noise[tokens])
+    recorded = RecordedNoiseKey(KEY.numbers(batch["task"], "cpu"))
     assert torch.equal(noise_like_words(batch, 8, recorded), noise)
     second_half = {**batch, "input_ids": batch["input_ids"][2:]}
-    close(noise_like_words(second_half, 8, replace(PLACE, first_row=2)), noise[2:])
-    others = [noise_like_words(batch, 8, replace(PLACE, **{name: 8})) for name in ("seed", "step", "first_row")]
-    others += [noise_like_words({**batch, "task": "sts"}, 8, PLACE), noise.flip(1), noise.flip(0), noise.roll(1, 2)]
+    close(noise_like_words(second_half, 8, replace(KEY, first_row=2)), noise[2:])
+    others = [noise_like_words(batch, 8, replace(KEY, **{name: 8})) for name in ("seed", "step", "first_row")]
+    others += [noise_like_words({**batch, "task": "sts"}, 8, KEY), noise.flip(1), noise.flip(0), noise.roll(1, 2)]
     for other in others:
         assert not (other == noise).any()
 
@@ -138,7 +138,7 @@ def test_every_step_ends_in_the_ball_and_spares_padding(model, batches, monkeypa
     monkeypatch.setattr(AlgorithmOne, "step", lambda self, *given: ends.append(step(self, *given)) or ends[-1])
     deltas, outputs = [], AlgorithmOne.outputs
     monkeypatch.setattr(AlgorithmOne, "outputs", lambda self, *given: deltas.append(given[2]) or outputs(self, *given))
-    Smart(epsilon=0.01, noise_std=1.0, steps=3, norm=norm, level=level)(model, batches[task], PLACE)
+    Smart(epsilon=0.01, noise_std=1.0, steps=3, norm=norm, level=level)(model, batches[task], KEY)
     assert len(ends) == 3 and len(deltas) == 4
     dims = (-2, -1) if level == "sentence" else (-1,)
     for end in ends:
@@ -153,7 +153,7 @@ def test_every_step_ends_in_the_ball_and_spares_padding(model, batches, monkeypa
 def test_only_word_embeddings_move_before_positions_segments_and_norm(model, batches):
     sums = []
     model.bert.embeddings.LayerNorm.register_forward_pre_hook(lambda module, args: sums.append(args[0].detach()))
-    Smart(epsilon=0.01)(model, batches["para"], PLACE)
+    Smart(epsilon=0.01)(model, batches["para"], KEY)
     clean, _, last = sums
     mask = batches["para"]["attention_mask"].bool()
     assert torch.equal(last[~mask], clean[~mask])
@@ -168,7 +168,7 @@ def by_hand(model, batch, epsilon, step_size, noise_std, steps, inner, last):
     """The term as the paper's Algorithm 1 reads, with one gradient for the whole batch's mean divergence."""
     mask = is_token(batch)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    delta = noise_std * noise_like_words(batch, 32, PLACE) * mask
+    delta = noise_std * noise_like_words(batch, 32, KEY) * mask
     clean = model(**batch)["logits"]
     for _ in range(steps):
         delta = delta.detach().requires_grad_()
@@ -192,8 +192,8 @@ def test_the_term_and_its_gradient_are_those_of_algorithm_one(model, batches, ta
     wanted = gradients(model)
     model.zero_grad()
     smart = Smart(epsilon=0.01, step_size=0.05, noise_std=0.002, steps=2, variant=variant, weight=3.0)
-    result = smart(model, batches[task], PLACE)
-    assert result.term.item() == pytest.approx(expected.item(), rel=1e-3) and expected > 0
+    result = smart(model, batches[task], KEY)
+    assert result.logged["smart"].item() == pytest.approx(expected.item(), rel=1e-3) and expected > 0
     own = model(**batches[task])["loss"]
     assert result.loss.item() == pytest.approx(own.item() + 3 * expected.item(), rel=1e-5)
     assert result.outputs["loss"].item() == own.item()
@@ -206,7 +206,7 @@ def test_the_term_and_its_gradient_are_those_of_algorithm_one(model, batches, ta
 
 def test_the_gradient_goes_through_both_outputs(model, batches, monkeypatch):
     def gradient():
-        result = Smart(epsilon=0.05)(model, batches["sst"], PLACE)
+        result = Smart(epsilon=0.05)(model, batches["sst"], KEY)
         model.zero_grad()
         (result.loss - result.outputs["loss"]).backward()
         return gradients(model)["heads.sst.linear.weight"]
@@ -230,7 +230,7 @@ def test_no_graph_of_the_search_reaches_the_last_pass(model, batches, monkeypatc
     deltas, outputs = [], form.outputs
     monkeypatch.setattr(form, "outputs", lambda self, *given: deltas.append(given[2]) or outputs(self, *given))
     name = "paper" if form is AlgorithmOne else "mt-dnn"
-    result = Smart(epsilon=0.01, steps=2, form=name)(model, batches["sst"], PLACE)
+    result = Smart(epsilon=0.01, steps=2, form=name)(model, batches["sst"], KEY)
     *searched, last = deltas
     assert len(searched) == 2 and all(delta.is_leaf and delta.requires_grad for delta in searched)
     assert last.grad_fn is None and not last.requires_grad
@@ -244,14 +244,14 @@ def test_both_sentences_of_a_pair_that_is_read_apart_move(model, batches):
     model.bert.embeddings.register_forward_pre_hook(
         lambda module, args: words.append(args[3].detach()) if args[3] is not None else None
     )
-    Smart(epsilon=0.01)(model, batch, PLACE)
+    Smart(epsilon=0.01)(model, batch, KEY)
     moved = (words[-1] - model.bert.embeddings.word_embeddings(batch["input_ids"].flatten(0, 1))).abs().amax((-2, -1))
     assert moved.shape == (8,) and (moved > 0.0099).all()
 
 
 def test_the_worst_step_is_far_worse_than_random_ones(model, batches):
     for task, batch in batches.items():
-        term = Smart(epsilon=1e-3)(model, batch, PLACE).term
+        term = Smart(epsilon=1e-3)(model, batch, KEY).logged["smart"]
         assert term > 3 * of_random_corners(model, batch, 1e-3), task  # of a tiny model, whose every direction matters
 
 
@@ -282,7 +282,7 @@ def test_grads_mode_and_random_state_stay(tasks, tiny_model, batches, form):
     plain = model(**batches["para"])
     after = RandomState.now(torch.device("cpu"))
     torch.manual_seed(3)
-    result = Smart(steps=2, form=form)(model, batches["para"], PLACE)
+    result = Smart(steps=2, form=form)(model, batches["para"], KEY)
     assert torch.equal(torch.get_rng_state(), after.cpu)
     assert torch.equal(result.outputs["logits"], plain["logits"])
     assert model.training and all(module.training for module in model.modules())
@@ -294,8 +294,10 @@ def test_grads_mode_and_random_state_stay(tasks, tiny_model, batches, form):
 @pytest.mark.parametrize("task", TASKS)
 def test_without_a_ball_there_is_no_term_though_there_is_dropout(tasks, tiny_model, batches, task):
     model = tiny_model(tasks, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
-    assert Smart(epsilon=0.0)(model, batches[task], PLACE).term == 0
-    terms = [Smart(epsilon=epsilon)(model, batches[task], PLACE).term.item() for epsilon in (1e-2, 1e-3, 1e-4)]
+    assert Smart(epsilon=0.0)(model, batches[task], KEY).logged["smart"] == 0
+    terms = [
+        Smart(epsilon=epsilon)(model, batches[task], KEY).logged["smart"].item() for epsilon in (1e-2, 1e-3, 1e-4)
+    ]
     # It shrinks as the square of the ball. With another mask in the second pass it would not shrink at all.
     assert terms[0] > 10 * terms[1] > 100 * terms[2] > 0
 
@@ -303,16 +305,17 @@ def test_without_a_ball_there_is_no_term_though_there_is_dropout(tasks, tiny_mod
 def test_padding_and_a_split_of_the_batch_change_no_term(model, batches):
     smart = Smart(epsilon=1e-2)
     for batch in batches.values():
-        whole = smart(model, batch, PLACE)
+        whole = smart(model, batch, KEY)
         tensors = {key: value for key, value in batch.items() if key != "task"}
         cut = [{"task": batch["task"], **{k: v[a:b] for k, v in tensors.items()}} for a, b in ((0, 1), (1, 4))]
         parts = [
-            smart(model, part, replace(PLACE, first_row=start)).term for part, start in zip(cut, (0, 1), strict=True)
+            smart(model, part, replace(KEY, first_row=start)).logged["smart"]
+            for part, start in zip(cut, (0, 1), strict=True)
         ]
-        assert (parts[0] + 3 * parts[1]).item() / 4 == pytest.approx(whole.term.item(), rel=1e-3)
+        assert (parts[0] + 3 * parts[1]).item() / 4 == pytest.approx(whole.logged["smart"].item(), rel=1e-3)
         wider = {k: v if v.dim() == 1 else torch.nn.functional.pad(v, (0, 5)) for k, v in tensors.items()}
-        padded = smart(model, {"task": batch["task"], **wider}, PLACE)
-        assert padded.term.item() == pytest.approx(whole.term.item(), rel=1e-3)
+        padded = smart(model, {"task": batch["task"], **wider}, KEY)
+        assert padded.logged["smart"].item() == pytest.approx(whole.logged["smart"].item(), rel=1e-3)
 
 
 def test_the_search_costs_a_forward_and_a_backward_without_weights(model, batches):
@@ -321,7 +324,7 @@ def test_the_search_costs_a_forward_and_a_backward_without_weights(model, batche
             if smart is None:
                 model(**batches["sst"])["loss"].backward()
             else:
-                smart(model, batches["sst"], PLACE).loss.backward()
+                smart(model, batches["sst"], KEY).loss.backward()
         return counter.get_total_flops()
 
     # Of 3 units: forward 1, backward 2 of which 1 for weights. Smart adds 1 + 1 for the search, 3 for the last pass.
@@ -338,11 +341,11 @@ def test_the_search_asks_for_no_gradient_of_parameters(model, batches, monkeypat
     asking = []
     head.register_forward_hook(lambda *args: asking.append(sum(p.requires_grad for p in model.parameters())))
     trained = sum(p.requires_grad for p in model.parameters())
-    Smart(steps=2)(model, batches["sst"], PLACE)
+    Smart(steps=2)(model, batches["sst"], KEY)
     assert asking == [trained, 0, 0, trained]
     monkeypatch.setattr(AlgorithmOne, "gradient", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        Smart()(model, batches["sst"], PLACE)
+        Smart()(model, batches["sst"], KEY)
     assert [p.requires_grad for p in frozen] == [False] * len(frozen)
     assert sum(p.requires_grad for p in model.parameters()) == trained
 
@@ -361,8 +364,8 @@ def test_the_variant_may_differ_by_task_and_a_score_has_its_own_choice():
 
 @pytest.mark.parametrize("variant", ["smart_0", "smart_1", "smart_2"])
 def test_a_score_as_a_coin_has_a_term(model, batches, variant):
-    term = Smart(variant=variant, score_divergence="bernoulli")(model, batches["sts"], PLACE).term
-    error = Smart(variant=variant)(model, batches["sts"], PLACE).term
+    term = Smart(variant=variant, score_divergence="bernoulli")(model, batches["sts"], KEY).logged["smart"]
+    error = Smart(variant=variant)(model, batches["sts"], KEY).logged["smart"]
     assert 0 < term < error  # near the middle of 0 to 5, half a unit of score is a tenth of chance
 
 
@@ -388,11 +391,11 @@ def test_half_precision_keeps_the_term(tasks, tiny_model, batches, dtype):
             if "embeddings" not in name and parameter.dim() == 2:
                 parameter *= 4
     for task, batch in batches.items():
-        whole = Smart()(model, batch, PLACE).term.item()
+        whole = Smart()(model, batch, KEY).logged["smart"].item()
         with torch.autocast("cpu", dtype=dtype):
-            result = Smart()(model, batch, PLACE)
-        assert result.term.item() == pytest.approx(whole, rel=0.5), task
-        assert not result.skipped
+            result = Smart()(model, batch, KEY)
+        assert result.logged["smart"].item() == pytest.approx(whole, rel=0.5), task
+        assert not result.logged["smart_skipped"]
 
 
 def test_the_sum_is_computed_in_float32_and_a_half_model_takes_it(model, batches):
@@ -402,8 +405,8 @@ def test_the_sum_is_computed_in_float32_and_a_half_model_takes_it(model, batches
         words = model.bert.embeddings.word_embeddings(batches["sst"]["input_ids"])
     assert moved.dtype == torch.float32
     assert ((moved - words - 1e-5).abs() < 1e-7).all()
-    result = Smart(epsilon=0.05, noise_std=0.05)(model.bfloat16(), batches["sst"], PLACE)
-    assert result.term > 0 and result.loss.isfinite()
+    result = Smart(epsilon=0.05, noise_std=0.05)(model.bfloat16(), batches["sst"], KEY)
+    assert result.logged["smart"] > 0 and result.loss.isfinite()
 
 
 @pytest.mark.parametrize(("form", "steps"), [(AlgorithmOne, 1), (AlgorithmOne, 2), (MtDnn, 1)])
@@ -419,14 +422,14 @@ def test_a_gradient_that_is_not_finite_leaves_the_term_out(model, batches, form,
     expected = gradients(model)
     model.zero_grad()
     name = "paper" if form is AlgorithmOne else "mt-dnn"
-    result = Smart(epsilon=0.1, steps=steps, form=name)(model, batches["sst"], PLACE)
-    assert (result.term, result.skipped) == (0, 1)
+    result = Smart(epsilon=0.1, steps=steps, form=name)(model, batches["sst"], KEY)
+    assert (result.logged["smart"], result.logged["smart_skipped"]) == (0, 1)
     result.loss.backward()
     assert result.loss == result.outputs["loss"]
     for parameter, gradient in gradients(model).items():
         torch.testing.assert_close(gradient, expected[parameter])
     monkeypatch.undo()
-    assert not Smart(epsilon=0.1, form=name)(model, batches["sst"], PLACE).skipped
+    assert not Smart(epsilon=0.1, form=name)(model, batches["sst"], KEY).logged["smart_skipped"]
 
 
 # ---- the popular form
@@ -458,12 +461,12 @@ def test_mt_dnn_divides_by_the_largest_number_and_has_no_ball():
 def test_mt_dnn_moves_what_the_embeddings_give(model, batches):
     given = []
     model.bert.encoder.register_forward_pre_hook(lambda module, args: given.append(args[0].detach()))
-    Smart(epsilon=1e-6, noise_std=1e-5, form="mt-dnn")(model, batches["sts_bi"], PLACE)
+    Smart(epsilon=1e-6, noise_std=1e-5, form="mt-dnn")(model, batches["sts_bi"], KEY)
     clean, first, last = given
     moved = (last - clean).abs().amax(dim=-1)
     mask = batches["sts_bi"]["attention_mask"].flatten(0, 1).bool()
     assert ((moved[mask] > 0.8) & (moved[mask] <= 1)).all() and not moved[~mask].any()
-    noise = 1e-5 * noise_like_words(batches["sts_bi"], 32, PLACE).flatten(0, 1)
+    noise = 1e-5 * noise_like_words(batches["sts_bi"], 32, KEY).flatten(0, 1)
     torch.testing.assert_close((first - clean)[mask], noise[mask], rtol=0, atol=1e-6)
 
 
@@ -527,11 +530,14 @@ def test_on_a_real_checkpoint_the_paper_attacks_and_mt_dnn_does_not(minilm):
     model.eval()
     for batch in (of_task[0] for of_task in batches.values()):
         for epsilon in (1e-4, 1e-3):
-            term = Smart(epsilon=epsilon)(model, batch, PLACE).term
+            term = Smart(epsilon=epsilon)(model, batch, KEY).logged["smart"]
             assert term > 100 * of_random_corners(model, batch, epsilon, draws=3), (batch["task"], epsilon)
         found, no_step = (
             torch.stack(
-                [Smart(form="mt-dnn", **step)(model, batch, replace(PLACE, seed=seed)).term for seed in range(4)]
+                [
+                    Smart(form="mt-dnn", **step)(model, batch, replace(KEY, seed=seed)).logged["smart"]
+                    for seed in range(4)
+                ]
             )
             for step in ({}, {"step_size": 0.0})
         )

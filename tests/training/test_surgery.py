@@ -12,8 +12,13 @@ import torch
 from transformers import TrainerCallback
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
-from hf_minbert.training.aggregation.aggregators import Aggregator, GradVac, PCGrad, Sum, gram_matrix, make_aggregator
+from hf_minbert.training.aggregation.base import Aggregator
 from hf_minbert.training.aggregation.conflicts import ConflictMeter
+from hf_minbert.training.aggregation.gradvac import GradVac
+from hf_minbert.training.aggregation.gram import gram_matrix
+from hf_minbert.training.aggregation.pcgrad import PCGrad
+from hf_minbert.training.aggregation.registry import make_aggregator
+from hf_minbert.training.aggregation.sum import Sum
 from hf_minbert.training.checkpoints import AGGREGATOR, newest_complete_checkpoint
 from hf_minbert.training.gradients import GradientRows
 
@@ -154,8 +159,8 @@ def test_a_resumed_run_ends_with_the_same_bits(make_trainer, tiny_model, tmp_pat
     found = resumed.train(resume_from_checkpoint=True)
     for name, value in weights_of(resumed).items():
         assert torch.equal(value, weights[name]), name
-    targets = whole._gradients.aggregator.state_dict()
-    assert resumed._gradients.aggregator.state_dict() == targets and len(targets["targets"]) == 9
+    targets = whole.step.gradients.aggregator.state_dict()
+    assert resumed.step.gradients.aggregator.state_dict() == targets and len(targets["targets"]) == 9
     measured = {name: value for name, value in expected.metrics.items() if "cosine" in name or "removed" in name}
     assert len(measured) == 6
     assert {name: found.metrics[name] for name in measured} == measured
@@ -436,7 +441,7 @@ def test_rows_take_a_number_per_task_and_shared_parameter(make_trainer, tiny_mod
     model.bert.embeddings.requires_grad_(False)
     trainer = make_trainer(model, aggregator="pcgrad")
     trainer.train()
-    rows = [gradient for row in trainer._gradients.rows.values() for gradient in row.values()]
+    rows = [gradient for row in trainer.step.gradients.rows.values() for gradient in row.values()]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() // 4 for tensor in rows}
     trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     heads = sum(size for name, size in trained.items() if name.startswith("heads."))

@@ -12,8 +12,8 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.collators import RoundCollator
 from hf_minbert.data.rounds import MIXING
-from hf_minbert.training.terms.base import Regularized, Regularizer
-from hf_minbert.training.terms.regularizers import REGULARIZERS
+from hf_minbert.training.terms.base import TaskLoss, Term, own_loss
+from hf_minbert.training.terms.registry import REGULARIZERS
 
 
 def weights_of(model):
@@ -294,13 +294,15 @@ def test_biases_and_layer_norms_are_never_decayed(make_trainer, tiny_model, task
     assert {value for name, value in found.items() if name not in spared} == {0.1}
 
 
-class Squares(Regularizer):
+class Squares(Term):
     """Twice the squared logits, for sst only."""
 
-    def __call__(self, model, batch, place):
-        outputs = model(**batch)
-        term = outputs["logits"].square().mean() * (batch["task"] == "sst")
-        return Regularized(outputs["loss"] + 2.0 * term, outputs, term)
+    name = "squares"
+
+    def __call__(self, model, batch, key, inner=own_loss):
+        found = inner(model, batch)
+        term = found.outputs["logits"].square().mean() * (batch["task"] == "sst")
+        return TaskLoss(found.loss + 2.0 * term, found.outputs, {**found.logged, self.name: term})
 
 
 def test_a_regularizer_is_added_to_each_tasks_loss(make_trainer, tiny_model, aggregator, monkeypatch):

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from ...settings.training import ConflictDetail
-from .aggregators import conflicts
+from .base import ratio
 
 
 class ConflictMeter:
@@ -177,6 +177,15 @@ class EpochTotals(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if is_whole(state.epoch) and not control.should_log and (totals := self.trainer.conflicts.end_epoch()):
             self.trainer.log(totals)
+
+
+def conflicts(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosine of every two tasks' gradients, 0 where one is zero, and whether the two conflict: it is negative.
+
+    Both of the shape of `gram`, `[..., tasks, tasks]`, and on its device.
+    """
+    norms = gram.diagonal(dim1=-2, dim2=-1).sqrt()
+    return ratio(gram, norms[..., :, None] * norms[..., None, :]), gram < 0
 
 
 def is_whole(epoch: float) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MinBertError
-from .aggregators import Tasks
+from .base import Tasks
 
 
 class Smoothing:

@@ -1,14 +1,16 @@
-"""What a regularizer is, and what it needs to pass one batch through the model several times."""
+"""What a term of the loss is, and what it needs to pass one batch through the model several times."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +21,8 @@ from ..protocol import TaskModel
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in training a batch stands. What is drawn for it depends on this and its task, and on nothing else.
+class NoiseKey:
+    """Where in training a batch stands. The noise of a row depends on this and its task, and on nothing else.
 
     Args:
         seed: of the run.
@@ -34,15 +36,15 @@ class Place:
     first_row: int
 
     def numbers(self, task: str, device: torch.device | str) -> Tensor:
-        """What noise is made of, int64 [2]: a key that stands for seed, step and task, and the first row."""
+        """int64 [2]: a key that stands for seed, step and task, and the first row."""
         text = f"{self.seed} {self.step} {task}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
         return torch.tensor([key, self.first_row]).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
-class RecordedPlace:
-    """In a CUDA graph: the place of the batch that is replayed, whose numbers stand in the graph's inputs."""
+class RecordedNoiseKey:
+    """In a CUDA graph: the key of the batch that is replayed, whose numbers are inputs of the graph."""
 
     values: Tensor
 
@@ -50,32 +52,50 @@ class RecordedPlace:
         return self.values
 
 
-class Regularized(NamedTuple):
-    """A task's loss with its term.
+@dataclass(frozen=True)
+class TaskLoss:
+    """The loss of one task's batch.
 
-    `loss`, a scalar with its gradient, is the task's own loss with the weighted term; `outputs` are the model's for
-    the batch as it is; `term` is the term before its weight, and `skipped` 1 where it had to be left out, for the log.
+    Args:
+        loss: a scalar with its gradient: the task's own loss and the weighted terms that were added to it.
+        outputs: the model's for the batch as it is.
+        logged: by name, each term before its weight; and as `<term>_skipped`, 1 where one had to be left out.
     """
 
     loss: Tensor
     outputs: Mapping[str, Tensor]
-    term: Tensor
-    skipped: Tensor | None = None
+    logged: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Regularizer(ABC):
-    """Computes a task's loss together with a term that depends on model and batch.
+#: Computes the loss of a batch by a model.
+LossFunction = Callable[[TaskModel, Mapping[str, Any]], TaskLoss]
 
+
+def own_loss(model: TaskModel, batch: Mapping[str, Any]) -> TaskLoss:
+    """The task's own loss, without any term."""
+    outputs = model(**batch)
+    return TaskLoss(outputs["loss"], outputs)
+
+
+class Term(ABC):
+    """A term of a task's loss: it computes the loss of a batch together with itself.
+
+    Terms are nested: each calls the `inner` one, with the batch as it is or another one, and adds to what that gives.
     Options are keyword-only; the constructor raises `MinBertError` on one that is out of range.
 
     Attributes:
+        name: what its value is logged as, before the task's name.
         searches: whether it differentiates by the input while it computes the term.
         repeats: how many of its passes have the dropout of an earlier one.
+        recordable: whether a step with it can be recorded as a CUDA graph: the GPU is never asked for a number, and
+            the same weights are read each time.
         needs: parameters that the model's `forward` must have.
     """
 
+    name: str
     searches = False
     repeats = 0
+    recordable = True
     needs: tuple[str, ...] = ()
 
     def refusal(self, tasks: Iterable[Task]) -> str | None:
@@ -83,18 +103,45 @@ class Regularizer(ABC):
         return None
 
     def warnings(self, model: TaskModel, task: str, dtype: torch.dtype) -> list[str]:
-        """What goes ill with one of the tasks where layers compute in `dtype`."""
+        """What goes wrong with one of the tasks where layers compute in `dtype`."""
         return []
 
     @abstractmethod
-    def __call__(self, model: TaskModel, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
-        """The loss with the term. A GPU is never asked for a number, so that it can be recorded as a CUDA graph.
+    def __call__(
+        self,
+        model: TaskModel,
+        batch: Mapping[str, Any],
+        key: NoiseKey | RecordedNoiseKey,
+        inner: LossFunction = own_loss,
+    ) -> TaskLoss:
+        """The loss with the term.
 
         Args:
             model: called as `model(**batch)`; may be wrapped for mixed precision or by PEFT, never in DDP.
             batch: one task's mini-batch, with its name under `task`.
-            place: where in training it stands.
+            key: of the noise that the term draws.
+            inner: the loss to which the term is added.
         """
+
+    def save(self, folder: Path) -> None:  # noqa: B027 - most keep nothing
+        """Writes to a checkpoint what a resumed run needs."""
+
+    def load(self, folder: Path) -> None:  # noqa: B027
+        """Goes on with what `save` wrote. Raises `MinBertError` if it is missing, or of another model."""
+
+
+def nested(terms: Iterable[Term], key: NoiseKey | RecordedNoiseKey | None) -> LossFunction:
+    """The loss with all terms, of which the last one is the outermost. Without terms, `key` may be `None`."""
+    loss: LossFunction = own_loss
+    for term in terms:
+        loss = partial(_with_term, term, key, loss)
+    return loss
+
+
+def _with_term(
+    term: Term, key: NoiseKey | RecordedNoiseKey, inner: LossFunction, model: TaskModel, batch: Mapping[str, Any]
+) -> TaskLoss:
+    return term(model, batch, key, inner)
 
 
 # ---- Passes over one batch ----------------------------------------------------------------------------------------

@@ -6,66 +6,23 @@ BERT with a teacher per task, Clark et al. 2019, arXiv:1907.04829).
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
+from ...data.rows import EncodedRows
 from ...errors import MinBertError
 from ...settings.tasks import Task
-
-if TYPE_CHECKING:
-    from ...data.rows import EncodedRows
-    from ...pretrained.prediction import Predictor
-    from ..args import MultiTaskTrainingArguments
-
-logger = logging.getLogger(__name__)
-
-#: What a teacher's task must agree in with the student's for its answers to mean the same.
-SAME = ("kind", "labels", "range", "text_columns")
+from ..base_args import BaseArguments
+from ..protocol import Head, TaskModel
+from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, own_loss
 
 
-def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """What the teachers answer to rows of text: the mean of those that have the task.
-
-    Args:
-        teachers: saved models, by folder or Hub id. Each has one or more of the tasks.
-        tasks: the student's.
-        rows: task to rows with its text columns.
-
-    Returns:
-        by task, `[rows, outputs]` as a head gives them: scores are averaged; classes and the two sides of a binary
-        task are averaged as probabilities, of which these are logits.
-
-    Raises:
-        MinBertError: a teacher cannot be loaded, has none of the tasks, or has one of another kind, or with other
-            labels; or no teacher has a task.
-    """
-    from ...pretrained.prediction import Predictor, progress_bar
-
-    wanted = {task.name: task for task in tasks if task.name in rows}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
-    for folder in teachers:
-        predictor = Predictor.from_pretrained(folder)
-        for name in _shared(folder, predictor, wanted):
-            with progress_bar(f"{folder}: {name}", len(rows[name])) as advance:
-                found[name].append(predictor.logits(name, rows[name], advance))
-    for name, answers in found.items():
-        if not answers:
-            raise MinBertError(
-                f"No model of `teachers` has the task {name!r}. Add one that has it, or leave it out of `train_tasks`."
-            )
-        logger.info("%s is taught by %d of %d teachers.", name, len(answers), len(teachers))
-    return {name: mean_answer(wanted[name].kind, answers) for name, answers in found.items()}
-
-
-def taught(
-    args: MultiTaskTrainingArguments,
+def with_teacher_logits(
+    args: BaseArguments,
     tasks: Mapping[str, Task],
     rows: Mapping[str, EncodedRows],
     logits: Mapping[str, np.ndarray] | None,
@@ -87,42 +44,12 @@ def taught(
     return {name: replace(of, teacher=logits[name].astype(np.float32)) for name, of in rows.items()}
 
 
-def _shared(folder: str, predictor: Predictor, wanted: Mapping[str, Task]) -> list[str]:
-    names = [name for name in wanted if name in predictor.tasks]
-    if not names:
-        has = ", ".join(predictor.tasks)
-        raise MinBertError(f"The teacher {folder} has none of the tasks in training: it has {has}. Leave it out.")
-    for name in names:
-        for key in SAME:
-            ours, theirs = getattr(wanted[name], key), getattr(predictor.tasks[name], key)
-            if ours != theirs:
-                raise MinBertError(
-                    f"The teacher {folder} cannot teach {name!r}: its `{key}` is {theirs!r}, and here it is {ours!r}."
-                )
-    return names
-
-
-def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of several teachers' logits, each `[rows, outputs]`; of one, its own as they are."""
-    if len(answers) == 1:
-        return answers[0]
-    stacked = torch.from_numpy(np.stack(answers)).double()
-    if kind == "score":
-        mean = stacked.mean(dim=0)
-    elif kind == "binary":
-        # log of the mean chance of a yes over that of a no, neither of which may round to 0.
-        yes, no = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
-        mean = yes - no
-    else:
-        mean = stacked.log_softmax(dim=-1).logsumexp(dim=0) - np.log(len(answers))
-    return mean.float().numpy()
-
-
-class Distillation:
+class Distillation(Term):
     """A task's loss, in part that against a teacher's answers.
 
     (1 - weight) * loss + weight * T^2 * KL(teacher || student), both softened by the temperature T; for a score, which
-    has no distribution, the squared error in the place of the KL.
+    has no distribution, the squared error in the place of the KL. The task's own loss alone has the factor: terms
+    within it keep their weights. The answers are the batch's `teacher`, `[B, C]`.
 
     Args:
         weight: the teacher's share of the loss.
@@ -132,15 +59,34 @@ class Distillation:
         MinBertError: the weight is not from 0 to 1, or the temperature not above 0.
     """
 
-    def __init__(self, weight: float = 0.5, temperature: float = 1.0):
+    name = "distill"
+
+    def __init__(self, *, weight: float = 0.5, temperature: float = 1.0):
         if not 0 <= weight <= 1:
             raise MinBertError(f"`distill_weight` must be a number from 0 to 1. Found {weight}.")
         if not 0 < temperature < float("inf"):
             raise MinBertError(f"`distill_temperature` must be a number above 0. Found {temperature}.")
         self.weight, self.temperature = weight, temperature
 
-    def __call__(self, head: nn.Module, logits: Tensor, teacher: Tensor) -> Tensor:
-        """The term of a batch before its weight; both `[B, C]`."""
+    @classmethod
+    def of(cls, args: BaseArguments) -> Distillation | None:
+        """What the training arguments ask for. Raises `MinBertError` as the class."""
+        return None if args.teachers is None else cls(weight=args.distill_weight, temperature=args.distill_temperature)
+
+    def __call__(
+        self,
+        model: TaskModel,
+        batch: Mapping[str, Any],
+        key: NoiseKey | RecordedNoiseKey,
+        inner: LossFunction = own_loss,
+    ) -> TaskLoss:
+        found = inner(model, {name: value for name, value in batch.items() if name != "teacher"})
+        term = self.divergence(model.heads.get(batch["task"]), found.outputs["logits"], batch["teacher"])
+        loss = self.mixed(found.loss, found.outputs["loss"], term)
+        return TaskLoss(loss, found.outputs, {**found.logged, self.name: term})
+
+    def divergence(self, head: Head, logits: Tensor, teacher: Tensor) -> Tensor:
+        """The term of a batch before its weight, from two `[B, C]`."""
         logits, teacher = logits.float(), teacher.float()
         if head.kind == "score":
             return head.divergence(teacher, logits, "squared_error").mean()
@@ -150,8 +96,3 @@ class Distillation:
     def mixed(self, loss: Tensor, own: Tensor, term: Tensor) -> Tensor:
         """The whole loss, in which the task's `own` has its share: `loss` is that with all other terms."""
         return loss + self.weight * (term - own)
-
-
-def distillation_of(args: MultiTaskTrainingArguments) -> Distillation | None:
-    """What the training arguments ask for. Raises `MinBertError` as `Distillation`."""
-    return None if args.teachers is None else Distillation(args.distill_weight, args.distill_temperature)

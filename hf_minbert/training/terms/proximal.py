@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ...errors import MinBertError
+from ..base_args import BaseArguments
 from ..checkpoints import TEACHER
 from ..protocol import TaskModel, in_mode
-from .base import check_count, check_number
-
-if TYPE_CHECKING:
-    from ..args import MultiTaskTrainingArguments
+from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, check_count, check_number, own_loss
 
 
-class ProximalPoint(TrainerCallback):
+class ProximalPoint(Term, TrainerCallback):
     """Bregman proximal point optimization (SMART, arXiv:1911.03437, section 3.2): outputs may move but slowly.
 
     The term of a batch is the head's divergence between the model's outputs and those of a teacher, an earlier state
@@ -39,6 +37,9 @@ class ProximalPoint(TrainerCallback):
             teacher is, and the term and its gradient would be zero.
     """
 
+    name = "proximal"
+    recordable = False  # the teacher's weights lie elsewhere than the model's
+
     def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: Sequence[float] | None = (0.99, 0.999)):
         check_number("proximal_weight", weight)
         check_count("proximal_steps", steps)
@@ -52,6 +53,14 @@ class ProximalPoint(TrainerCallback):
         self.teacher: dict[str, Tensor] = {}
         self.resume_from: str | Path | None = None
 
+    @classmethod
+    def of(cls, args: BaseArguments) -> ProximalPoint | None:
+        """The term that the training arguments ask for. Raises `MinBertError` if one of its options is wrong."""
+        if args.proximal == "none":
+            return None
+        momentum = _checked_momentum(args.proximal_momentum) if args.proximal == "momentum" else None
+        return cls(weight=args.proximal_weight, steps=args.proximal_steps, momentum=momentum)
+
     def start(self, model: nn.Module) -> None:
         """Makes the model as it is the teacher."""
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -61,12 +70,19 @@ class ProximalPoint(TrainerCallback):
             for name, p in self.parameters.items()
         }
 
-    def __call__(self, model: TaskModel, batch: Mapping[str, Any], clean: Tensor) -> Tensor:
-        """The term of one task's batch, whose outputs with gradient are `clean`; a scalar, before its weight."""
-        inputs = {key: value for key, value in batch.items() if key != "labels"}
+    def __call__(
+        self,
+        model: TaskModel,
+        batch: Mapping[str, Any],
+        key: NoiseKey | RecordedNoiseKey,
+        inner: LossFunction = own_loss,
+    ) -> TaskLoss:
+        found = inner(model, batch)
+        inputs = {name: value for name, value in batch.items() if name not in ("labels", "teacher")}
         with in_mode(model, training=False), self.in_place(), torch.no_grad():
             fixed = model(**inputs)["logits"]
-        return model.heads.get(batch["task"]).divergence(clean, fixed).mean()
+        term = model.heads.get(batch["task"]).divergence(found.outputs["logits"], fixed).mean()
+        return TaskLoss(found.loss + self.weight * term, found.outputs, {**found.logged, self.name: term})
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -122,44 +138,8 @@ class ProximalPoint(TrainerCallback):
             tensor.copy_(saved[name])
 
 
-def proximal_of(args: MultiTaskTrainingArguments) -> ProximalPoint | None:
-    """The proximal term that the training arguments name. Raises `MinBertError` if one of its options is wrong."""
-    if args.proximal == "none":
-        return None
-    momentum = _checked_momentum(args.proximal_momentum) if args.proximal == "momentum" else None
-    return ProximalPoint(weight=args.proximal_weight, steps=args.proximal_steps, momentum=momentum)
-
-
 def _checked_momentum(found: object) -> Sequence[float]:
     two = isinstance(found, list | tuple) and len(found) == 2
     if not two or not all(type(beta) in (int, float) and 0 <= beta <= 1 for beta in found):
         raise MinBertError(f"`proximal_momentum` must be two numbers from 0 to 1. Found {found!r}.")
     return found
-
-
-class PretrainedDecay(TrainerCallback):
-    """Weight decay towards where the weights began, not towards zero (L2-SP, Li et al. 2018, arXiv:1802.01483).
-
-    Before each optimizer step, and apart from the loss's gradient as in AdamW, a weight goes the share
-    `lr * decay` of the way back.
-
-    Args:
-        decay: how strong it is.
-        parameters: those that it pulls, with the values that it pulls them to.
-
-    Raises:
-        MinBertError: there are none.
-    """
-
-    def __init__(self, decay: float, parameters: list[nn.Parameter]):
-        if not parameters:
-            raise MinBertError("`pretrained_decay` is of the encoder, which is not trained. Leave one of both out.")
-        self.decay = decay
-        self.start = {parameter: parameter.detach().clone() for parameter in parameters}
-
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        for group in optimizer.param_groups:
-            pulled = [parameter for parameter in group["params"] if parameter in self.start]
-            if pulled:
-                values = [parameter.detach() for parameter in pulled]
-                torch._foreach_lerp_(values, [self.start[p] for p in pulled], group["lr"] * self.decay)

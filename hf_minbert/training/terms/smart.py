@@ -18,15 +18,17 @@ from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
 from ..protocol import TaskModel
 from .base import (
-    Place,
+    LossFunction,
+    NoiseKey,
     RandomState,
-    RecordedPlace,
-    Regularized,
-    Regularizer,
+    RecordedNoiseKey,
+    TaskLoss,
+    Term,
     check_count,
     check_number,
     embedded,
     is_token,
+    own_loss,
     parameters_fixed,
     words_of,
 )
@@ -87,7 +89,7 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
     return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
 
 
-def noise_like_words(batch: Mapping[str, Any], size: int, place: Place | RecordedPlace) -> Tensor:
+def noise_like_words(batch: Mapping[str, Any], size: int, key: NoiseKey | RecordedNoiseKey) -> Tensor:
     """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero."""
     ids = batch["input_ids"]
     apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
@@ -95,8 +97,8 @@ def noise_like_words(batch: Mapping[str, Any], size: int, place: Place | Recorde
     if "packing" in batch:
         packing = Packing(shape=(len(ids) * apart, width), **batch["packing"])
     tokens = torch.arange(ids.numel(), device=ids.device) if packing is None else packing.tokens
-    key, first_row = place.numbers(batch["task"], ids.device)
-    noise = normal_noise(key, tokens // width + first_row * apart, tokens % width, size)
+    task_key, first_row = key.numbers(batch["task"], ids.device)
+    noise = normal_noise(task_key, tokens // width + first_row * apart, tokens % width, size)
     return (noise if packing is None else packing.unpack(noise[None])).view(*ids.shape, size)
 
 
@@ -203,7 +205,7 @@ FORMS: dict[Form, type[AlgorithmOne]] = {"paper": AlgorithmOne, "mt-dnn": MtDnn}
 # ---- The regularizer -----------------------------------------------------------------------------------------------
 
 
-class Smart(Regularizer):
+class Smart(Term):
     """The smoothness-inducing adversarial term: how far the output moves at the worst `delta` of a small ball.
 
     Algorithm 1 of the paper: `delta` starts as normal noise on real tokens; each step ascends the divergence of the
@@ -228,6 +230,7 @@ class Smart(Regularizer):
             are given; see `MtDnn`.
     """
 
+    name = "smart"
     searches = True
     needs = ("inputs_embeds",)
 
@@ -297,10 +300,16 @@ class Smart(Regularizer):
     def repeats(self) -> int:
         return self.steps + 1  # each step of the search, and the term
 
-    def __call__(self, model: TaskModel, batch: Mapping[str, Any], place: Place | RecordedPlace) -> Regularized:
+    def __call__(
+        self,
+        model: TaskModel,
+        batch: Mapping[str, Any],
+        key: NoiseKey | RecordedNoiseKey,
+        inner: LossFunction = own_loss,
+    ) -> TaskLoss:
         before = RandomState.now(batch["input_ids"].device)
-        outputs = model(**batch)
-        clean, inputs = outputs["logits"], {key: value for key, value in batch.items() if key != "labels"}
+        own = inner(model, batch)
+        clean, inputs = own.outputs["logits"], {name: value for name, value in batch.items() if name != "labels"}
 
         def perturbed(delta: Tensor) -> Tensor:
             with before.again():
@@ -308,13 +317,14 @@ class Smart(Regularizer):
 
         head = model.heads.get(batch["task"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
-        noise = self.noise_std * noise_like_words(batch, words_of(model, batch["task"]).embedding_dim, place)
+        noise = self.noise_std * noise_like_words(batch, words_of(model, batch["task"]).embedding_dim, key)
         with parameters_fixed(model):
             delta, ok = self._worst(
                 perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended), noise, is_token(batch)
             )
         term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
-        return Regularized(outputs["loss"] + self.weight * term, outputs, term.detach(), 1.0 - ok.float())
+        logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
+        return TaskLoss(own.loss + self.weight * term, own.outputs, {**own.logged, **logged})
 
     def _worst(
         self, perturbed: Callable[[Tensor], Tensor], clean: Tensor, divergence: Divergence, noise: Tensor, mask: Tensor

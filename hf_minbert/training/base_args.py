@@ -1,0 +1,77 @@
+"""The training arguments as the parts of training read them; `args` adds the checks, which know all parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
+
+from ..data.rounds import MIXING, Drawn
+from ..errors import MinBertError, unknown_name
+from ..evaluation.metrics import metric_names
+from ..settings.keys import key
+from ..settings.tasks import Task
+from ..settings.training import TrainingKeys
+from .optimizers import OwnOptimizer
+
+
+@dataclass
+class BaseArguments(TrainingKeys, TrainingArguments):
+    """The stock arguments and ours, and what follows from them."""
+
+    optim: OptimizerNames | OwnOptimizer | str = key(
+        TrainingArguments.optim,
+        "The optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.",
+    )
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether steps are recorded as CUDA graphs."""
+        return self.cuda_graphs == "auto" and self.packing and self.device.type == "cuda"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this process."""
+        device = super().device
+        # One of several CPU processes has the device "cpu:1", to which transformers 5.17 cannot load an optimizer.
+        return torch.device("cpu") if device.type == "cpu" else device
+
+    def why_none_conflict(self, trained: Sequence[str]) -> str | None:
+        """Why no step has a weight that two of the trained tasks reach, so that none can conflict; else `None`."""
+        if len(trained) < 2:
+            return "one task is trained"
+        if self.freeze == "encoder" and self.unfreeze is None:
+            return "with `freeze: encoder` nothing is trained that tasks share"
+        if issubclass(MIXING[self.mixing], Drawn) and self.gradient_accumulation_steps == 1:
+            return f"with `mixing: {self.mixing}` and without `gradient_accumulation_steps` each step has one task"
+        return None
+
+    def by_task(self, option: str) -> Mapping[str, Any]:
+        """What `option` gives task by task; nothing where it is left out, or is one word for all."""
+        value = getattr(self, option)
+        return value if isinstance(value, Mapping) else {}
+
+    def chosen_tasks(self, option: str, tasks: Mapping[str, Task]) -> list[str]:
+        """The tasks that `option` names, each once; all of them where it says nothing.
+
+        Raises:
+            MinBertError: it names a task that is not among `tasks`, or none at all.
+        """
+        names = getattr(self, option)
+        names = list(tasks) if names in (None, {}) else [names] if isinstance(names, str) else list(names)
+        for name in names:
+            if name not in tasks:
+                raise MinBertError(f"`{option}`: {unknown_name('task', name, tasks)}")
+        if not names:
+            raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
+        return list(dict.fromkeys(names))
+
+    def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
+        """Names of what an evaluation during training reports on these tasks."""
+        names = metric_names(tasks)
+        averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate else []
+        return [f"eval_{name}" for name in names] + averaged

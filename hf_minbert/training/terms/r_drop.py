@@ -1,0 +1,48 @@
+"""R-Drop: two passes with other dropout agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..protocol import TaskModel, draws, shortest_batch
+from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, check_number, own_loss
+
+
+class RDrop(Term):
+    """R-Drop (Liang et al. 2021, arXiv:2106.14448, equation 4): two passes with other dropout shall agree.
+
+    The task's loss is the mean over both passes, and the term half their symmetric divergence, which is the head's.
+
+    Args:
+        weight: of the term.
+    """
+
+    name = "r_drop"
+
+    def __init__(self, *, weight: float = 1.0):
+        check_number("r_drop_weight", weight)
+        self.weight = weight
+
+    def warnings(self, model: TaskModel, task: str, dtype: torch.dtype) -> list[str]:
+        if draws(model, lambda: model(**shortest_batch(model, task))):
+            return []
+        return [
+            f"`regularizer: r_drop` of {task!r} is zero: the model has no dropout, so two passes are the same. Set "
+            "`hidden_dropout_prob`."
+        ]
+
+    def __call__(
+        self,
+        model: TaskModel,
+        batch: Mapping[str, Any],
+        key: NoiseKey | RecordedNoiseKey,
+        inner: LossFunction = own_loss,
+    ) -> TaskLoss:
+        first, second = inner(model, batch), inner(model, batch)
+        divergence = model.heads.get(batch["task"]).divergence
+        term = divergence(first.outputs["logits"], second.outputs["logits"]).mean() / 2
+        loss = (first.loss + second.loss) / 2 + self.weight * term
+        return TaskLoss(loss, first.outputs, {**first.logged, self.name: term})
