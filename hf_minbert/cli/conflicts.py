@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from ..settings.recipe import check_words, read_recipe
+from ..settings.recipe import read_recipe
+from ..settings.words import check_words
 
 
 class Detail(StrEnum):

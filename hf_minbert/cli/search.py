@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..settings.recipe import check_words, read_recipe
+from ..settings.recipe import read_recipe
+from ..settings.words import check_words
 
 if TYPE_CHECKING:
     from ..run.search_methods import Space, Trial
@@ -57,12 +58,15 @@ def search(
 
     The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
     """
-    values = read_recipe(recipe, overrides or ())
-    check_words(values)
-    from ..run.search import search as carry_out
-    from ..run.search_methods import read_space
+    from ..run.search_methods import read_space, with_values
 
-    read = read_space(space)
+    values, read = read_recipe(recipe, overrides or ()), read_space(space)
+    check_words(values)
+    for entry, choices in read.items():
+        for choice in choices if isinstance(choices, list) else (choices.low, choices.high):
+            check_words(with_values(values, {entry: choice}))
+    from ..run.search import search as carry_out
+
     found = carry_out(
         values, read, method=method.value, output_dir=output_dir, trials=trials, metric=metric, parallel=parallel,
         seed=seed,

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ..settings.recipe import check_words, read_recipe, recipes_folder
+from ..settings.recipe import read_recipe, recipes_folder
 from ..settings.table import OURS
+from ..settings.words import check_words
 
 EPILOG = (
     f"Keys of a recipe: {', '.join(OURS)}; and the fields of transformers' TrainingArguments under their own names. "

@@ -9,13 +9,10 @@ import numpy as np
 
 from ..errors import MinBertError
 from ..settings.metrics import KIND_METRICS, is_constant
-from ..settings.tasks import Task
+from ..settings.tasks import LEADERBOARD, Task, has_leaderboard
 from .decoding import as_matrix, decode
 
 logger = logging.getLogger(__name__)
-
-#: The course's 2024 leaderboard: the mean of these, with the correlation r entered as (r + 1) / 2.
-LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
 
 
 def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -64,13 +61,6 @@ def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
     return scores | {f"constant_{name}": 1.0 for name in constant}
 
 
-def metric_names(tasks: Iterable[Task]) -> list[str]:
-    """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
-    tasks = list(tasks)
-    names = [f"{task.name}_{metric}" for task in tasks for metric in (*KIND_METRICS[task.kind], "loss")]
-    return [*names, "overall", *(["leaderboard"] if _has_leaderboard(tasks) else [])]
-
-
 def overall(tasks: Iterable[Task], scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The numbers over all evaluated tasks.
 
@@ -83,12 +73,7 @@ def overall(tasks: Iterable[Task], scores: Mapping[str, Mapping[str, float]]) ->
     """
     tasks = list(tasks)
     result = {"overall": float(np.mean([scores[task.name][task.metric] for task in tasks]))}
-    if _has_leaderboard(tasks):
+    if has_leaderboard(tasks):
         sst, para, sts = (scores[name][metric] for name, metric in LEADERBOARD.items())
         result["leaderboard"] = float((sst + para + (sts + 1) / 2) / 3)
     return result
-
-
-def _has_leaderboard(tasks: list[Task]) -> bool:
-    metrics = {task.name: KIND_METRICS[task.kind] for task in tasks}
-    return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())

@@ -80,6 +80,11 @@ def installed() -> dict[str, str]:
     return {name: _digests[name] for name in _installed}
 
 
+def are_installed() -> bool:
+    """Whether a distribution is installed that has plugins: any name may be theirs."""
+    return bool(_entries(tuple(sys.path)))
+
+
 def _load(entry: str, outside: Path | None = None) -> str:
     """Imports a plugin and returns its digest; with `outside` only one that does not lie in this folder."""
     name, home = module_of(entry), Path(entry).parent

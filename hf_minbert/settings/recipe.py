@@ -21,11 +21,8 @@ from yaml.constructor import ConstructorError
 
 from ..errors import MinBertError, unknown_name
 from . import plugins
-from .dotted import Value, set_key, stage_names
+from .dotted import Value, set_key
 from .run import RunSettings
-from .stock import stock_hints
-from .tasks import get_tasks
-from .training import TrainingKeys
 
 # ---- Reading YAML ----------------------------------------------------------------------------------------
 
@@ -232,27 +229,6 @@ def split_recipe(values: Mapping[str, Value], training_types: Mapping[str, Any])
     settings = RunSettings(**{key: value for key, value in typed.items() if key in ours})
     training = {key: value for key, value in typed.items() if key not in ours}
     return settings, {"output_dir": settings.output_dir, **training}
-
-
-def check_words(values: Mapping[str, Value]) -> None:
-    """Raises `MinBertError` for a mistake that the words of a recipe show, before torch is imported.
-
-    If a recipe has plugins they are imported, and torch with them.
-    """
-    hints = {**stock_hints(), **typing.get_type_hints(TrainingKeys)}
-    common = {key: value for key, value in values.items() if key != "stages"}
-    settings, _ = split_recipe(common, hints)
-    plugins.load_named(values)
-    get_tasks(settings.tasks)
-    stages = values["stages"].value if "stages" in values else None
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        return  # what is wrong then is said where stages are planned
-    for number, (name, stage) in enumerate(zip(stage_names(stages), stages, strict=True), 1):
-        own = {key: Value(raw, None if isinstance(raw, list | dict) else str(raw)) for key, raw in stage.items()}
-        try:
-            split_recipe({**common, **{key: value for key, value in own.items() if key != "name"}}, hints)
-        except MinBertError as error:
-            raise MinBertError(f"Stage {number} ({name}): {error}") from error
 
 
 #: Names that people know from elsewhere, and from older versions of TrainingArguments.

@@ -17,9 +17,7 @@ from .proximal import ProximalPoint
 from .r_drop import RDrop
 from .smart import Smart
 
-REGULARIZERS: Registry[type[Term]] = Registry(
-    "regularizer", type[Term], {term.name: term for term in (Smart, RDrop, FGM)}
-)
+REGULARIZERS: Registry[type[Term]] = Registry("regularizer", type[Term], {"smart": Smart, "r_drop": RDrop, "fgm": FGM})
 
 
 def regularizer_of(args: BaseArguments) -> Term | None:
