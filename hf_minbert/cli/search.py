@@ -10,6 +10,7 @@ import typer
 
 from ..settings.recipe import read_recipe
 from ..settings.words import check_words
+from .recipe import Overrides, Recipe
 
 if TYPE_CHECKING:
     from ..run.search_methods import Space, Trial
@@ -23,10 +24,7 @@ class Method(StrEnum):
 
 
 def search(
-    recipe: Annotated[
-        Path,
-        typer.Argument(help="A .yaml file, or the name of a recipe in the package.", show_default=False),
-    ],
+    recipe: Recipe,
     space: Annotated[
         str,
         typer.Option(
@@ -37,10 +35,7 @@ def search(
         ),
     ],
     output_dir: Annotated[Path, typer.Option(help="The folder of the search.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, in all trials."),
-    ] = None,
+    overrides: Overrides = None,
     method: Annotated[
         Method, typer.Option(help="coordinate: one key after the other, each with the best of those before it.")
     ] = Method.grid,

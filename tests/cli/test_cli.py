@@ -107,6 +107,21 @@ for words in {given!r}:
     assert [rest for _, rest in ended if not rest.startswith("[] ")] == []
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("minbert tr", ["train"]),
+        ("minbert train cs224n/base", ["cs224n/baseline"]),
+        ("minbert train quickstart learning_", ["learning_rates=", "learning_rate="]),
+    ],
+)
+def test_the_shell_completes_verbs_recipes_and_keys(line, offered):
+    words = {"_MINBERT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    code = f"import os; os.environ.update({words!r}); from hf_minbert.cli import main; main([])"
+    done = python("-c", code)
+    assert sorted(done.stdout.split()) == sorted(offered), done.stderr
+
+
 def test_names_in_words_are_those_of_the_registries():
     for registry in (*REGISTRIES.values(), *REGISTRIES_OF_TASKS.values(), *FURTHER_REGISTRIES):
         module, _, attribute = registry.rpartition(".")
