@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
@@ -29,7 +29,7 @@ class Registry(dict[str, T], Generic[T]):
     #: package that can import plugins sets it. It returns a sentence on those that are missing.
     find_more: ClassVar[Callable[[Sequence[str], str], str]] = staticmethod(lambda plugins, model: "")
 
-    def __init__(self, what: str, of: Any, content: dict[str, T], form: str = r"[a-z][a-z0-9_]*", among: str = ""):
+    def __init__(self, what: str, of: Any, content: Mapping[str, T], form: str = r"[a-z][a-z0-9_]*", among: str = ""):
         super().__init__(content)
         self.what, self.of, self.form, self.among = what, of, form, among
         self.own = frozenset(content)

@@ -20,6 +20,8 @@ from .heads import registries_of
 
 logger = logging.getLogger(__name__)
 
+PACKAGE = __name__.rpartition(".")[0]
+
 FILE = "plugins.py"
 #: Imported by `modeling_minbert`. The library finds the plugins by these relative imports, and fetches them too.
 TEXT = '"""The plugins of this model. Each is a file beside this one, and registers what the tasks name."""\n\n'
@@ -39,24 +41,25 @@ def plugins_of(tasks: Iterable[Mapping[str, Any]], known: Sequence[str] = ()) ->
             name = task[key]
             if not name or name in registry.own:
                 continue
-            modules = [registry.modules[name].removeprefix(f"{__package__}.")] if name in registry.modules else known
+            modules = [registry.modules[name].removeprefix(f"{PACKAGE}.")] if name in registry.modules else known
             found |= dict.fromkeys(modules)
     return list(found)
 
 
 def save_plugins(plugins: Sequence[str], folder: str | Path) -> None:
     """Puts those plugins that can travel into a folder that has the model's own code, and warns of the others."""
-    folder = Path(folder)
-    carried = [name for name in plugins if why_it_stays(name, plugins) is None]
-    for name in carried:
-        source = _file(name)
-        if source.resolve() != (folder / source.name).resolve():
-            shutil.copyfile(source, folder / source.name)
+    if not plugins:
+        return
+    folder, lines = Path(folder), [TEXT]
     for name in plugins:
-        if name not in carried:
-            _warn(f"The plugin {name} does not travel with the model: {why_it_stays(name, plugins)}.")
-    if plugins:
-        (folder / FILE).write_text(TEXT + "".join(LINE.format(name=name) for name in carried), encoding="utf-8")
+        why, file = why_it_stays(name, plugins), _file(name)
+        if why is not None or file is None:
+            _warn(f"The plugin {name} does not travel with the model: {why}.")
+            continue
+        lines.append(LINE.format(name=name))
+        if file.resolve() != (folder / file.name).resolve():
+            shutil.copyfile(file, folder / file.name)
+    (folder / FILE).write_text("".join(lines), encoding="utf-8")
 
 
 def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
@@ -73,10 +76,10 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
     if "." in name or file.name == "__init__.py":
         return "it is a package, or a part of one. Put it into one file"
     own = {path.stem for path in Path(__file__).parent.glob("*.py")}
-    if name in own and _file(name).parent != Path(__file__).parent:
+    if name in own and file.parent != Path(__file__).parent:
         return f"the model has a file {name}.py of its own. Rename it"
     for top in get_imports(file):
-        if top == __package__.split(".")[0]:
+        if top == PACKAGE.split(".")[0]:
             return f"it imports {top} where that must be installed. Import the model's files by {FORM}"
         if top not in sys.stdlib_module_names and top not in _published():
             return f"it imports {top}, which is of no installed distribution. Put what it needs into its own file"
@@ -87,8 +90,10 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
 
 
 def _file(name: str) -> Path | None:
-    module = sys.modules.get(f"{__package__}.{name}") or sys.modules.get(name)
-    file = getattr(module, "__file__", None)
+    here = Path(__file__)
+    if name in get_relative_imports(here.with_name(FILE)):  # this is a saved folder, and the plugin is a part of it
+        return here.with_name(f"{name}.py")
+    file = getattr(sys.modules.get(name), "__file__", None)
     return None if file is None else Path(file)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..io import json_line
-from ..model.saving import why_it_stays
+from ..model.saving import FILE, why_it_stays
 from ..pretrained.weights import MODEL
 from ..reporting.document import PICTURES
 from ..settings.recipe import read_recipe, recipe_text
@@ -95,7 +95,7 @@ def _code(folder: Path) -> list[str]:
     """The files by which the model loads without this package: those that its config names, and what they import."""
     if not (folder / "config.json").is_file():  # an adapter's folder may have none
         return []
-    from transformers.dynamic_module_utils import get_relative_import_files
+    from transformers.dynamic_module_utils import get_relative_import_files, get_relative_imports
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     named = [
@@ -112,7 +112,7 @@ def _code(folder: Path) -> list[str]:
         ) from error
     plugins = config.get("plugins") or ()
     for name in plugins:
-        if f"{name}.py" not in imported:
+        if name not in get_relative_imports(folder / FILE):
             raise MinBertError(
                 f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. "
                 f"It did not travel: {why_it_stays(name, plugins) or 'it was another file then'}. Then save the "

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from ..model.registry import Registry
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .tasks import Task
+
+class Labelled(Protocol):
+    """A `Task`, as far as a metric needs it."""
+
+    @property
+    def labels(self) -> Sequence[str]: ...
+
 
 #: From a task, its predictions and labels (class ids or scores, both [N]) to a finite number; higher is better.
-Metric = Callable[["Task", "np.ndarray", "np.ndarray"], float]
+Metric = Callable[["Labelled", "np.ndarray", "np.ndarray"], float]
 
 
-def accuracy(task: Task, values: np.ndarray, labels: np.ndarray) -> float:
+def accuracy(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     return float((values == labels).mean())
 
 
-def macro_f1(task: Task, values: np.ndarray, labels: np.ndarray) -> float:
+def macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     """The plain mean of F1 over all of the task's classes."""
     return float(class_scores(values, labels, len(task.labels))["f1"].mean())
 
 
-def f1(task: Task, values: np.ndarray, labels: np.ndarray) -> float:
+def f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     """That of a binary task's second label."""
     return float(class_scores(values, labels, len(task.labels))["f1"][1])
 
 
-def pearson(task: Task, values: np.ndarray, labels: np.ndarray) -> float:
+def pearson(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     return correlation("pearson", values, labels)
 
 
-def spearman(task: Task, values: np.ndarray, labels: np.ndarray) -> float:
+def spearman(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     return correlation("spearman", values, labels)
 
 

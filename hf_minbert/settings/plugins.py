@@ -134,7 +134,7 @@ def _files(name: str) -> list[Path]:
         spec = find_spec(name.split(".")[0])  # of a name without dots: to find a part of a package would import that
     except ValueError:  # such as of __main__
         return []
-    if spec is None or not (spec.origin or "").endswith(".py"):
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return []
     found = [Path(spec.origin).resolve()]
     if spec.submodule_search_locations:
@@ -150,7 +150,7 @@ def _imported(file: Path) -> set[str]:
         tree = ast.parse(file.read_bytes())
     except SyntaxError:  # which the import says better
         return set()
-    names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
+    names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     return {name.split(".")[0] for name in names}
 

@@ -83,7 +83,9 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 def refusal(name: str, value: Any) -> str | None:
     """Why an argument may not have this value, in a sentence; `None` where it may."""
-    allowed, reason = REFUSED.get(name, (value, ""))
+    if name not in REFUSED:
+        return None
+    allowed, reason = REFUSED[name]
     asks_for_nothing = not value and allowed not in (True, -1)
     return (
         None

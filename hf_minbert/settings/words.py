@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MinBertError, unknown_name
+from ..model.registry import unknown_in_words
 from . import plugins
 from .dotted import Value, stage_names
 from .recipe import split_recipe
@@ -79,21 +80,23 @@ def _check(values: Mapping[str, Value], hints: Mapping[str, Any]) -> None:
 def _check_names(training: Mapping[str, Any], tasks: Iterable[Task]) -> None:
     for key, registry in REGISTRIES.items():
         if key in training and not str(training[key]).startswith("torchjd."):
-            _check_name(key, training[key], _declared(registry), "")
+            _check_name(key, training[key], _declared(registry))
     for task in tasks:
         for field, registry in REGISTRIES_OF_TASKS.items():
             _check_name(field, getattr(task, field), _declared(registry), f"Task {task.name!r}: ")
-        _check_name("loss", task.loss, _declared("model.losses.LOSSES", task.kind), f"Task {task.name!r}: ")
+        losses = _declared("model.losses.LOSSES", task.kind)
+        _check_name("loss", task.loss, losses, f"Task {task.name!r}: ", f"for kind {task.kind!r}")
         for source in task.sources:
             _check_name("mapping", source.mapping, _declared(MAPPINGS), f"Task {task.name!r}: ")
 
 
-def _check_name(what: str, name: object, known: Iterable[str], where: str) -> None:
+def _check_name(what: str, name: object, known: Iterable[str], where: str = "", among: str = "") -> None:
     known = [*known, *OTHERS.get(what, ())]
-    if name not in known and not plugins.are_installed():
-        others = _of_torchjd() if what == "aggregator" else ()
-        error = str(unknown_name(what, name, [choice for choice in (*known, *others) if choice]))
-        raise MinBertError(f"{where}{error} A plugin can add one: see `plugins`.")
+    if name in known or plugins.are_installed():
+        return
+    others = _of_torchjd() if what == "aggregator" else ()
+    said = unknown_in_words(what, name, [choice for choice in (*known, *others) if choice], among)
+    raise MinBertError(f"{where or 'U'}{said[0 if where else 1 :]} A plugin can add one: see `plugins`.")
 
 
 def _check_tasks(training: Mapping[str, Any], tasks: Mapping[str, Task], settings: RunSettings) -> None:
