@@ -122,9 +122,14 @@ def _declared(registry: str, part: str = "") -> tuple[str, ...]:
         target = node.target if isinstance(node, ast.AnnAssign) else None
         if isinstance(target, ast.Name) and target.id == attribute:
             content = next(inner for inner in ast.walk(node) if isinstance(inner, ast.Dict))
-            pairs = {key.value: value for key, value in zip(content.keys, content.values, strict=True) if key}
-            return tuple(key.value for key in pairs[part].keys) if part else tuple(pairs)
+            names = _keys(content)
+            inner = content.values[names.index(part)] if part else content
+            return _keys(inner) if isinstance(inner, ast.Dict) else ()
     raise LookupError(registry)
+
+
+def _keys(literal: ast.Dict) -> tuple[str, ...]:
+    return tuple(key.value for key in literal.keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
 
 
 def _of_torchjd() -> list[str]:
