@@ -504,7 +504,7 @@ def test_a_head_of_a_script_or_of_a_plain_assignment_cannot_travel(tiny_model, t
         ("tasks={sst: {metric: mcc}}", "Unknown metric 'mcc' for kind 'classes'"),
         ("mixing=some", "Unknown mixing 'some'"),
         ("regularizer=some", "Unknown regularizer 'some'"),
-        ("tasks={sst: {sources: [{task: para, mapping: some}]}}", "Unknown mapping 'some'"),
+        ("tasks={sst: {sources: [{task: para, mapping: some}]}}", "unknown mapping 'some'"),
         ("tasks={sst: {files: {train: a.bars, dev: a.bars}}}", "files that end in '.bars' cannot be read"),
         ("aggregator=mgda", "Unknown aggregator 'mgda'. Did you mean 'torchjd.MGDA'?"),
         ("aggregator=up_grad", "Did you mean 'torchjd.UPGrad'?"),

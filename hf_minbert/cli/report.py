@@ -11,9 +11,7 @@ from ..errors import MinBertError
 
 
 def report(
-    run: Annotated[
-        Path, typer.Argument(help="A run's folder, finished or not.", exists=True, file_okay=False, show_default=False)
-    ],
+    run: Annotated[Path, typer.Argument(help="A run's folder, finished or not.", show_default=False)],
     more: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]...", help="Further runs after --compare RUN.")
     ] = None,
@@ -37,6 +35,10 @@ def report(
     """Report a run's results and its model's weaknesses: an HTML page, Markdown and pictures."""
     if more and not compare:
         raise MinBertError(f"A report is of one run. Give those to compare it with by --compare {more[0]}.")
+    for folder in (run, *(compare or ()), *(more or ())):
+        if not folder.is_dir():  # said before the libraries of a report are imported
+            what = "is a file" if folder.exists() else "does not exist"
+            raise MinBertError(f"{folder} {what}. Give the folder of a run, the `output_dir` of its recipe.")
     from ..reporting.report import report as write_report
 
     page, failures = write_report(

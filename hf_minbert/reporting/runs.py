@@ -159,12 +159,9 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
         data_dir: where the data lies now; where the recipe says unless given.
 
     Raises:
-        MinBertError: there is no such folder, it holds no run, or a file in it is broken.
+        MinBertError: it is no folder with a run, or a file in it is broken.
     """
     path = Path(path)
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise MinBertError(f"{path} {what}. Give the folder of a run, the `output_dir` of its recipe.")
     if not checkpoints(path) and not any((path / name).exists() for name in SIGNS):
         raise MinBertError(
             f"{path} holds no run: there is none of {', '.join(SIGNS)}. Give the folder of a run, the `output_dir` of "
