@@ -46,7 +46,7 @@ class WholeCheckpoints(Trainer):
         # Else the first one deletes older checkpoints while this one may never become whole.
         self.accelerator.wait_for_everyone()
 
-    def _run_epoch(self, **given: Any) -> None:
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
         """As the stock one, which takes a step before it asks whether the run that resumes had come to its end."""
         stopping = (each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback))
         out_of_patience = any(
@@ -56,7 +56,7 @@ class WholeCheckpoints(Trainer):
             logger.info("Training had ended already, with step %d.", self.state.global_step)
             self.control.should_training_stop = True
             return
-        super()._run_epoch(**given)
+        super()._run_epoch(*arguments, **named)
 
 
 class SavesAfterEpoch(TrainerCallback):
@@ -101,7 +101,7 @@ def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
     """
     if not given:
         return None
-    checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if given is True else Path(given)
+    checkpoint = newest_complete_checkpoint(str(args.output_dir), args.world_size) if given is True else Path(given)
     if checkpoint is None:
         raise MinBertError(f"There is no complete checkpoint in {args.output_dir} to resume from.")
     logger.info("Resuming from %s.", checkpoint)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -133,7 +133,7 @@ def _compare(everyone: list[dict[str, str]]) -> None:
 @contextmanager
 def report_interruption(
     args: TrainingArguments, begun: Callable[[], bool], behind_stage: bool = False
-) -> Iterator[None]:
+) -> Generator[None]:
     """On Ctrl-C, and where another process of the run is gone, says what was saved and how to go on.
 
     A process learns that another is gone by an error of the communication (gloo) or, as that may come late (NCCL, see
@@ -149,7 +149,7 @@ def report_interruption(
     def tell(what: str) -> None:
         if once.acquire(blocking=False):
             own = begun() or args.resume_from_checkpoint
-            checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if own else None
+            checkpoint = newest_complete_checkpoint(str(args.output_dir), args.world_size) if own else None
             # At this level every process is heard: the first one may be the one that is gone.
             level = logging.WARNING if args.world_size == 1 else logging.CRITICAL
             logger.log(level, "%s%s", what, how_to_go_on(checkpoint, behind_stage))
@@ -186,7 +186,7 @@ def is_lost(error: Exception) -> bool:
 
 
 @contextmanager
-def _watched(tell: Callable[[], None]) -> Iterator[None]:
+def _watched(tell: Callable[[], None]) -> Generator[None]:
     """Inside, a SIGTERM calls `tell` and ends this process.
 
     A thread does it: Python's own handlers run in the main one, which may wait in NCCL for the process that is gone.

@@ -51,27 +51,29 @@ class TaskEvaluator:
         metrics: dict[str, float] = {}
         scores: dict[str, dict[str, float]] = {}
         for name, of in rows.items():
-            output = self.outputs(name, of, f"{prefix}_{name}", ignore_keys)
-            if output.label_ids is None:
+            logits, labels, measured = self.outputs(name, of, f"{prefix}_{name}", ignore_keys)
+            if labels is None:
                 raise MinBertError(f"The rows of {name!r} have no labels, so they cannot be scored. Use `predict`.")
-            scores[name] = task_metrics(self.tasks[name], output.predictions, output.label_ids)
-            metrics.update(output.metrics)
+            scores[name] = task_metrics(self.tasks[name], logits, labels)
+            metrics.update(measured)
             metrics.update({f"{prefix}_{name}_{metric}": value for metric, value in scores[name].items()})
         summary = overall([self.tasks[name] for name in rows], scores)
         metrics.update({f"{prefix}_{name}": value for name, value in summary.items()})
         metrics.update(speed_metrics(prefix, start, num_samples=sum(map(len, rows.values()))))
         return metrics
 
-    def outputs(self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None) -> EvalLoopOutput:
+    def outputs(
+        self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None
+    ) -> tuple[np.ndarray, np.ndarray | None, dict[str, float]]:
         """The outputs and labels of a task's rows, in the order of the rows, and their mean loss."""
         order = length_order(self.tasks[task], rows)
         # A config may ask for hidden states, which would be kept for all rows and be taken for predictions.
         ignored = ["hidden_states", "attentions"] if ignore_keys is None else ignore_keys
         output = self.loop(self.loader(task, rows.take(order)), task, prefix, ignored)
         back = np.argsort(order)
-        predictions = np.asarray(output.predictions, dtype=np.float32)[back]
-        labels = None if output.label_ids is None else output.label_ids[back]
-        return output._replace(predictions=predictions, label_ids=labels)
+        logits = np.asarray(output.predictions, dtype=np.float32)[back]
+        labels = None if output.label_ids is None else np.asarray(output.label_ids)[back]
+        return logits, labels, output.metrics or {}
 
 
 def length_order(task: Task, rows: EncodedRows) -> np.ndarray:

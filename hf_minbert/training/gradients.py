@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
@@ -158,7 +158,7 @@ class StaticGradients(Gradients):
             self.open.append(task)
 
     @contextmanager
-    def attached(self, task: str) -> Iterator[None]:
+    def attached(self, task: str) -> Generator[None]:
         """Lets the backward passes inside add to the task's gradients; `.grad` is `None` before and after."""
         self.begin(task)
         row = self.rows.setdefault(task, {})

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, set_seed
-from transformers.trainer_utils import BestRun, TrainOutput
+from transformers.trainer_utils import BestRun, HPSearchBackend, TrainOutput
 
 from ..errors import MinBertError, unknown_name
 
@@ -29,21 +29,24 @@ class HyperparameterSearch(Trainer):
             model, model_init: one of them.
             given: the trainer's further arguments, which each trial's trainer is to have.
         """
-        if (model is None) == (model_init is None):
-            raise MinBertError("Give the trainer either `model` or, to search, `model_init`, which makes one.")
         self._make_model = model_init
         self._given = {} if model_init is None else given  # whose rows would else stay in memory
-        return model_init() if model is None else model
+        if model is None and model_init is not None:
+            return model_init()
+        if model is not None and model_init is None:
+            return model
+        raise MinBertError("Give the trainer either `model` or, to search, `model_init`, which makes one.")
 
     def hyperparameter_search(
         self,
-        hp_space: Callable[[Any], Mapping[str, Any]] | None = None,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
         compute_objective: Callable[[dict[str, float]], float] | None = None,
         n_trials: int = 20,
-        direction: str | None = None,
-        backend: str | None = "optuna",
+        direction: str | list[str] | None = None,
+        backend: str | HPSearchBackend | None = "optuna",
+        hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
-    ) -> BestRun:
+    ) -> BestRun | list[BestRun]:
         """As the stock one, with the library optuna.
 
         Args:
@@ -52,7 +55,7 @@ class HyperparameterSearch(Trainer):
             n_trials: how many.
             direction: `maximize` or `minimize`; as `eval_overall` asks, unless another objective is given.
             backend: `optuna`.
-            kwargs: as for the stock one.
+            hp_name, kwargs: as for the stock one.
 
         Returns:
             the best trial. The trainer itself has the model that it had before.
@@ -72,7 +75,7 @@ class HyperparameterSearch(Trainer):
         self.model_init = self._make_model  # the stock search asks for it; else the stock `train` would call it
         try:
             return super().hyperparameter_search(
-                hp_space, compute_objective, n_trials, direction, backend="optuna", **kwargs
+                hp_space, compute_objective, n_trials, direction, "optuna", hp_name, **kwargs
             )
         finally:
             self.model_init, (self.model, self.model_wrapped) = None, kept
@@ -103,5 +106,5 @@ class _Report(TrainerCallback):
     def __init__(self, search: HyperparameterSearch, trial: Any):
         self.search, self.trial = search, trial
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        self.search._report_to_hp_search(self.trial, state.global_step, metrics)
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.search._report_to_hp_search(self.trial, state.global_step, kwargs["metrics"])

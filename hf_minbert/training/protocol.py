@@ -7,9 +7,9 @@ The stock `Trainer` asks for a little more: an `nn.Module` whose `config` is a `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ class Config(Protocol):
     active_task: str | None
     #: The longest input, in tokens.
     max_position_embeddings: int
-    #: What fills up a batch where the trainer is given no tokenizer.
+    #: What fills up a batch where the trainer is given no tokenizer; 0 where that is `None`.
     pad_token_id: int | None
+    #: The length that inputs are cut to. The trainer writes it, so it need not be there before.
+    max_input_length: int | dict[str, int] | None = None
 
 
 class Head(Protocol):
@@ -67,7 +69,7 @@ class TaskModel(Protocol):
     """A model with several tasks.
 
     Parameters whose names begin with `heads.` are the heads'. Those below `private.<task>.` are of that task's own
-    encoder or layers, for rates by group. All others are the shared encoder's.
+    encoder or layers, for rates by group. All others are the shared encoder's. The last members are `nn.Module`'s.
     """
 
     config: Config
@@ -114,25 +116,45 @@ class TaskModel(Protocol):
     def pool(self, task: str, **inputs: Any) -> Tensor:
         """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""
 
+    training: bool
 
-def check_model(model: nn.Module) -> None:
-    """Raises `MinBertError` if the model has no tasks, or lacks what no training does without."""
+    def __call__(self, **inputs: Any) -> Mapping[str, Tensor]: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def train(self, mode: bool = True) -> object: ...
+
+
+def check_model(model: nn.Module) -> TaskModel:
+    """The model as what it is. Raises `MinBertError` if it has no tasks, or lacks what no training does without."""
     found = f"Found a {type(model).__name__}"
     if not hasattr(model, "config") or not hasattr(model.config, "tasks") or not model.config.tasks:
         raise MinBertError(
             f"The model has no tasks to train. {found}. Load it as "
             "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
         )
-    missing = [f"config.{name}" for name in Config.__annotations__ if not hasattr(model.config, name)]
+    required = [name for name in Config.__annotations__ if not hasattr(Config, name)]
+    missing = [f"config.{name}" for name in required if not hasattr(model.config, name)]
     missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name)]
     if missing:
         raise MinBertError(
             f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it what "
             "`hf_minbert.training.protocol` says of a `TaskModel`."
         )
+    return cast(TaskModel, model)  # torch's stubs take every attribute of a module for a tensor or a module
 
 
-def takes(model: nn.Module, capability: str) -> bool:
+def task_encoder(model: TaskModel, task: str) -> Encoder:
+    """The task's encoder."""
+    return cast(Encoder, model.encoder_path(task)[0])  # as in `check_model`
+
+
+def layers_of(model: TaskModel, task: str) -> list[nn.Module]:
+    """The embeddings that a task's sentences go through, then the layers."""
+    return [task_encoder(model, task).embeddings, *model.encoder_path(task)[1:]]
+
+
+def takes(model: TaskModel, capability: str) -> bool:
     """Whether the model's `forward` has this parameter.
 
     The method of the model itself knows it: wrappers (PEFT's, a compiled model) take anything.
@@ -141,7 +163,7 @@ def takes(model: nn.Module, capability: str) -> bool:
     return capability in inspect.signature(type(own).forward).parameters
 
 
-def require(model: nn.Module, capability: str, setting: str) -> None:
+def require(model: TaskModel, capability: str, setting: str) -> None:
     """Raises `MinBertError` unless the model has a capability that a setting needs."""
     if not takes(model, capability):
         raise MinBertError(
@@ -153,7 +175,7 @@ def require(model: nn.Module, capability: str, setting: str) -> None:
 # ---- Questions to a model -----------------------------------------------------------------------------------------
 
 
-def shortest_batch(model: nn.Module, name: str) -> dict[str, Any]:
+def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
     """Two rows of one token for a task, on the model's device, to ask how its loss comes about."""
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
@@ -168,7 +190,7 @@ def asked() -> AbstractContextManager[None]:
     return torch.compiler.set_stance("force_eager")
 
 
-def draws(model: nn.Module, question: Callable[[], Any]) -> bool:
+def draws(model: TaskModel, question: Callable[[], Any]) -> bool:
     """Whether the model, in the mode of training, draws random numbers to answer. They count as not drawn."""
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
@@ -183,7 +205,7 @@ def _random_states(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(model: TaskModel, training: bool) -> Generator[None]:
     """Inside, all modules are in one mode; after it, each is in its own again."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)

@@ -15,10 +15,10 @@ from .gradients import Gradients, StaticGradients
 from .graphs import GraphedSteps
 from .metric_tracker import MetricTracker
 from .protocol import TaskModel
-from .terms.base import NoiseKey, RecordedNoiseKey, Term
+from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term
 
 #: From the model, a task's batch and the key of its noise to the `loss`, the `logits` and what is logged.
-LossOfTask = Callable[[TaskModel, Mapping[str, Any], NoiseKey | RecordedNoiseKey | None], dict[str, Tensor]]
+LossOfTask = Callable[[TaskModel, Batch, AnyNoiseKey | None], dict[str, Tensor]]
 
 
 class RoundStep:
@@ -61,7 +61,7 @@ class RoundStep:
             self.graphs = GraphedSteps(self._forward, gradients, sum(term.repeats for term in terms))
         self._rounds = 0  # how many of the current step have been taken
 
-    def __call__(self, batches: Mapping[str, Mapping[str, Any]], step: int, accumulated: int) -> Tensor:
+    def __call__(self, batches: Mapping[str, Batch], step: int, accumulated: int) -> Tensor:
         """Takes one round; with the last one of a step, the tasks' gradients become one.
 
         Args:
@@ -93,7 +93,7 @@ class RoundStep:
         if self.graphs is not None:
             self.graphs.forget()
 
-    def _track(self, task: str, batch: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
+    def _track(self, task: str, batch: Batch, found: Mapping[str, Tensor]) -> None:
         for name, value in found.items():
             if name.endswith("_skipped"):
                 self.tracker.count(name, value)
@@ -102,7 +102,7 @@ class RoundStep:
         if self.scores is not None:
             self.scores.add(task, found["logits"], batch["labels"])
 
-    def _backward(self, task: str, batch: Mapping[str, Any], step: int, factor: float) -> dict[str, Tensor]:
+    def _backward(self, task: str, batch: Batch, step: int, factor: float) -> dict[str, Tensor]:
         """Adds the gradient of `factor` times the task's loss. What `task_loss` gives, without a graph."""
         # This process's share of the current round of the current step.
         batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index

@@ -99,7 +99,7 @@ class ConflictMeter:
         """The means over all of training."""
         return _means(self._all())
 
-    def end_epoch(self) -> dict[str, int]:
+    def end_epoch(self) -> dict[str, float]:
         """How many conflicts the steps since the last call had, by ordered pair; nothing where there was no step.
 
         `conflicts_epoch` counts whole vectors, `tensor_conflicts_epoch` parameter tensors, with that detail.
@@ -110,9 +110,9 @@ class ConflictMeter:
         counts["conflicts_epoch"] = round(2 * sum(conflicting for conflicting, _ in pairs))
         if self.detail == "tensors":
             counts["tensor_conflicts_epoch"] = round(sums.get("tensor_conflicts", (0.0, 0.0))[0])
-        found = {name: count - self._past.get(name, 0) for name, count in counts.items()}
+        new: dict[str, float] = {name: count - self._past.get(name, 0) for name, count in counts.items()}
         self._past = counts
-        return found if found.pop("steps") else {}
+        return new if new.pop("steps") else {}
 
     def _all(self) -> dict[str, list[float]]:
         return _added(self._totals, self._recent())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import MinBertError
 from ...settings.tasks import Task
-from ..protocol import TaskModel
+from ..protocol import TaskModel, task_encoder
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,14 @@ class TaskLoss:
     logged: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+AnyNoiseKey = NoiseKey | RecordedNoiseKey
+#: One task's mini-batch, with its name under `task`.
+Batch = Mapping[str, Any]
 #: Computes the loss of a batch by a model.
-LossFunction = Callable[[TaskModel, Mapping[str, Any]], TaskLoss]
+LossFunction = Callable[[TaskModel, Batch], TaskLoss]
 
 
-def own_loss(model: TaskModel, batch: Mapping[str, Any]) -> TaskLoss:
+def own_loss(model: TaskModel, batch: Batch) -> TaskLoss:
     """The task's own loss, without any term."""
     outputs = model(**batch)
     return TaskLoss(outputs["loss"], outputs)
@@ -107,18 +110,12 @@ class Term(ABC):
         return []
 
     @abstractmethod
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         """The loss with the term.
 
         Args:
             model: called as `model(**batch)`; may be wrapped for mixed precision or by PEFT, never in DDP.
-            batch: one task's mini-batch, with its name under `task`.
+            batch: one task's.
             key: of the noise that the term draws.
             inner: the loss to which the term is added.
         """
@@ -130,17 +127,17 @@ class Term(ABC):
         """Goes on with what `save` wrote. Raises `MinBertError` if it is missing, or of another model."""
 
 
-def nested(terms: Iterable[Term], key: NoiseKey | RecordedNoiseKey | None) -> LossFunction:
+def nested(terms: Iterable[Term], key: AnyNoiseKey | None) -> LossFunction:
     """The loss with all terms, of which the last one is the outermost. Without terms, `key` may be `None`."""
     loss: LossFunction = own_loss
     for term in terms:
+        if key is None:
+            raise MinBertError(f"The term {term.name!r} needs the key of its noise. Found none. Give a `NoiseKey`.")
         loss = partial(_with_term, term, key, loss)
     return loss
 
 
-def _with_term(
-    term: Term, key: NoiseKey | RecordedNoiseKey, inner: LossFunction, model: TaskModel, batch: Mapping[str, Any]
-) -> TaskLoss:
+def _with_term(term: Term, key: AnyNoiseKey, inner: LossFunction, model: TaskModel, batch: Batch) -> TaskLoss:
     return term(model, batch, key, inner)
 
 
@@ -156,9 +153,7 @@ class RandomState:
     gpu: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> RandomState | RecordedRandomState:
-        if _generators is not None:
-            return RecordedRandomState(_generators)
+    def now(cls, device: torch.device) -> RandomState:
         return cls(device, torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
     def restore(self) -> None:
@@ -167,7 +162,7 @@ class RandomState:
             torch.cuda.set_rng_state(self.gpu, self.device)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> Generator[None]:
         """Inside, what is drawn is what was drawn from this state on; after it, the state is as it was before."""
         found = RandomState.now(self.device)
         self.restore()
@@ -188,7 +183,7 @@ class RecordedRandomState:
         self.generators = generators
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> Generator[None]:
         """As `RandomState.again`, for as many times as there are generators."""
         own = torch.cuda.default_generators[torch.cuda.current_device()]
         found = own.graphsafe_get_state()
@@ -202,8 +197,13 @@ class RecordedRandomState:
 _generators: list[torch.Generator] | None = None
 
 
+def random_state(device: torch.device) -> RandomState | RecordedRandomState:
+    """The present state, for passes that draw again what is drawn from here on."""
+    return RandomState.now(device) if _generators is None else RecordedRandomState(_generators)
+
+
 @contextmanager
-def repeats_in_recording(generators: list[torch.Generator]) -> Iterator[None]:
+def repeats_in_recording(generators: list[torch.Generator]) -> Generator[None]:
     """Inside, a CUDA graph is recorded, with these generators for the passes that repeat the dropout of another."""
     global _generators
     _generators = [*generators]
@@ -215,10 +215,10 @@ def repeats_in_recording(generators: list[torch.Generator]) -> Iterator[None]:
 
 def words_of(model: TaskModel, task: str) -> nn.Embedding:
     """The embeddings of a task's words, of a model that takes `inputs_embeds`."""
-    return model.encoder_path(task)[0].get_input_embeddings()
+    return task_encoder(model, task).get_input_embeddings()
 
 
-def embedded(model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> dict[str, Any]:
+def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
     """The batch with its word embeddings, moved by `delta`, in the place of its ids.
 
     Args:
@@ -230,7 +230,7 @@ def embedded(model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> dict[
 
 
 @contextmanager
-def parameters_fixed(model: nn.Module) -> Iterator[None]:
+def parameters_fixed(model: TaskModel) -> Generator[None]:
     """Inside, what passes through the model has no gradient for its parameters.
 
     A search by the input asks for none, but a compiled layer's backward pass computes those of all that it was given.
@@ -245,7 +245,7 @@ def parameters_fixed(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def is_token(batch: Mapping[str, Any]) -> Tensor:
+def is_token(batch: Batch) -> Tensor:
     """1 at real tokens and 0 at padding, to multiply a `delta` with."""
     return batch["attention_mask"][..., None].float()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +17,7 @@ from ...errors import MinBertError
 from ...settings.tasks import Task
 from ..base_args import BaseArguments
 from ..protocol import Head, TaskModel
-from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, own_loss
 
 
 def with_teacher_logits(
@@ -73,13 +72,7 @@ class Distillation(Term):
         """What the training arguments ask for. Raises `MinBertError` as the class."""
         return None if args.teachers is None else cls(weight=args.distill_weight, temperature=args.distill_temperature)
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         found = inner(model, {name: value for name, value in batch.items() if name != "teacher"})
         term = self.divergence(model.heads.get(batch["task"]), found.outputs["logits"], batch["teacher"])
         loss = self.mixed(found.loss, found.outputs["loss"], term)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from ..protocol import TaskModel
 from .base import (
+    AnyNoiseKey,
+    Batch,
     LossFunction,
-    NoiseKey,
-    RandomState,
-    RecordedNoiseKey,
     TaskLoss,
     Term,
     check_number,
     embedded,
     own_loss,
+    random_state,
     words_of,
 )
 
@@ -44,14 +41,8 @@ class FGM(Term):
         check_number("fgm_epsilon", epsilon)
         self.weight, self.epsilon = weight, epsilon
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
-        before = RandomState.now(batch["input_ids"].device)
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
+        before = random_state(batch["input_ids"].device)
         shape = (*batch["input_ids"].shape, words_of(model, batch["task"]).embedding_dim)
         delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)
         clean = inner(model, embedded(model, batch, delta))

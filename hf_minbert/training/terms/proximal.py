@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from ...errors import MinBertError
 from ..base_args import BaseArguments
 from ..checkpoints import TEACHER
 from ..protocol import TaskModel, in_mode
-from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, check_count, check_number, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_count, check_number, own_loss
 
 
 class ProximalPoint(Term, TrainerCallback):
@@ -70,13 +69,7 @@ class ProximalPoint(Term, TrainerCallback):
             for name, p in self.parameters.items()
         }
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         found = inner(model, batch)
         inputs = {name: value for name, value in batch.items() if name not in ("labels", "teacher")}
         with in_mode(model, training=False), self.in_place(), torch.no_grad():
@@ -85,7 +78,7 @@ class ProximalPoint(Term, TrainerCallback):
         return TaskLoss(found.loss + self.weight * term, found.outputs, {**found.logged, self.name: term})
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> Generator[None]:
         """Inside, the model has the teacher's weights, in the dtype of its own."""
         own = {name: parameter.data for name, parameter in self.parameters.items()}
         self._put({name: tensor.to(own[name].dtype) for name, tensor in self.teacher.items()})
@@ -101,8 +94,8 @@ class ProximalPoint(Term, TrainerCallback):
 
     # ---- As a callback -----------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.start(model)
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start(kwargs["model"])
         if self.resume_from is not None:
             self.load(self.resume_from)
 

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import MinBertError, unknown_name
 from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
-from ..protocol import TaskModel
+from ..protocol import Head, TaskModel, layers_of
 from .base import (
+    AnyNoiseKey,
+    Batch,
     LossFunction,
-    NoiseKey,
-    RandomState,
-    RecordedNoiseKey,
     TaskLoss,
     Term,
     check_count,
@@ -30,6 +29,7 @@ from .base import (
     is_token,
     own_loss,
     parameters_fixed,
+    random_state,
     words_of,
 )
 
@@ -89,7 +89,7 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
     return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
 
 
-def noise_like_words(batch: Mapping[str, Any], size: int, key: NoiseKey | RecordedNoiseKey) -> Tensor:
+def noise_like_words(batch: Batch, size: int, key: AnyNoiseKey) -> Tensor:
     """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero."""
     ids = batch["input_ids"]
     apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
@@ -140,7 +140,7 @@ class AlgorithmOne:
         # Of much less noise, outputs may come out equal, from where there is no way up: of equal sentences, say.
         return epsilon, 10 * epsilon, epsilon
 
-    def outputs(self, model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+    def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
         """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
 
@@ -156,7 +156,7 @@ class AlgorithmOne:
         moved = delta + self.step_size * normalised(gradient, self.norm, self.level)
         return projected(moved, self.epsilon, self.norm, self.level)
 
-    def term(self, head: nn.Module, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         return head.divergence(clean, perturbed, name).mean()
 
 
@@ -174,11 +174,11 @@ class MtDnn(AlgorithmOne):
     def own_numbers(epsilon: float | None) -> tuple[float, float, float]:
         return 1e-6, 1e-3, 1e-5
 
-    def outputs(self, model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+    def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
         delta = delta.flatten(0, -3)
         if "packing" in batch:
-            delta = Packing(shape=tuple(delta.shape[:2]), **batch["packing"]).pack(delta)
-        embeddings = model.encoder_path(batch["task"])[0].embeddings
+            delta = Packing(shape=(delta.shape[0], delta.shape[1]), **batch["packing"]).pack(delta)
+        embeddings = layers_of(model, batch["task"])[0]
         hook = embeddings.register_forward_hook(lambda module, args, output: (output.float() + delta).to(output.dtype))
         try:
             return model(**batch)["logits"]
@@ -192,7 +192,7 @@ class MtDnn(AlgorithmOne):
         moved = delta + self.step_size * gradient
         return moved / (size_of(moved, "inf", "token") + self.epsilon)
 
-    def term(self, head: nn.Module, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         if name != "symmetric_kl":
             return super().term(head, name, clean, perturbed)
         there, back = (head.divergence(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
@@ -300,14 +300,8 @@ class Smart(Term):
     def repeats(self) -> int:
         return self.steps + 1  # each step of the search, and the term
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
-        before = RandomState.now(batch["input_ids"].device)
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
+        before = random_state(batch["input_ids"].device)
         own = inner(model, batch)
         clean, inputs = own.outputs["logits"], {name: value for name, value in batch.items() if name != "labels"}
 
@@ -345,4 +339,4 @@ class Smart(Term):
         return VARIANTS[self.variant_of(task)]
 
     def variant_of(self, task: str) -> Variant:
-        return self.variant if isinstance(self.variant, str) else self.variant.get(task, "smart_0")
+        return self.variant.get(task, "smart_0") if isinstance(self.variant, Mapping) else self.variant
