@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from ..errors import MinBertError, unknown_name
 from ..settings.training import Freeze, Unfreeze
-from .protocol import TaskModel, asked, in_mode, layers_of, shortest_batch
+from .protocol import TaskModel, in_mode, layers_of, shortest_batch, uncompiled
 
 logger = logging.getLogger(__name__)
 
@@ -177,10 +177,10 @@ class Freezing(TrainerCallback):
     def on_step_begin(self, args, state, control, **kwargs):
         if self.freeze(state.global_step):
             self.freed()
-            trained, of = count_parameters(self.model)
+            trained, total = count_parameters(self.model)
             logger.info(
                 "From step %d on, `freeze` is %s: %s of %s parameters are trainable.",
-                state.global_step + 1, self._frozen, f"{trained:,}", f"{of:,}",
+                state.global_step + 1, self._frozen, f"{trained:,}", f"{total:,}",
             )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
     for task in tasks:
         if any(p.requires_grad for module in layers_of(model, task) for p in module.parameters()):
             continue
-        with in_mode(model, training=False), asked():
+        with in_mode(model, training=False), uncompiled():
             trains = model(**shortest_batch(model, task))["loss"].requires_grad
         if not trains:
             raise MinBertError(

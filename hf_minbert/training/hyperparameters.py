@@ -21,16 +21,16 @@ class HyperparameterSearch(Trainer):
     """A trainer that searches. It needs `model_init` in place of `model`."""
 
     def prepare_search(
-        self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, given: Mapping[str, Any]
+        self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, options: Mapping[str, Any]
     ) -> nn.Module:
         """The model to begin with.
 
         Args:
             model, model_init: one of them.
-            given: the trainer's further arguments, which each trial's trainer is to have.
+            options: the trainer's further arguments, which each trial's trainer is to have.
         """
         self._make_model = model_init
-        self._given = {} if model_init is None else given  # whose rows would else stay in memory
+        self._options = {} if model_init is None else options  # whose rows would else stay in memory
         if model is None and model_init is not None:
             return model_init()
         if model is not None and model_init is None:
@@ -84,7 +84,7 @@ class HyperparameterSearch(Trainer):
         """Trains and scores a new model with the trial's arguments, in `output_dir/run-<number>`."""
         args = replace(self.args, **self._arguments(trial), output_dir=self._get_output_dir(trial))
         set_seed(args.seed)
-        trainer = type(self)(self.call_model_init(trial), args, **self._given)
+        trainer = type(self)(self.call_model_init(trial), args, **self._options)
         report = _Report(self, trial)
         trainer.add_callback(report)
         output = trainer.train()
@@ -93,15 +93,15 @@ class HyperparameterSearch(Trainer):
         return output
 
     def _arguments(self, trial: Any) -> dict[str, Any]:
-        found, known = dict(self.hp_space(trial)), [field.name for field in fields(self.args) if field.init]
-        for name in found:
+        values, known = dict(self.hp_space(trial)), [field.name for field in fields(self.args) if field.init]
+        for name in values:
             if name not in known:
                 raise unknown_name("training argument", name, known)
-        return found
+        return values
 
 
 class _Report(TrainerCallback):
-    """Tells the search what an evaluation within a trial found, which may end the trial early."""
+    """Reports each evaluation of a trial to the search, which may end the trial early."""
 
     def __init__(self, search: HyperparameterSearch, trial: Any):
         self.search, self.trial = search, trial

@@ -1,4 +1,4 @@
-"""What the trainer asks of a model, and all that it asks: whatever has these members can be trained.
+"""All that the trainer asks of a model: whatever has these members can be trained.
 
 The stock `Trainer` asks for a little more: an `nn.Module` whose `config` is a `PreTrainedConfig`. Only a
 `PreTrainedModel` is saved with its config.
@@ -33,7 +33,7 @@ class Config(Protocol):
 
 
 class Head(Protocol):
-    """The layers of one task, from which no other task's loss has a gradient."""
+    """The layers of one task, which get no gradient from another task's loss."""
 
     #: `classes`, `binary` or `score`, as its task says.
     kind: str
@@ -87,7 +87,7 @@ class TaskModel(Protocol):
         packing: Mapping[str, Any] | None = None,
         pooled: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
-        """What a task's head says of a batch. The last three are capabilities, which a model need not have.
+        """The outputs of a task's head for a batch. The last three are capabilities, which a model need not have.
 
         Args:
             task: its name.
@@ -157,10 +157,10 @@ def layers_of(model: TaskModel, task: str) -> list[nn.Module]:
 def takes(model: TaskModel, capability: str) -> bool:
     """Whether the model's `forward` has this parameter.
 
-    The method of the model itself knows it: wrappers (PEFT's, a compiled model) take anything.
+    The model inside is asked: wrappers (PEFT's, a compiled model) take anything.
     """
-    own = model.encoder_path.__self__
-    return capability in inspect.signature(type(own).forward).parameters
+    unwrapped = model.encoder_path.__self__
+    return capability in inspect.signature(type(unwrapped).forward).parameters
 
 
 def require(model: TaskModel, capability: str, setting: str) -> None:
@@ -172,11 +172,11 @@ def require(model: TaskModel, capability: str, setting: str) -> None:
         )
 
 
-# ---- Questions to a model -----------------------------------------------------------------------------------------
+# ---- Trial passes -------------------------------------------------------------------------------------------------
 
 
 def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
-    """Two rows of one token for a task, on the model's device, to ask how its loss comes about."""
+    """Two rows of one token for a task, on the model's device, for a pass that shows what its loss depends on."""
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
@@ -185,18 +185,18 @@ def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
     return {"task": name, **inputs, "labels": labels}
 
 
-def asked() -> AbstractContextManager[None]:
+def uncompiled() -> AbstractContextManager[None]:
     """Inside, nothing is compiled: for one pass of a shape that no step has."""
     return torch.compiler.set_stance("force_eager")
 
 
-def draws(model: TaskModel, question: Callable[[], Any]) -> bool:
-    """Whether the model, in the mode of training, draws random numbers to answer. They count as not drawn."""
+def draws(model: TaskModel, forward: Callable[[], Any]) -> bool:
+    """Whether a pass in training mode draws random numbers. The random state stays as it was."""
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), in_mode(model, training=True), torch.no_grad(), asked():
+    with torch.random.fork_rng(devices), in_mode(model, training=True), torch.no_grad(), uncompiled():
         before = _random_states(device)
-        question()
+        forward()
         return not all(map(torch.equal, before, _random_states(device)))
 
 
@@ -206,7 +206,7 @@ def _random_states(device: torch.device) -> list[Tensor]:
 
 @contextmanager
 def in_mode(model: TaskModel, training: bool) -> Generator[None]:
-    """Inside, all modules are in one mode; after it, each is in its own again."""
+    """Inside, all modules are in one mode; after it, each is back in its own."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

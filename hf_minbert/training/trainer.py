@@ -1,4 +1,4 @@
-"""The trainer: the stock one, for rounds of several tasks in the place of batches."""
+"""The stock `Trainer`, for rounds of several tasks instead of batches."""
 
 from __future__ import annotations
 
@@ -103,12 +103,12 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         model_init: Callable[..., nn.Module] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
     ):
-        given = {
+        options = {
             "train_dataset": train_dataset, "eval_dataset": eval_dataset, "processing_class": processing_class,
             "max_length": max_length, "cache_dir": cache_dir, "teacher_logits": teacher_logits, "callbacks": callbacks,
         }  # fmt: skip
-        model = self.prepare_search(model, model_init, given)
-        # The stock constructor sets these three too; what is checked and prepared before it needs them.
+        model = self.prepare_search(model, model_init, options)
+        # The stock constructor sets these three too, but checks and preparations before it need them.
         self.model, self.args, self.processing_class = self._checked(model, args), args, processing_class
         config = self.model.config
         self.tasks = {saved["name"]: Task.from_config(saved) for saved in config.tasks}
@@ -131,7 +131,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             callbacks=[*(callbacks or []), *early_stopping(args), SavesAfterEpoch()],
             optimizers=optimizers,
         )
-        # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
+        # The stock constructor reads both from a signature, which is another one if the model is compiled or wrapped.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
         if args.compile_layers:
             compile_layers(model)
@@ -193,7 +193,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     def _prepare_rows(
         self, train: Any, dev: Any, teacher_logits: Mapping[str, np.ndarray] | None
     ) -> tuple[Mapping[str, EncodedRows] | None, Mapping[str, EncodedRows] | None]:
-        """The encoded rows of either; what losses count of the rows to train on is in the model's config then."""
+        """The encoded rows of both. Writes what losses count of the training rows to the model's config."""
         if train is not None:
             train = self._encode(train, self.train_tasks, "train_dataset")
             prepare_losses(self.args, self.model.config, self.tasks, train)
@@ -206,7 +206,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return train, dev
 
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
-        """`{task: encoded rows}` of the wanted tasks, or of all that were given."""
+        """`{task: encoded rows}` of the wanted tasks, or of all in `datasets`."""
         if not isinstance(datasets, Mapping):
             datasets = {self._one_task(None): datasets}
         for name in datasets:
@@ -230,20 +230,20 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return encoded
 
     def _warn(self) -> None:
-        """Says what has no effect on a training, and what precision goes ill with."""
+        """Logs which arguments have no effect, and which terms the precision is too low for."""
         for warning in self.args.without_effect(self.tasks[name] for name in self.train_tasks):
             logger.warning(warning)
         half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         dtype = half or next(self.model.parameters()).dtype
         with self.compute_loss_context_manager():
-            found = [
+            warnings = [
                 w for term in self.terms for task in self.train_tasks for w in term.warnings(self.model, task, dtype)
             ]
-        for warning in dict.fromkeys(found):
+        for warning in dict.fromkeys(warnings):
             logger.warning(warning)
 
     def _own_callbacks(self) -> Iterator[TrainerCallback]:
-        """What works between steps, in the order in which it does."""
+        """The callbacks that act between steps, in their order."""
         if self.train_dataset is not None:
             if self.proximal is not None:
                 yield self.proximal
@@ -319,20 +319,21 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         on_gpu = self.args.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
-        self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
+        self.model.train()  # a new adapter is in the mode of training, and the loaded model inside may not be
         output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
         self._tracker.read()  # what came after the last log
-        found = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
+        metrics = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
         if on_gpu:
-            found["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
-        output.metrics.update({f"train_{name}": value for name, value in {**found, **self.conflicts.means()}.items()})
+            metrics["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
+        metrics |= self.conflicts.means()
+        output.metrics.update({f"train_{name}": value for name, value in metrics.items()})
         return output
 
     def _make_step(self, checkpoint: str | None) -> RoundStep:
-        """What takes the steps of one training.
+        """The object that takes the steps of one training.
 
         Args:
-            checkpoint: to go on from.
+            checkpoint: to resume from.
 
         Raises:
             MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator.
@@ -343,7 +344,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         gradients = self.make_gradients(static=recorded)
         if checkpoint is not None:
             load_gradients(gradients, self.args, Path(checkpoint))
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # the loop has it by the step
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # until the loop sets it
         return RoundStep(
             model=lambda: self.accelerator.unwrap_model(self.model_wrapped),
             task_loss=self.task_loss,
@@ -359,7 +360,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         )
 
     def _begin_measuring(self) -> None:
-        """Sets to nothing what the steps of one training add up for the log."""
+        """Starts the metrics of one training from zero."""
         names = layer_names(self.model)
         layers = [names[parameter] for parameter in self.model.parameters() if parameter.requires_grad]
         self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, layers)
@@ -370,7 +371,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             self.step.forget_recordings()
 
     def make_gradients(self, static: bool) -> Gradients:
-        """What collects the gradients of a step and makes one of them; `static` as for `gradients.collector`."""
+        """Collects and combines the gradients of a step; `static` as for `gradients.collector`."""
         args = self.args
         smoothing = None if args.gradient_smoothing is None else Smoothing(args.gradient_smoothing)
         aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
@@ -378,10 +379,10 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
+        """Forward and backward of one round; before the optimizer steps, the tasks' gradients are combined.
 
-        It may be called without `train`, by a loop of one's own: from what it leaves in `.grad`, an optimizer steps.
-        What works between the steps of `train` (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
+        A loop of one's own may call it without `train`: an optimizer then steps by what it leaves in `.grad`. What
+        callbacks of `train` change between steps (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
         start.
 
         Args:
@@ -396,8 +397,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             self.step = self._make_step(None)
             if self.freezing.changes:
                 self.freezing.freeze(self.state.global_step)
-        if not self.model.training:  # a compiled model's own flag stays when an evaluation changes what is inside
-            model.train()  # the call alone visits every module
+        if not self.model.training:  # not of `model`: an evaluation changes the mode inside a compiled one
+            model.train()  # only if needed: it visits every module
         if callable(train := getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
             train()
         batches: dict[str, Any] = self._prepare_inputs(inputs)
@@ -409,25 +410,25 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         It takes the place of the stock `compute_loss`. Beside them are the terms before their weights, by their
         names, and `<regularizer>_skipped`, 1 where the regularizer had none: the log has all of them.
         """
-        found = nested(self.terms, key)(model, batch)
-        return {"loss": found.loss, "logits": found.outputs["logits"], **found.logged}
+        result = nested(self.terms, key)(model, batch)
+        return {"loss": result.loss, "logits": result.outputs["logits"], **result.logged}
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that."""
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before."""
         if self.step is None:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
         return self.step.gradients.clip(self.args.max_grad_norm)
 
     def _check_trainable(self) -> None:
-        """Raises `MinBertError` if nothing is trained for one of the tasks; else says how much is, at first."""
+        """Raises `MinBertError` if nothing is trained for a task; else logs how many parameters are, at first."""
         if self.freezing.changes:
             self.freezing.freeze(0)
         with self.compute_loss_context_manager():
             check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         if self.freezing.changes:
-            self.freezing.release()  # the gradients and the optimizer take in all that is ever trained
+            self.freezing.release()  # gradients and optimizer are made for all that is ever trained
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
@@ -438,7 +439,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return OPTIMIZERS[args.optim], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The stock one, its groups split where `args` give parts of the model rates or decays of their own."""
+        """The stock one, with split groups where `args` give parts of the model other rates or decays."""
         made = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if made and has_groups(self.args):
@@ -447,7 +448,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return optimizer
 
     def _get_learning_rate(self) -> float:
-        """What the log says of a step; read before the schedule moves on, and so are the groups' rates."""
+        """As the stock one, which the log calls before the schedule moves on; keeps the groups' rates of then."""
         self._rates = rates_by_group(self.optimizer)
         return super()._get_learning_rate()
 
@@ -590,7 +591,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     # ---- Checkpoints -----------------------------------------------------------------------------------------
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """As the stock one, and what else a resumed run needs."""
+        """As the stock one; also saves what terms and gradients need to resume."""
         super()._save_optimizer_and_scheduler(output_dir)
         if not self.args.should_save:
             return

@@ -15,7 +15,7 @@ class TorchJD(Aggregator):
     """An aggregator of the library torchjd that works from the Gram matrix: `torchjd.UPGrad`, `torchjd.MGDA`, ...
 
     The library computes on the CPU: each step waits for the GPU once. What it draws, it draws from torch's global
-    generator, which here has the state of the given one meanwhile.
+    generator, which has the state of `generator` meanwhile.
 
     Args:
         name: the class in `torchjd.aggregation`.
@@ -37,9 +37,9 @@ class TorchJD(Aggregator):
         base = aggregation.GramianWeightedAggregator
         classes = {each: getattr(aggregation, each) for each in aggregation.__all__}
         usable = {
-            each: found
-            for each, found in classes.items()
-            if issubclass(found, base) and found is not base and not issubclass(found, Stateful)
+            each: cls
+            for each, cls in classes.items()
+            if issubclass(cls, base) and cls is not base and not issubclass(cls, Stateful)
         }
         if name not in usable:
             raise unknown_name("aggregator", f"torchjd.{name}", [f"torchjd.{each}" for each in usable])

@@ -1,4 +1,4 @@
-"""What a term of the loss is, and what it needs to pass one batch through the model several times."""
+"""The base of the loss's terms, and what they need to pass one batch through the model several times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..protocol import TaskModel, task_encoder
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Where in training a batch stands. The noise of a row depends on this and its task, and on nothing else.
+    """The position of a batch in training. A row's noise depends on it and the task, and on nothing else.
 
     Args:
         seed: of the run.
@@ -36,7 +36,7 @@ class NoiseKey:
     first_row: int
 
     def numbers(self, task: str, device: torch.device | str) -> Tensor:
-        """int64 [2]: a key that stands for seed, step and task, and the first row."""
+        """int64 [2]: a hash of seed, step and task, and the first row."""
         text = f"{self.seed} {self.step} {task}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
         return torch.tensor([key, self.first_row]).to(device, non_blocking=True)
@@ -44,7 +44,7 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class RecordedNoiseKey:
-    """In a CUDA graph: the key of the batch that is replayed, whose numbers are inputs of the graph."""
+    """The key in a CUDA graph, whose numbers are inputs of the graph."""
 
     values: Tensor
 
@@ -58,7 +58,7 @@ class TaskLoss:
 
     Args:
         loss: a scalar with its gradient: the task's own loss and the weighted terms that were added to it.
-        outputs: the model's for the batch as it is.
+        outputs: the model's, for the unchanged batch.
         logged: by name, each term before its weight; and as `<term>_skipped`, 1 where one had to be left out.
     """
 
@@ -83,13 +83,13 @@ def own_loss(model: TaskModel, batch: Batch) -> TaskLoss:
 class Term(ABC):
     """A term of a task's loss: it computes the loss of a batch together with itself.
 
-    Terms are nested: each calls the `inner` one, with the batch as it is or another one, and adds to what that gives.
+    Terms are nested: each calls the `inner` loss, with the same batch or a changed one, and adds itself to the result.
     Options are keyword-only; the constructor raises `MinBertError` on one that is out of range.
 
     Attributes:
         name: what its value is logged as, before the task's name.
         searches: whether it differentiates by the input while it computes the term.
-        repeats: how many of its passes have the dropout of an earlier one.
+        repeats: how many of its passes repeat the dropout of an earlier one.
         recordable: whether a step with it can be recorded as a CUDA graph: the GPU is never asked for a number, and
             the same weights are read each time.
         needs: parameters that the model's `forward` must have.
@@ -124,7 +124,7 @@ class Term(ABC):
         """Writes to a checkpoint what a resumed run needs."""
 
     def load(self, folder: Path) -> None:  # noqa: B027
-        """Goes on with what `save` wrote. Raises `MinBertError` if it is missing, or of another model."""
+        """Restores what `save` wrote. Raises `MinBertError` if it is missing, or of another model."""
 
 
 def nested(terms: Iterable[Term], key: AnyNoiseKey | None) -> LossFunction:
@@ -163,17 +163,17 @@ class RandomState:
 
     @contextmanager
     def again(self) -> Generator[None]:
-        """Inside, what is drawn is what was drawn from this state on; after it, the state is as it was before."""
-        found = RandomState.now(self.device)
+        """Inside, random numbers are those that were drawn from this state on. After it, the present state is back."""
+        present = RandomState.now(self.device)
         self.restore()
         try:
             yield
         finally:
-            found.restore()
+            present.restore()
 
 
 class RecordedRandomState:
-    """The state that random numbers are in where the recording of a CUDA graph begins.
+    """The random state where the recording of a CUDA graph begins.
 
     A recording counts what each generator has drawn, and a replay goes on from there. A pass that draws again what
     another one drew therefore needs a generator of its own, which each replay sets to where the graph's begins.
@@ -185,20 +185,20 @@ class RecordedRandomState:
     @contextmanager
     def again(self) -> Generator[None]:
         """As `RandomState.again`, for as many times as there are generators."""
-        own = torch.cuda.default_generators[torch.cuda.current_device()]
-        found = own.graphsafe_get_state()
-        own.graphsafe_set_state(self.generators.pop())
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        present = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(self.generators.pop())
         try:
             yield
         finally:
-            own.graphsafe_set_state(found)
+            generator.graphsafe_set_state(present)
 
 
 _generators: list[torch.Generator] | None = None
 
 
 def random_state(device: torch.device) -> RandomState | RecordedRandomState:
-    """The present state, for passes that draw again what is drawn from here on."""
+    """The present state, for passes that repeat the random numbers drawn from here on."""
     return RandomState.now(device) if _generators is None else RecordedRandomState(_generators)
 
 
@@ -231,9 +231,9 @@ def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
 
 @contextmanager
 def parameters_fixed(model: TaskModel) -> Generator[None]:
-    """Inside, what passes through the model has no gradient for its parameters.
+    """Inside, no gradients of the model's parameters are computed.
 
-    A search by the input asks for none, but a compiled layer's backward pass computes those of all that it was given.
+    A search by the input needs none, but a compiled layer's backward pass computes the gradients of all its inputs.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

@@ -20,10 +20,10 @@ from .base import (
 
 
 class FGM(Term):
-    """The fast gradient method (Miyato et al. 2017, arXiv:1605.07725): the loss at the worst near words is added.
+    """The fast gradient method (Miyato et al. 2017, arXiv:1605.07725): adds the loss at perturbed word embeddings.
 
-    Worst are, to first order, those `epsilon` away along the loss's gradient. The dropout mask is that of the clean
-    pass.
+    The perturbation is the worst one to first order: `epsilon` along the loss's gradient. The dropout mask is that of
+    the clean pass.
 
     Args:
         weight: of the term.
@@ -34,7 +34,7 @@ class FGM(Term):
     searches = True
     repeats = 1
     needs = ("inputs_embeds",)
-    SCALE = 2.0**12  # keeps the gradient above what float16 loses; only its direction counts
+    SCALE = 2.0**12  # keeps the gradient in the range of float16; only its direction counts
 
     def __init__(self, *, weight: float = 1.0, epsilon: float = 1.0):
         check_number("fgm_weight", weight)

@@ -1,4 +1,4 @@
-"""R-Drop: two passes with other dropout agree."""
+"""R-Drop: two passes with different dropout masks shall agree."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_number
 
 
 class RDrop(Term):
-    """R-Drop (Liang et al. 2021, arXiv:2106.14448, equation 4): two passes with other dropout shall agree.
+    """R-Drop (Liang et al. 2021, arXiv:2106.14448, equation 4): two passes with different dropout masks.
 
-    The task's loss is the mean over both passes, and the term half their symmetric divergence, which is the head's.
+    The task's loss is the mean over both passes, and the term is half the head's symmetric divergence between them.
 
     Args:
         weight: of the term.
