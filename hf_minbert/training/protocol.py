@@ -95,11 +95,11 @@ class TaskModel(Protocol):
             attention_mask: 1 for a token and 0 for padding.
             token_type_ids: the sentence that a token is of, 0 or 1.
             labels: [B], class ids in int64, or scores in float32.
-            inputs_embeds: in the place of `input_ids`, with one dimension more: what the encoder's
+            inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
             packing: where the real tokens stand, as `Packing.describe` says it, for a model that computes on them
                 alone. `packing: true` needs it; an evaluation takes it where it is there.
-            pooled: what `pool` gave for the batch, in the place of all inputs. With it a frozen encoder without
+            pooled: what `pool` returned for the batch, instead of all inputs. With it a frozen encoder without
                 dropout reads each row once.
 
         Returns:
@@ -138,8 +138,8 @@ def check_model(model: nn.Module) -> TaskModel:
     missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name)]
     if missing:
         raise MinBertError(
-            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it what "
-            "`hf_minbert.training.protocol` says of a `TaskModel`."
+            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it the "
+            "members of a `TaskModel`, see `hf_minbert.training.protocol`."
         )
     return cast(TaskModel, model)  # torch's stubs take every attribute of a module for a tensor or a module
 

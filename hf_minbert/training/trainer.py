@@ -59,7 +59,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             `peft.get_peft_model`. Where a task's loss options say `auto`, its config gets the numbers that are counted
             from the training rows; where `args.freeze` says so, its parameters lose `requires_grad`; those that
             `args.unfreeze` frees later do so while it trains.
-        args: its `train_tasks`, `eval_tasks` and what it gives by task name the model's tasks.
+        args: every task that they name must be one of the model's.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
             accepted where the model has one task or an active one.
@@ -68,8 +68,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
             positions. Model and saved tokenizer carry it (`config.max_input_length`, `model_max_length`).
         cache_dir: where encoded rows are kept for the next run; nowhere unless given.
-        teacher_logits: `{task: [rows, outputs]}`, what `args.teachers` answer to the training rows, as
-            `distillation.teacher_logits` gives it.
+        teacher_logits: `{task: [rows, outputs]}`, the outputs of `args.teachers` on the training rows, from
+            `pretrained.teachers.teacher_logits`.
         callbacks: added to the stock ones.
         model_init: makes a model, with no argument or with a search's trial; instead of `model`, for
             `hyperparameter_search`.
@@ -205,7 +205,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
         return train, dev
 
-    def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
+    def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, EncodedRows]:
         """`{task: encoded rows}` of the wanted tasks, or of all in `datasets`."""
         if not isinstance(datasets, Mapping):
             datasets = {self._one_task(None): datasets}
@@ -225,12 +225,12 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             for name in names
         }
         for name, rows in encoded.items():
-            if "labels" not in rows[0]:
+            if rows.labels is None:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
         return encoded
 
     def _warn(self) -> None:
-        """Logs which arguments have no effect, and which terms the precision is too low for."""
+        """Logs which arguments have no effect, and the warnings of the terms."""
         for warning in self.args.without_effect(self.tasks[name] for name in self.train_tasks):
             logger.warning(warning)
         half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
@@ -307,7 +307,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     ) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end.
 
-        With a `trial` of `hyperparameter_search`, it is that which is trained, by another trainer.
+        A `trial` of `hyperparameter_search` is trained by a trainer of its own.
         """
         if trial is not None:
             return self.train_trial(trial)

@@ -219,7 +219,7 @@ def words_of(model: TaskModel, task: str) -> nn.Embedding:
 
 
 def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
-    """The batch with its word embeddings, moved by `delta`, in the place of its ids.
+    """The batch with its word embeddings, moved by `delta`, instead of its ids.
 
     Args:
         delta: float32, the ids' shape and the hidden size. The sum is in float32 too, whatever the layers compute in.
