@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -17,10 +17,13 @@ from ..errors import MinBertError
 from ..model.registry import Registry
 from ..settings.tasks import Task
 
+if TYPE_CHECKING:
+    from _typeshed import SupportsLenAndGetItem
+
 Rows = list[dict[str, Any]]
 
 
-def fetch(dataset: Sequence, indices: Sequence[int]) -> Rows:
+def fetch(dataset: SupportsLenAndGetItem, indices: Sequence[int]) -> Rows:
     """The rows at `indices`, in one call where the dataset has torch's batched protocol (as `datasets` has)."""
     batched = getattr(dataset, "__getitems__", None)
     return [dataset[index] for index in indices] if batched is None else batched(list(indices))
@@ -165,7 +168,7 @@ class Rounds(Dataset, ABC):
 
     def __init__(
         self,
-        datasets: Mapping[str, Sequence],
+        datasets: Mapping[str, SupportsLenAndGetItem],
         batch_sizes: Mapping[str, int],
         samplers: Mapping[str, RowSampler],
         *,

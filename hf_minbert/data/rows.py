@@ -90,7 +90,7 @@ class PooledRows:
     """
 
     pooled: np.ndarray
-    labels: np.ndarray
+    labels: np.ndarray | None
     teacher: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -106,8 +106,8 @@ class PooledRows:
     def take(self, indices: Sequence[int] | np.ndarray) -> PooledRows:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
-        teacher = None if self.teacher is None else self.teacher[indices]
-        return PooledRows(self.pooled[indices], self.labels[indices], teacher)
+        labels, teacher = (None if column is None else column[indices] for column in (self.labels, self.teacher))
+        return PooledRows(self.pooled[indices], labels, teacher)
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
 
 from ..data.encoding import check_max_length
@@ -325,8 +325,6 @@ class _SumBesidePCGrad(Sum):
 
 class _MeasuringTrainer(MultiTaskTrainer):
     """Collects rows for the sum, and logs nothing."""
-
-    model: nn.Module
 
     def make_gradients(self, static: bool) -> Gradients:
         trained = [p for p in self.model.parameters() if p.requires_grad]

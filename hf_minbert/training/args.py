@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import cast
 
 import torch
+from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.training_args import OptimizerNames
 
 from ..errors import MinBertError, unknown_name
@@ -54,8 +56,9 @@ class MultiTaskTrainingArguments(BaseArguments):
         own = self._own_optimizer()
         super().__post_init__()
         self.optim = own or self.optim
-        # Else every batch waits, before it is copied, for all that the GPU has still to do.
-        self.accelerator_config.non_blocking |= self.dataloader_pin_memory
+        # Else every batch waits, before it is copied, for all that the GPU has still to do. The stock constructor has
+        # made an object of whatever was given.
+        cast(AcceleratorConfig, self.accelerator_config).non_blocking |= self.dataloader_pin_memory
         refuse_settings(self)
         check_values(self)
         if self.n_gpu > 1:
@@ -64,7 +67,7 @@ class MultiTaskTrainingArguments(BaseArguments):
 
     def _own_optimizer(self) -> OwnOptimizer | None:
         """The optimizer, if it is one of ours; then a stock one stands in for it while the stock class looks."""
-        if self.optim in [*OwnOptimizer]:
+        if self.optim in OPTIMIZERS:
             if self.optim_args:
                 raise MinBertError(
                     f"`optim_args` has no meaning for `optim: {OwnOptimizer(self.optim).value}`, whose settings are "

@@ -18,7 +18,8 @@ from .optimizers import OwnOptimizer
 
 
 @dataclass
-class BaseArguments(TrainingKeys, TrainingArguments):
+# The stock annotation of `resume_from_checkpoint` knows no `true`.
+class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible-attribute-override]
     """The stock arguments and ours, and what follows from them."""
 
     optim: OptimizerNames | OwnOptimizer | str = key(

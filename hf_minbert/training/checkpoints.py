@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or known not to be, and which one to resume from: the newest that is whole."""
+"""Checkpoints: how they are written, which of them are complete, and which one to resume from."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ AGGREGATOR = "aggregator.pt"  # of one that sees each task's gradient
 class WholeCheckpoints(Trainer):
     """A trainer that writes checkpoints of several processes and goes on from them.
 
-    `trainer_state.json` is written last, when the files of all processes are there: a folder with it is whole.
+    `trainer_state.json` is written last, when the files of all processes are there: a folder with it is complete.
     """
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.args.should_save:  # what is left there of a run that was cut off must not be taken for this one's
+        if self.args.should_save:  # leftovers of an interrupted run must not be taken for files of this one
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
@@ -43,11 +43,11 @@ class WholeCheckpoints(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        # Else the first one deletes older checkpoints while this one may never become whole.
+        # Else the first process deletes older checkpoints while this one may never be complete.
         self.accelerator.wait_for_everyone()
 
-    def _run_epoch(self, **given: Any) -> None:
-        """As the stock one, which takes a step before it asks whether the run that resumes had come to its end."""
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """As the stock one, which takes a step before it checks whether the run that it resumes had ended."""
         stopping = (each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback))
         out_of_patience = any(
             each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping
@@ -56,13 +56,14 @@ class WholeCheckpoints(Trainer):
             logger.info("Training had ended already, with step %d.", self.state.global_step)
             self.control.should_training_stop = True
             return
-        super()._run_epoch(**given)
+        super()._run_epoch(*arguments, **named)
 
 
 class SavesAfterEpoch(TrainerCallback):
     """Puts off the checkpoint of an epoch's last step until the epoch's end has been scored and logged.
 
-    What resumes from it begins with the next epoch: the scores would be missing, and so would what they drew.
+    A run that resumes from it begins with the next epoch: the scores would be missing, and so would the random numbers
+    that they drew.
     """
 
     def __init__(self):
@@ -78,7 +79,7 @@ class SavesAfterEpoch(TrainerCallback):
 
 
 def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:
-    """The `checkpoint-*` folder with the highest step that is whole; logs each newer one that it skips.
+    """The complete `checkpoint-*` folder with the highest step; logs each newer one that it skips.
 
     A checkpoint is written in place, file after file, so a run that was killed while it saved leaves one
     that cannot be loaded.
@@ -91,24 +92,25 @@ def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path 
     return None
 
 
-def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
-    """The checkpoint that a trainer's `resume_from_checkpoint` means: of `True` the newest that is whole.
+def to_resume(resume_from: str | bool | None, args: TrainingArguments) -> str | None:
+    """The checkpoint that a trainer's `resume_from_checkpoint` means: for `True`, the newest complete one.
 
-    Says what is lost where another number of processes wrote it.
+    Warns of what is lost where another number of processes wrote it.
 
     Raises:
         MinBertError: there is none.
     """
-    if not given:
+    if not resume_from:
         return None
-    checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if given is True else Path(given)
+    folder = str(args.output_dir)
+    checkpoint = newest_complete_checkpoint(folder, args.world_size) if resume_from is True else Path(resume_from)
     if checkpoint is None:
-        raise MinBertError(f"There is no complete checkpoint in {args.output_dir} to resume from.")
+        raise MinBertError(f"There is no complete checkpoint in {folder} to resume from.")
     logger.info("Resuming from %s.", checkpoint)
-    if _random_states(checkpoint) != _own_random_states(args.world_size):
+    if _random_states(checkpoint) != _expected_random_states(args.world_size):
         logger.warning(
             "%s was written by another number of processes than the %d that go on: weights, optimizer, schedule and "
-            "the place in the data are kept, and dropout is drawn anew.",
+            "the position in the data are kept, and dropout is drawn anew.",
             checkpoint,
             args.world_size,
         )
@@ -116,24 +118,24 @@ def to_resume(given: str | bool | None, args: TrainingArguments) -> str | None:
 
 
 def early_stopping(args: BaseArguments) -> list[TrainerCallback]:
-    """What ends a training that gets no better, if the arguments ask for it."""
+    """The callback that stops a training without progress, if the arguments ask for it."""
     if args.early_stopping_patience is None:
         return []
     return [EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)]
 
 
 def save_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:
-    """Writes what the collector of the tasks' gradients keeps from step to step, if anything."""
+    """Writes the state of the collector of the tasks' gradients, if it has any."""
     if state := gradients.state_dict():
         settings = {name: getattr(args, name) for name in ("aggregator", "gradient_smoothing")}
         torch.save({**state, "settings": settings}, folder / AGGREGATOR)
 
 
 def load_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:
-    """Goes on with what `save_gradients` wrote.
+    """Restores what `save_gradients` wrote.
 
     Raises:
-        MinBertError: there is none, or it is of other settings.
+        MinBertError: it is missing, or of other settings.
     """
     if not gradients.state_dict():
         return
@@ -144,25 +146,25 @@ def load_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> N
             "itself. Resume as it was trained, or anew."
         )
     state = torch.load(path, map_location=args.device, weights_only=True)
-    for name, then in state.pop("settings").items():
-        if (now := getattr(args, name)) != then:
-            before, found = (f"no `{name}`" if it is None else f"`{name}: {it}`" for it in (then, now))
+    for name, saved in state.pop("settings").items():
+        if (given := getattr(args, name)) != saved:
+            expected, found = (f"no `{name}`" if it is None else f"`{name}: {it}`" for it in (saved, given))
             raise MinBertError(
-                f"{folder} was written with {before}. Found {found}. Resume as it was trained, or anew."
+                f"{folder} was written with {expected}. Found {found}. Resume as it was trained, or anew."
             )
     gradients.load_state_dict(state)
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """The checkpoint folders of a run, the highest step first."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
+    folders = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(folders, key=lambda path: int(path.name.split("-")[1]), reverse=True)
 
 
 def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
     """What a checkpoint lacks to resume from it, or `None` if it lacks nothing.
 
-    The random states are each process's own: those of another number of processes will do as well.
+    Each process has a file of random states. Those of another number of processes will do as well.
     """
     names = [name for name in WEIGHTS if (checkpoint / name).exists()]
     if (checkpoint / INDEX).exists():
@@ -181,10 +183,11 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
         return f"{TEACHER} ends too early"
     if (checkpoint / AGGREGATOR).exists() and not zipfile.is_zipfile(checkpoint / AGGREGATOR):
         return f"{AGGREGATOR} ends too early"
-    written, own = _random_states(checkpoint), _own_random_states(world_size)
-    by_others = len(written) not in (0, len(own)) and written != ["rng_state_0.pth"]  # that is half of what two write
-    randoms = written if by_others else own
-    for name in ("optimizer.pt", "scheduler.pt", *randoms):
+    written, expected = _random_states(checkpoint), _expected_random_states(world_size)
+    # The first file of several alone is a checkpoint that was cut off.
+    if len(written) not in (0, len(expected)) and written != ["rng_state_0.pth"]:
+        expected = written
+    for name in ("optimizer.pt", "scheduler.pt", *expected):
         if not (checkpoint / name).exists():
             return f"{name} is missing"
         if not zipfile.is_zipfile(checkpoint / name):  # torch.save writes a zip, whose directory comes last
@@ -201,5 +204,5 @@ def _random_states(checkpoint: Path) -> list[str]:
     return sorted(path.name for path in checkpoint.glob("rng_state*.pth"))
 
 
-def _own_random_states(world_size: int) -> list[str]:
+def _expected_random_states(world_size: int) -> list[str]:
     return ["rng_state.pth"] if world_size == 1 else sorted(f"rng_state_{rank}.pth" for rank in range(world_size))

@@ -177,7 +177,8 @@ def _check_pretrained_decay(args: BaseArguments) -> None:
 
 
 def _reenters(args: BaseArguments) -> bool:
-    return bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
+    options = args.gradient_checkpointing_kwargs
+    return isinstance(options, dict) and bool(options.get("use_reentrant"))
 
 
 def _is_number(value: object) -> bool:

@@ -16,13 +16,13 @@ from .data import batch_sizes_of, is_balanced, samplers_of
 
 if TYPE_CHECKING:
     from ..data.rows import EncodedRows
-    from ..model.configuration_minbert import MinBertConfig
+    from .protocol import Config
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_losses(
-    args: BaseArguments, config: MinBertConfig, tasks: dict[str, Task], rows: Mapping[str, EncodedRows]
+    args: BaseArguments, config: Config, tasks: dict[str, Task], rows: Mapping[str, EncodedRows]
 ) -> None:
     """Counts what the loss options leave to be counted, and says what goes ill with what.
 
@@ -40,8 +40,8 @@ def prepare_losses(
         name = saved["name"]
         if name not in rows:
             continue
-        if auto_options(tasks[name]):
-            labels = rows[name].labels[samplers[name].within_reach()]
+        if auto_options(tasks[name]) and (labels := rows[name].labels) is not None:
+            labels = labels[samplers[name].within_reach()]
             numbers = counted(tasks[name], labels)
             saved["loss_options"].update(numbers)
             tasks[name] = Task.from_config(saved)

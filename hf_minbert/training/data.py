@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -39,7 +39,9 @@ def samplers_of(
             name,
             len(of),
             seed=data_seed_of(args),
-            groups=label_groups(tasks[name], of.labels, args.score_bins) if is_balanced(args, name) else None,
+            groups=label_groups(tasks[name], of.labels, args.score_bins)
+            if is_balanced(args, name) and of.labels is not None
+            else None,
             rows=args.by_task("rows_per_epoch").get(name),
             redraw=args.redraw_rows,
         )
@@ -91,11 +93,11 @@ def loss_weights_of(args: BaseArguments, rounds: Rounds) -> dict[str, float]:
 
 
 def data_loader(
-    args: BaseArguments, dataset: Dataset, batch_size: int, collate: Callable[[list[Any]], Any]
+    args: BaseArguments, dataset: Dataset | EncodedRows, batch_size: int, collate: Callable[[list[Any]], Any]
 ) -> DataLoader:
     """A loader of the dataset in its own order, with the workers and the memory that the arguments ask for."""
     return DataLoader(
-        dataset,
+        cast(Dataset, dataset),  # torch asks for its class, and does with any that has a length and items
         batch_size=batch_size,
         collate_fn=collate,
         num_workers=args.dataloader_num_workers,

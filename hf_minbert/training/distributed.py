@@ -1,4 +1,4 @@
-"""Several processes as one run: how they were launched, whether they were given the same, and what ends them."""
+"""A run of several processes: how it was launched, whether all have the same inputs, what is logged if one is gone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -96,26 +96,26 @@ def without_ddp(accelerator: Accelerator) -> None:
     accelerator.prepare_model = prepare_model
 
 
-def check_alike(recipe: Mapping[str, object], found: Mapping[str, str], error: MinBertError | None) -> None:
-    """Ends all processes with one sentence if one of them has an error, or something else than the first one.
+def check_alike(recipe: Mapping[str, object], inputs: Mapping[str, str], error: MinBertError | None) -> None:
+    """Ends all processes with one message if one of them has an error, or other inputs than the first one.
 
-    Every process must call it, and what the first one raises all do: else the others would wait for it in vain.
+    Every process must call it, and all raise the same error: else some would wait for the others in vain.
 
     Args:
-        recipe: its keys and values, without those that are a machine's own.
-        found: what was read, by the words for it; of data, digests.
-        error: what this process found wrong.
+        recipe: its keys and values, without those of a machine.
+        inputs: what was read, by what a message calls it; of data, digests.
+        error: that of this process.
 
     Raises:
         MinBertError: on all processes alike.
     """
-    mine = {f"`{key}`": repr(value) for key, value in recipe.items()}, dict(found), error and str(error)
+    mine = {f"`{key}`": repr(value) for key, value in recipe.items()}, dict(inputs), error and str(error)
     everyone = gather_object([mine])
     _compare([recipe for recipe, _, _ in everyone])
-    for process, (_, _, said) in enumerate(everyone):
-        if said is not None:
-            raise MinBertError(said if process == 0 else f"On process {process}: {said}") from error
-    _compare([found for _, found, _ in everyone])
+    for process, (_, _, message) in enumerate(everyone):
+        if message is not None:
+            raise MinBertError(message if process == 0 else f"On process {process}: {message}") from error
+    _compare([inputs for _, inputs, _ in everyone])
 
 
 def _compare(everyone: list[dict[str, str]]) -> None:
@@ -133,8 +133,8 @@ def _compare(everyone: list[dict[str, str]]) -> None:
 @contextmanager
 def report_interruption(
     args: TrainingArguments, begun: Callable[[], bool], behind_stage: bool = False
-) -> Iterator[None]:
-    """On Ctrl-C, and where another process of the run is gone, says what was saved and how to go on.
+) -> Generator[None]:
+    """On Ctrl-C, and where another process of the run is gone, logs what was saved and how to go on.
 
     A process learns that another is gone by an error of the communication (gloo) or, as that may come late (NCCL, see
     `ddp_timeout`), by the SIGTERM of the launcher that started both.
@@ -146,85 +146,85 @@ def report_interruption(
     """
     once = threading.Lock()
 
-    def tell(what: str) -> None:
+    def report(reason: str) -> None:
         if once.acquire(blocking=False):
-            own = begun() or args.resume_from_checkpoint
-            checkpoint = newest_complete_checkpoint(args.output_dir, args.world_size) if own else None
-            # At this level every process is heard: the first one may be the one that is gone.
+            has_own = begun() or args.resume_from_checkpoint
+            checkpoint = newest_complete_checkpoint(str(args.output_dir), args.world_size) if has_own else None
+            # At this level all processes log: the first one may be the one that is gone.
             level = logging.WARNING if args.world_size == 1 else logging.CRITICAL
-            logger.log(level, "%s%s", what, how_to_go_on(checkpoint, behind_stage))
+            logger.log(level, "%s%s", reason, how_to_go_on(checkpoint, behind_stage))
 
     me = f"Process {args.process_index} of {args.world_size}"
     watched = args.world_size > 1 and threading.current_thread() is threading.main_thread()
-    with _watched(lambda: tell(f"{me} was stopped, as when another one has ended. ")) if watched else nullcontext():
+    with _watched(lambda: report(f"{me} was stopped, as when another one has ended. ")) if watched else nullcontext():
         try:
             yield
         except KeyboardInterrupt:
             if args.process_index == 0:
-                tell("")
+                report("")
             raise
         except RuntimeError as error:
             if not is_lost(error):
                 raise
-            tell(f"{me} ends: another one is gone, or the network is. ")
+            report(f"{me} ends: another one is gone, or the network is. ")
             raise SystemExit(1) from error
 
 
 def how_to_go_on(checkpoint: Path | None, behind_stage: bool) -> str:
     if checkpoint is not None:
-        found = f"The newest complete checkpoint is {checkpoint}"
+        saved = f"The newest complete checkpoint is {checkpoint}"
     elif behind_stage:
-        found = "This stage has saved no checkpoint, and those before it are complete"
+        saved = "This stage has saved no checkpoint, and those before it are complete"
     else:
         return "No checkpoint was saved."
-    return f"{found}. Go on with the same command and resume_from_checkpoint=true."
+    return f"{saved}. Go on with the same command and resume_from_checkpoint=true."
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether it says that another process cannot be reached. Gloo's errors have no class of their own."""
+    """Whether the error means that another process cannot be reached. Gloo's errors have no class of their own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 @contextmanager
-def _watched(tell: Callable[[], None]) -> Iterator[None]:
-    """Inside, a SIGTERM calls `tell` and ends this process.
+def _watched(report: Callable[[], None]) -> Generator[None]:
+    """Inside, a SIGTERM calls `report` and ends this process.
 
-    A thread does it: Python's own handlers run in the main one, which may wait in NCCL for the process that is gone.
+    A thread does it: Python runs signal handlers in the main one, which may wait in NCCL for the process that is gone.
     """
-    ear, mouth = os.pipe()
-    os.set_blocking(mouth, False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
 
     def listen() -> None:
-        while (heard := os.read(ear, 1)) != b"\0":
-            if heard[0] == signal.SIGTERM:
-                tell()
+        while (number := os.read(reader, 1)) != b"\0":
+            if number[0] == signal.SIGTERM:
+                report()
                 sys.stderr.flush()
                 os._exit(128 + signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, _heard_by_the_thread)
-    old = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+    handler = signal.signal(signal.SIGTERM, _handled_by_thread)
+    descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        signal.set_wakeup_fd(old)
-        signal.signal(signal.SIGTERM, before)
-        os.write(mouth, b"\0")  # a closed pipe would not do: a child may hold its other end
+        signal.set_wakeup_fd(descriptor)
+        signal.signal(signal.SIGTERM, handler)
+        os.write(writer, b"\0")  # a closed pipe would not do: a child may hold its other end
         thread.join()
-        os.close(mouth)
-        os.close(ear)
+        os.close(writer)
+        os.close(reader)
 
 
-def _heard_by_the_thread(*signal_and_frame: object) -> None:
-    """What Python runs: nothing, but without it the thread would hear nothing."""
+def _handled_by_thread(*signal_and_frame: object) -> None:
+    """Does nothing. Without a handler in Python, the signal would not be written to the wakeup descriptor."""
 
 
-def _forget_watch() -> None:
-    """In a forked child, such as a worker of a loader: its SIGTERM is its own, and not that of this process."""
-    if signal.getsignal(signal.SIGTERM) is _heard_by_the_thread:
+def _unwatch_child() -> None:
+    """In a forked child, such as a worker of a loader: a SIGTERM ends the child, and is not reported here."""
+    if signal.getsignal(signal.SIGTERM) is _handled_by_thread:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_forget_watch)
+os.register_at_fork(after_in_child=_unwatch_child)

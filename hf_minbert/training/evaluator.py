@@ -46,38 +46,41 @@ class TaskEvaluator:
     def score(
         self, rows: Mapping[str, EncodedRows], prefix: str, ignore_keys: list[str] | None = None
     ) -> dict[str, float]:
-        """Each task's loss and metrics, then what summarises them, and how long it took."""
+        """Each task's loss and metrics, then the summary over all tasks, and the time that it took."""
         start = time.time()
         metrics: dict[str, float] = {}
         scores: dict[str, dict[str, float]] = {}
-        for name, of in rows.items():
-            output = self.outputs(name, of, f"{prefix}_{name}", ignore_keys)
-            if output.label_ids is None:
+        for name, dataset in rows.items():
+            logits, labels, measured = self.outputs(name, dataset, f"{prefix}_{name}", ignore_keys)
+            if labels is None:
                 raise MinBertError(f"The rows of {name!r} have no labels, so they cannot be scored. Use `predict`.")
-            scores[name] = task_metrics(self.tasks[name], output.predictions, output.label_ids)
-            metrics.update(output.metrics)
+            scores[name] = task_metrics(self.tasks[name], logits, labels)
+            metrics.update(measured)
             metrics.update({f"{prefix}_{name}_{metric}": value for metric, value in scores[name].items()})
         summary = overall([self.tasks[name] for name in rows], scores)
         metrics.update({f"{prefix}_{name}": value for name, value in summary.items()})
         metrics.update(speed_metrics(prefix, start, num_samples=sum(map(len, rows.values()))))
         return metrics
 
-    def outputs(self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None) -> EvalLoopOutput:
-        """The outputs and labels of a task's rows, in the order of the rows, and their mean loss."""
+    def outputs(
+        self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None
+    ) -> tuple[np.ndarray, np.ndarray | None, dict[str, float]]:
+        """A task's logits [R, C] and labels [R], in the order of the rows, and the loop's metrics."""
         order = length_order(self.tasks[task], rows)
         # A config may ask for hidden states, which would be kept for all rows and be taken for predictions.
         ignored = ["hidden_states", "attentions"] if ignore_keys is None else ignore_keys
         output = self.loop(self.loader(task, rows.take(order)), task, prefix, ignored)
         back = np.argsort(order)
-        predictions = np.asarray(output.predictions, dtype=np.float32)[back]
-        labels = None if output.label_ids is None else output.label_ids[back]
-        return output._replace(predictions=predictions, label_ids=labels)
+        logits = np.asarray(output.predictions, dtype=np.float32)[back]
+        labels = None if output.label_ids is None else np.asarray(output.label_ids)[back]
+        return logits, labels, output.metrics or {}
 
 
 def length_order(task: Task, rows: EncodedRows) -> np.ndarray:
-    """The places of the rows, the longest first, so that equal lengths share a batch.
+    """The indices of the rows, the longest first, so that equal lengths share a batch.
 
-    Where a row's part of the loss depends on its neighbours, the order stays: rows of one length are more alike.
+    Where a row's part of the loss depends on the others of its batch, the order stays: rows of one length are more
+    alike.
     """
     if task.loss in COMPARING or "class_weights" in task.loss_options:
         return np.arange(len(rows))
@@ -85,7 +88,7 @@ def length_order(task: Task, rows: EncodedRows) -> np.ndarray:
 
 
 def new_rows(state: GradientState, process: int, batch_size: int) -> int:
-    """How many rows of the current batch are not there already in an earlier one: others fill up the last batch."""
+    """How many rows of the current batch are new: the last batch is filled up with rows of earlier ones."""
     if not state.end_of_dataloader or state.remainder <= 0:
         return batch_size
     return min(max(state.remainder - process * batch_size, 0), batch_size)
@@ -103,9 +106,9 @@ class TrainingScores(TrainerCallback):
     """Logs scores on the training rows at the end of each epoch, as `train_<task>_<metric>`.
 
     Args:
-        running: of the outputs that the epoch's own steps gave, with dropout and while the model changed: no extra
+        running: score the outputs of the epoch's own steps, with dropout and while the model changed: no extra
             pass. A row that a round took twice counts twice; after a resume in mid-epoch only the steps since then
-            count. Else of the model as the epoch left it, in an extra pass over the training rows.
+            count. Else score the model as the epoch left it, in an extra pass over the training rows.
         evaluator: makes that pass.
         rows: to train on, by task.
         gather: brings the outputs of all processes together.
@@ -129,9 +132,9 @@ class TrainingScores(TrainerCallback):
             self.outputs.setdefault(task, []).append((logits.detach().float(), labels))
 
     def on_epoch_end(self, args, state, control, **kwargs):
-        wanted = control.should_log
+        should_log = control.should_log
         self.log(self._running_scores() if self.running else self.evaluator.score(self.rows, "train"))
-        control.should_log = wanted  # a log takes it for done, and the one of the epoch's losses is still to come
+        control.should_log = should_log  # `log` resets it, and the epoch's losses are still to be logged
 
     def _running_scores(self) -> dict[str, float]:
         scores = {}
@@ -139,6 +142,6 @@ class TrainingScores(TrainerCallback):
             logits, labels = (self.gather(torch.cat(column)).cpu().numpy() for column in zip(*pairs, strict=True))
             scores[name] = task_metrics(self.evaluator.tasks[name], logits, labels)
         self.outputs.clear()
-        metrics = {f"train_{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
+        metrics = {f"train_{name}_{metric}": score[metric] for name, score in scores.items() for metric in score}
         summary = overall([self.evaluator.tasks[name] for name in scores], scores)
         return metrics | {f"train_{name}": value for name, value in summary.items()}

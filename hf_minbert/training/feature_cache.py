@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 def is_constant(args: BaseArguments, model: TaskModel, tasks: Iterable[str]) -> bool:
     """Whether the encoder's outputs for a row are the same at every step.
 
-    They are where it is frozen, has no dropout, and no term moves words (regularizers, NEFTune) or has other weights
-    (`proximal`). Only a model with `pool` can be asked for them.
+    They are where it is frozen, has no dropout, and no term perturbs word embeddings (regularizers, NEFTune) or swaps
+    the weights (`proximal`). The model must have `pool`.
     """
     frozen = args.freeze == "encoder" and not args.unfreeze
     if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
         return False
-    if model.encoder_path.__self__ is not model or not takes(model, "pooled"):  # `pool` would pass a wrapper by
+    if model.encoder_path.__self__ is not model or not takes(model, "pooled"):  # `pool` would bypass a wrapper
         return False
     return not any(draws(model, partial(_pool, model, name)) for name in tasks)
 
@@ -45,14 +45,14 @@ def cache_features(
     batch_size: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> dict[str, EncodedRows | PooledRows]:
-    """The rows with what each task's head pools of them; as they are where the head trains what it pools by.
+    """The rows with each task's pooled features; unchanged where the head trains its pooling.
 
     Args:
         model: whose encoder is frozen and `is_constant`.
         datasets: by task.
-        collators: by task; packed whatever they say, where the model can.
+        collators: by task. Their batches are packed, where the model takes that, whether or not theirs are.
         batch_size: rows that go through the encoder at a time.
-        autocast: the precision that the training steps have.
+        autocast: the precision of the training steps.
     """
     names = [name for name in datasets if not model.heads.get(name).trains_pooling]
     if names:
@@ -72,12 +72,12 @@ def _pooled(
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> PooledRows:
     collate = PaddedCollator(collator.task, collator.pad_token_id, packing=takes(model, "packing"))
-    order, found = np.argsort(-rows.row_lengths, kind="stable"), []
+    order, features = np.argsort(-rows.row_lengths, kind="stable"), []
     device = next(model.parameters()).device
     with in_mode(model, training=False):
         for start in range(0, len(order), batch_size):
             batch = collate(rows.take(order[start : start + batch_size]))
             inputs = {key: value for key, value in batch.items() if key not in ("labels", "teacher")}
             with autocast():
-                found.append(model.pool(**send_to_device(inputs, device)).float())
-    return PooledRows(torch.cat(found).cpu().numpy()[np.argsort(order)], rows.labels, rows.teacher)
+                features.append(model.pool(**send_to_device(inputs, device)).float())
+    return PooledRows(torch.cat(features).cpu().numpy()[np.argsort(order)], rows.labels, rows.teacher)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from ..errors import MinBertError, unknown_name
 from ..settings.training import Freeze, Unfreeze
-from .protocol import TaskModel, asked, in_mode, shortest_batch
+from .protocol import TaskModel, in_mode, layers_of, shortest_batch, uncompiled
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,7 @@ def levels_of(model: TaskModel) -> dict[nn.Parameter, float]:
     """
     levels = {p: math.inf if path_of(name)[0] == HEADS else _ABOVE_LAYERS for name, p in model.named_parameters()}
     for task in model.config.tasks:
-        encoder, *layers = model.encoder_path(task["name"])
-        for level, module in enumerate([encoder.embeddings, *layers]):
+        for level, module in enumerate(layers_of(model, task["name"])):
             levels |= dict.fromkeys(module.parameters(), level)
     return levels
 
@@ -109,7 +108,8 @@ def check_layers(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Un
 def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:
     """What is frozen in each epoch where they free one layer more each, the uppermost first (ULMFiT)."""
     first = {"encoder": layers, "embeddings": 0}[freeze] if isinstance(freeze, str) else freeze
-    return [freeze, *range(first - 1, 0, -1), *(["embeddings"] if first else []), "none"]
+    last: list[Freeze | int] = ["embeddings", "none"] if first else ["none"]
+    return [freeze, *range(first - 1, 0, -1), *last]
 
 
 class Freezing(TrainerCallback):
@@ -168,19 +168,19 @@ class Freezing(TrainerCallback):
 
     # ---- As a callback -----------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+    def on_train_begin(self, args, state, control, **kwargs):
         if self.epochs:
-            steps = math.ceil(len(train_dataloader) / args.gradient_accumulation_steps)
+            steps = math.ceil(len(kwargs["train_dataloader"]) / args.gradient_accumulation_steps)
             self.schedule = {epoch * steps: frozen for epoch, frozen in enumerate(self.epochs)}
         self.freeze(state.global_step)
 
     def on_step_begin(self, args, state, control, **kwargs):
         if self.freeze(state.global_step):
             self.freed()
-            trained, of = count_parameters(self.model)
+            trained, total = count_parameters(self.model)
             logger.info(
                 "From step %d on, `freeze` is %s: %s of %s parameters are trainable.",
-                state.global_step + 1, self._frozen, f"{trained:,}", f"{of:,}",
+                state.global_step + 1, self._frozen, f"{trained:,}", f"{total:,}",
             )  # fmt: skip
 
 
@@ -196,10 +196,9 @@ def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
     That of a head's parameters which its loss does not depend on is nothing: a ranking of cosines passes by most.
     """
     for task in tasks:
-        encoder, *layers = model.encoder_path(task)
-        if any(p.requires_grad for module in (encoder.embeddings, *layers) for p in module.parameters()):
+        if any(p.requires_grad for module in layers_of(model, task) for p in module.parameters()):
             continue
-        with in_mode(model, training=False), asked():
+        with in_mode(model, training=False), uncompiled():
             trains = model(**shortest_batch(model, task))["loss"].requires_grad
         if not trains:
             raise MinBertError(
@@ -209,7 +208,7 @@ def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
             )
 
 
-def count_parameters(model: nn.Module) -> tuple[int, int]:
+def count_parameters(model: TaskModel) -> tuple[int, int]:
     """How many numbers are trainable, and how many there are."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, trainable in sizes if trainable), sum(size for size, _ in sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
@@ -35,13 +35,12 @@ def average_over_processes(tensors: Iterable[torch.Tensor]) -> None:
 
 
 class _Averaging:
-    """Tensors of one dtype on their way to their means over all processes; nothing may touch them before `finish`."""
+    """An all-reduce of tensors of one dtype, under way. Nothing may touch them before `finish`."""
 
     def __init__(self, tensors: list[torch.Tensor]):
         self.tensors = tensors
-        alone = len(tensors) == 1 and tensors[0].is_contiguous()
-        self.flat = tensors[0].view(-1) if alone else torch.cat([tensor.reshape(-1) for tensor in tensors])
-        self.copied = not alone
+        self.copied = len(tensors) > 1 or not tensors[0].is_contiguous()
+        self.flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if self.copied else tensors[0].view(-1)
         self.work = dist.all_reduce(self.flat, async_op=True)
 
     def finish(self) -> None:
@@ -87,11 +86,11 @@ class Gradients(ABC):
 
     @abstractmethod
     def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
-        """Makes of all tasks' gradients the `.grad` of each parameter, and closes the step.
+        """Combines the tasks' gradients into the `.grad` of each parameter, and ends the step.
 
         Args:
             generator: draws what is random; in the same state on every process.
-            scale: what all losses were multiplied with, the loss scale of fp16.
+            scale: the factor on all losses, the loss scale of fp16.
         """
 
     @abstractmethod
@@ -99,7 +98,7 @@ class Gradients(ABC):
         """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
 
     def clip(self, longest: float) -> torch.Tensor:
-        """Scales all gradients to the norm `longest` if they are longer. Their norm before that.
+        """Scales all gradients to the norm `longest` if they are longer. Returns their norm before.
 
         The stock function walks through all parameters: that takes longer than a GPU's step of a small batch.
         """
@@ -109,7 +108,7 @@ class Gradients(ABC):
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs; empty where that is nothing."""
+        """What a resumed run needs, if anything."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
@@ -133,12 +132,12 @@ class SummedGradients(Gradients):
 
 
 class StaticGradients(Gradients):
-    """Gradients that lie in memory of their own, to which every backward pass adds in place.
+    """Gradients in memory of their own, to which every backward pass adds in place.
 
     Attributes:
-        rows: per task, where the gradient of each parameter that it has ever reached lies, by the parameter's place.
+        rows: per task, the gradient of each parameter that it has ever reached, by the parameter's index.
         open: tasks with a gradient since the last step, in the order in which they came.
-        version: counts how often that memory has moved.
+        version: counts how often the gradients have moved in memory.
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
@@ -152,13 +151,13 @@ class StaticGradients(Gradients):
             loss.backward()
 
     def begin(self, task: str) -> None:
-        """Before a task's backward pass: in its first one since the last step, forgets what stood there."""
+        """Before a task's backward pass: sets its gradients to zero if it is the first pass since the last step."""
         if task not in self.open:
             self._forget(task)
             self.open.append(task)
 
     @contextmanager
-    def attached(self, task: str) -> Iterator[None]:
+    def attached(self, task: str) -> Generator[None]:
         """Lets the backward passes inside add to the task's gradients; `.grad` is `None` before and after."""
         self.begin(task)
         row = self.rows.setdefault(task, {})
@@ -175,13 +174,13 @@ class StaticGradients(Gradients):
             self.version += 1
 
     def accumulate(self, task: str, loss: torch.Tensor) -> None:
-        """As `add`, for what may be recorded: the task reaches no parameter that it has not reached before.
+        """As `add`, in a form that may be recorded: the task may reach no parameter that is new to it.
 
         One operation adds all gradients, where a backward pass into `.grad` needs one per parameter.
         """
         row = self.rows[task]
-        found = torch.autograd.grad(loss, [self.parameters[i] for i in row], allow_unused=True)
-        reached = [pair for pair in zip(row.values(), found, strict=True) if pair[1] is not None]
+        gradients = torch.autograd.grad(loss, [self.parameters[i] for i in row], allow_unused=True)
+        reached = [pair for pair in zip(row.values(), gradients, strict=True) if pair[1] is not None]
         torch._foreach_add_(*map(list, zip(*reached, strict=True)))
 
     @abstractmethod
@@ -190,7 +189,7 @@ class StaticGradients(Gradients):
 
     @abstractmethod
     def _adopt(self, task: str, fresh: dict[int, torch.Tensor]) -> None:
-        """Takes in the gradients of parameters that the task has not reached before."""
+        """Adds the gradients of parameters that the task has not reached before."""
 
 
 class StaticSum(StaticGradients):
@@ -201,7 +200,7 @@ class StaticSum(StaticGradients):
         sizes = [p.numel() for p in parameters]
         self._sum = parameters[0].new_zeros(sum(sizes))
         self._whole = False  # whether the last step reached every parameter
-        self._places = [piece.view_as(p) for piece, p in zip(self._sum.detach().split(sizes), parameters, strict=True)]
+        self._views = [piece.view_as(p) for piece, p in zip(self._sum.detach().split(sizes), parameters, strict=True)]
 
     def _forget(self, task: str) -> None:
         if not self.open:
@@ -209,16 +208,16 @@ class StaticSum(StaticGradients):
 
     def _adopt(self, task: str, fresh: dict[int, torch.Tensor]) -> None:
         for i, gradient in fresh.items():
-            self._places[i].add_(gradient)
-            self.rows[task][i] = self._places[i]
+            self._views[i].add_(gradient)
+            self.rows[task][i] = self._views[i]
 
     def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         reached = sorted({i for task in self.open for i in self.rows[task]})
         average_over_processes(
-            [self._sum] if len(reached) == len(self.parameters) else [self._places[i] for i in reached]
+            [self._sum] if len(reached) == len(self.parameters) else [self._views[i] for i in reached]
         )
         for i in reached:
-            self.parameters[i].grad = self._places[i]
+            self.parameters[i].grad = self._views[i]
         self._whole = len(reached) == len(self.parameters)
         self.open.clear()
 
@@ -242,7 +241,7 @@ class GradientRows(StaticGradients):
         aggregator: combines the rows.
         smoothing: averages each task's row over steps before that. It takes every parameter that two tasks have ever
             reached, whether or not two reach it in this step.
-        meter: is told of each step.
+        meter: measures each step.
         sharded: whether each process combines its share of the numbers, of which it alone gets the means: with K tasks
             (K + 1) / 2 times the traffic of one all-reduce instead of K times. Only steps with every task are.
 
@@ -292,24 +291,24 @@ class GradientRows(StaticGradients):
         self._averaging.clear()
 
     def _forget(self, task: str) -> None:
-        self._combined = []  # of the last step, whose memory the backward pass can have
-        own = self.rows.get(task, {})
-        if own:
+        self._combined = []  # frees the last step's memory for the backward pass
+        row = self.rows.get(task, {})
+        if row:
             self._matrix[list(self.rows).index(task)].zero_()
-        for i in own.keys() - set(self._common):
-            own[i].zero_()
+        for i in row.keys() - set(self._common):
+            row[i].zero_()
 
     def _adopt(self, task: str, fresh: dict[int, torch.Tensor]) -> None:
-        """Moves the rows to a matrix that has a place for every parameter that is now known to be shared."""
+        """Moves the rows to a matrix with columns for every parameter that is now known to be shared."""
         self._finish()
         self.rows[task] |= fresh
         self._common = self._reached_by_several(list(self.rows))
         sizes = [self.parameters[i].numel() for i in self._common]
         matrix = self.parameters[0].new_zeros(len(self.rows), sum(sizes)).detach()
         for values, row in zip(matrix, self.rows.values(), strict=True):
-            for i, place in zip(self._common, values.split(sizes), strict=True):
+            for i, piece in zip(self._common, values.split(sizes), strict=True):
                 if i in row:
-                    row[i] = place.view_as(self.parameters[i]).copy_(row[i])
+                    row[i] = piece.view_as(self.parameters[i]).copy_(row[i])
             for i in row.keys() - set(self._common):
                 row[i] = row[i].clone()  # autograd may give two parameters one tensor
         self._matrix = matrix
@@ -324,10 +323,10 @@ class GradientRows(StaticGradients):
         self._average(matrix=not in_shards)
         self._smooth(scale)
         in_several = set(shared)
-        own = {i: g for task in self.open for i, g in self.rows[task].items() if i not in in_several}
-        for i, gradient in own.items():
+        unshared = {i: g for task in self.open for i, g in self.rows[task].items() if i not in in_several}
+        for i, gradient in unshared.items():
             self.parameters[i].grad = gradient
-        self._combined = [*own.values()]
+        self._combined = [*unshared.values()]
         if shared:
             combined = self._step(self._stacked(shared), shared, generator, in_shards)
             sizes = [self.parameters[i].numel() for i in shared]
@@ -340,7 +339,7 @@ class GradientRows(StaticGradients):
         return self._combined
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the aggregator, the averages and the meter; and where each task has reached, which places the rows."""
+        """Of aggregator, smoothing and meter; and what each task has reached, which gives the layout of the rows."""
         keeping = {"aggregator": self.aggregator, "smoothing": self.smoothing, "meter": self.meter}
         return {
             "reached": {task: sorted(row) for task, row in self.rows.items()},
@@ -363,16 +362,16 @@ class GradientRows(StaticGradients):
         if self.open == list(self.rows):
             self.smoothing(self._matrix, self.open, scale)
             return
-        own = [self._matrix[list(self.rows).index(task)] for task in self.open]
-        rows = torch.stack(own)
-        self.smoothing(rows, self.open, scale)
-        for row, smooth in zip(own, rows, strict=True):
+        rows = [self._matrix[list(self.rows).index(task)] for task in self.open]
+        stacked = torch.stack(rows)
+        self.smoothing(stacked, self.open, scale)
+        for row, smooth in zip(rows, stacked, strict=True):
             row.copy_(smooth)
 
     def _step(
         self, rows: torch.Tensor, shared: list[int], generator: torch.Generator, in_shards: bool
     ) -> torch.Tensor:
-        """Makes one gradient of the rows, `[tasks, numbers]`, and tells the meter."""
+        """Combines the rows, `[tasks, numbers]`, into one gradient, and measures the step."""
         if not in_shards:
             combined, gram, coefficients = self.aggregator.step(rows, generator, self.open)
             self._measure(rows, None, shared, gram, coefficients)
@@ -387,7 +386,7 @@ class GradientRows(StaticGradients):
         return combined[: rows.shape[1]]
 
     def _shard(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """This process's share of the means of all processes' rows, and which number it begins with."""
+        """This process's share of the rows, averaged over processes, and the index of its first column."""
         processes = _processes()
         width = -(-rows.shape[1] // processes)
         shard = rows.new_empty(len(rows), width)
@@ -399,12 +398,12 @@ class GradientRows(StaticGradients):
     def _measure(
         self, rows: torch.Tensor, first: int | None, shared: list[int], gram: torch.Tensor, coefficients: torch.Tensor
     ) -> None:
-        """Tells the meter of a step.
+        """Adds a step to the meter.
 
         Args:
-            rows: `[tasks, numbers]`, all of them, or this process's share.
-            first: which number a share begins with.
-            gram: over all numbers, as are `coefficients`.
+            rows: `[tasks, numbers]`, all columns, or this process's share.
+            first: the index of the share's first column.
+            gram: over all columns, as are `coefficients`.
         """
         if self.meter is None:
             return
@@ -412,7 +411,7 @@ class GradientRows(StaticGradients):
         if not pieces:
             self.meter.add(self.open, gram, coefficients)
             return
-        ends = accumulate((sum(self.parameters[i].numel() for i in of) for _, of in pieces), initial=0)
+        ends = accumulate((sum(self.parameters[i].numel() for i in indices) for _, indices in pieces), initial=0)
         bounds = [max(end - (first or 0), 0) for end in ends]
         grams = torch.stack([gram_matrix(rows[:, start:end]) for start, end in pairwise(bounds)])
         if first is not None:
@@ -420,16 +419,16 @@ class GradientRows(StaticGradients):
         self.meter.add(self.open, gram, coefficients, [layer for layer, _ in pieces], grams)
 
     def _average(self, matrix: bool) -> None:
-        """Averages what `complete` has not: all of the step's gradients, or without `matrix` those outside of it."""
+        """Averages what `complete` has not: all of the step's gradients, or those outside the matrix alone."""
         self._finish()
-        left = [task for task in self.open if task not in self._averaged]
+        remaining = [task for task in self.open if task not in self._averaged]
         self._averaged.clear()
         whole = self.open == list(self.rows)
         if whole and matrix:
-            average_over_processes(self._matrix[list(self.rows).index(task)] for task in left)
+            average_over_processes(self._matrix[list(self.rows).index(task)] for task in remaining)
         average_over_processes(
             gradient
-            for task in left
+            for task in remaining
             for gradient in (self._outside(task) if whole else [g for _, g in sorted(self.rows[task].items())])
         )
 
@@ -456,9 +455,9 @@ def collector(
 
     Args:
         parameters: of the model.
-        aggregator: makes one gradient of the tasks'.
-        smoothing: as for `GradientRows`, and so are `meter` and `sharded`; none is for an aggregator without rows.
-        static: whether gradients must stay where they are from step to step, as CUDA graphs need it.
+        aggregator: combines the tasks' gradients.
+        smoothing, meter, sharded: as for `GradientRows`; not used for an aggregator without rows.
+        static: whether gradients must keep their memory from step to step, as CUDA graphs need it.
     """
     trained = [p for p in parameters if p.requires_grad]
     if aggregator.needs_rows:

@@ -17,19 +17,19 @@ from .terms.base import repeats_in_recording
 
 logger = logging.getLogger(__name__)
 
-#: From a task's inputs and the factor on its loss to what is to be handed back, and what is to be differentiated.
+#: From a task's inputs and the factor on its loss to detached outputs, and the loss to differentiate.
 Forward = Callable[[Mapping[str, Any], float], tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 @dataclass
 class Recording:
-    """What was recorded for inputs of one shape."""
+    """A graph for inputs of one shape, with the tensors that it reads and writes."""
 
     version: int
     graph: torch.cuda.CUDAGraph = field(default_factory=torch.cuda.CUDAGraph)
     inputs: list[torch.Tensor] = field(default_factory=list)
     generators: list[torch.Generator] = field(default_factory=list)
-    found: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 class GraphedSteps:
@@ -40,8 +40,8 @@ class GraphedSteps:
 
     Args:
         forward: computes a task's loss.
-        gradients: where the backward pass adds to.
-        repeats: how many passes of a step have the dropout of an earlier one.
+        gradients: the backward passes add to them.
+        repeats: how many passes of a step repeat the dropout of an earlier one.
     """
 
     def __init__(self, forward: Forward, gradients: StaticGradients, repeats: int = 0):
@@ -54,10 +54,7 @@ class GraphedSteps:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
-        """What `forward` hands back for a task's inputs, whose gradients have been added.
-
-        The next call may overwrite it.
-        """
+        """Adds a task's gradients, and returns the outputs of `forward`. The next call may overwrite them."""
         key = (task, factor, *_shapes(inputs))
         recording = self._recordings.get(key)
         if recording is None or recording.version != self.gradients.version:
@@ -72,18 +69,18 @@ class GraphedSteps:
         for generator in recording.generators:
             generator.set_state(_generator().get_state())
         recording.graph.replay()
-        return recording.found
+        return recording.outputs
 
     def forget(self) -> None:
-        """Begins anew, as the first batches do: what was recorded has no gradient of what was frozen then."""
+        """Drops all recordings: they have no gradients of the parameters that were frozen then."""
         self._seen.clear()
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last recording
 
     def _plain(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
-        found, differentiated = self.forward(inputs, factor)
-        self.gradients.add(task, differentiated)
-        return found
+        outputs, loss = self.forward(inputs, factor)
+        self.gradients.add(task, loss)
+        return outputs
 
     def _record(self, key: tuple, inputs: Mapping[str, Any]) -> Recording | None:
         task, factor = key[:2]
@@ -92,19 +89,19 @@ class GraphedSteps:
         for _ in range(self.repeats):
             recording.generators.append(_generator().clone_state())
             recording.graph.register_generator_state(recording.generators[-1])
-        outside = torch.cuda.current_stream()
+        stream = torch.cuda.current_stream()
         try:
             # Other threads (a loader that pins memory) may use the GPU meanwhile.
             with (
                 repeats_in_recording(recording.generators),
                 torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"),
             ):
-                recording.found, differentiated = self.forward(static, factor)
-                self.gradients.accumulate(task, differentiated)
+                recording.outputs, loss = self.forward(static, factor)
+                self.gradients.accumulate(task, loss)
         except RuntimeError as error:
-            # A recording that failed leaves its stream in place, and its memory and its random generator waiting for
-            # its end, and those of all earlier recordings are the same.
-            torch.cuda.set_stream(outside)
+            # A failed recording leaves its stream current. The memory pool and the random generator still wait for its
+            # end, and all earlier recordings share them.
+            torch.cuda.set_stream(stream)
             self._refused = True
             self._recordings.clear()
             _generator().graphsafe_set_state(_generator().clone_state())
@@ -131,7 +128,7 @@ def _tensors(batch: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def _shapes(batch: Mapping[str, Any]) -> tuple:
-    """What a recording is bound to: names, shapes, and values that are no tensors."""
+    """What a recording is fixed to: names, shapes, and values that are not tensors."""
     return tuple(
         (name, _shapes(value) if isinstance(value, Mapping) else value.shape if torch.is_tensor(value) else value)
         for name, value in batch.items()

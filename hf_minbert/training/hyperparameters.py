@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, set_seed
-from transformers.trainer_utils import BestRun, TrainOutput
+from transformers.trainer_utils import BestRun, HPSearchBackend, TrainOutput
 
 from ..errors import MinBertError, unknown_name
 
@@ -21,29 +21,32 @@ class HyperparameterSearch(Trainer):
     """A trainer that searches. It needs `model_init` in place of `model`."""
 
     def prepare_search(
-        self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, given: Mapping[str, Any]
+        self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, options: Mapping[str, Any]
     ) -> nn.Module:
         """The model to begin with.
 
         Args:
             model, model_init: one of them.
-            given: the trainer's further arguments, which each trial's trainer is to have.
+            options: the trainer's further arguments, which each trial's trainer is to have.
         """
-        if (model is None) == (model_init is None):
-            raise MinBertError("Give the trainer either `model` or, to search, `model_init`, which makes one.")
         self._make_model = model_init
-        self._given = {} if model_init is None else given  # whose rows would else stay in memory
-        return model_init() if model is None else model
+        self._options = {} if model_init is None else options  # whose rows would else stay in memory
+        if model is None and model_init is not None:
+            return model_init()
+        if model is not None and model_init is None:
+            return model
+        raise MinBertError("Give the trainer either `model` or, to search, `model_init`, which makes one.")
 
     def hyperparameter_search(
         self,
-        hp_space: Callable[[Any], Mapping[str, Any]] | None = None,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
         compute_objective: Callable[[dict[str, float]], float] | None = None,
         n_trials: int = 20,
-        direction: str | None = None,
-        backend: str | None = "optuna",
+        direction: str | list[str] | None = None,
+        backend: str | HPSearchBackend | None = "optuna",
+        hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
-    ) -> BestRun:
+    ) -> BestRun | list[BestRun]:
         """As the stock one, with the library optuna.
 
         Args:
@@ -52,7 +55,7 @@ class HyperparameterSearch(Trainer):
             n_trials: how many.
             direction: `maximize` or `minimize`; as `eval_overall` asks, unless another objective is given.
             backend: `optuna`.
-            kwargs: as for the stock one.
+            hp_name, kwargs: as for the stock one.
 
         Returns:
             the best trial. The trainer itself has the model that it had before.
@@ -72,7 +75,7 @@ class HyperparameterSearch(Trainer):
         self.model_init = self._make_model  # the stock search asks for it; else the stock `train` would call it
         try:
             return super().hyperparameter_search(
-                hp_space, compute_objective, n_trials, direction, backend="optuna", **kwargs
+                hp_space, compute_objective, n_trials, direction, "optuna", hp_name, **kwargs
             )
         finally:
             self.model_init, (self.model, self.model_wrapped) = None, kept
@@ -81,7 +84,7 @@ class HyperparameterSearch(Trainer):
         """Trains and scores a new model with the trial's arguments, in `output_dir/run-<number>`."""
         args = replace(self.args, **self._arguments(trial), output_dir=self._get_output_dir(trial))
         set_seed(args.seed)
-        trainer = type(self)(self.call_model_init(trial), args, **self._given)
+        trainer = type(self)(self.call_model_init(trial), args, **self._options)
         report = _Report(self, trial)
         trainer.add_callback(report)
         output = trainer.train()
@@ -90,18 +93,18 @@ class HyperparameterSearch(Trainer):
         return output
 
     def _arguments(self, trial: Any) -> dict[str, Any]:
-        found, known = dict(self.hp_space(trial)), [field.name for field in fields(self.args) if field.init]
-        for name in found:
+        values, known = dict(self.hp_space(trial)), [field.name for field in fields(self.args) if field.init]
+        for name in values:
             if name not in known:
                 raise unknown_name("training argument", name, known)
-        return found
+        return values
 
 
 class _Report(TrainerCallback):
-    """Tells the search what an evaluation within a trial found, which may end the trial early."""
+    """Reports each evaluation of a trial to the search, which may end the trial early."""
 
     def __init__(self, search: HyperparameterSearch, trial: Any):
         self.search, self.trial = search, trial
 
-    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        self.search._report_to_hp_search(self.trial, state.global_step, metrics)
+    def on_evaluate(self, args, state, control, **kwargs):
+        self.search._report_to_hp_search(self.trial, state.global_step, kwargs["metrics"])

@@ -1,4 +1,4 @@
-"""What the steps of a training say of themselves: summed on the device, read when a log wants it."""
+"""Means and counts of the values that training steps log: summed on the device, read at each log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class MetricTracker:
-    """Means and counts of numbers that steps give, over all processes.
+    """Means and counts of the steps' values, over all processes.
 
-    They stay on the device until they are read: reading one at its step would make the GPU wait. All processes give
+    They stay on the device until they are read: reading one at its step would make the GPU wait. All processes add
     the same names in the same order, and read at the same time.
 
     Args:
@@ -28,13 +28,13 @@ class MetricTracker:
         self._totals: dict[str, list[float]] = {}  # name to sum and count since training began
 
     def add(self, name: str, value: Tensor) -> None:
-        """Takes in a number, of which the mean is asked for."""
+        """Adds a value to the mean of that name."""
         sums = self._sums.setdefault(name, [torch.zeros_like(value), torch.zeros_like(value)])
         sums[0] += value
         sums[1] += 1
 
     def count(self, name: str, value: Tensor) -> None:
-        """Takes in a number, of which the sum is asked for."""
+        """Adds a value to the sum of that name."""
         self._counts[name] = value if name not in self._counts else self._counts[name] + value
 
     def read(self) -> dict[str, float]:

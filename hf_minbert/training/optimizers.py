@@ -1,12 +1,13 @@
 """Optimizers that `optim` takes beside the stock ones, and the weight decay towards pretrained weights.
 
-To add an optimizer: a class here, whose arguments are those of `CourseAdamW`, and a line in `OPTIMIZERS`.
+To add an optimizer: a class here, whose arguments are those of `CourseAdamW`, and a line in `OwnOptimizer` and in
+`OPTIMIZERS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -53,21 +54,21 @@ class CourseAdamW(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], torch.Tensor] | None = None) -> torch.Tensor | None:
+    def step(self, closure=None):
         """Moves every parameter that has a gradient. A closure computes the loss anew, which is then returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if moved:
-                self._move(moved, group)
+            gradients = {parameter: parameter.grad for parameter in group["params"] if parameter.grad is not None}
+            if gradients:
+                self._move(gradients, group)
         return loss
 
-    def _move(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
+    def _move(self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any]) -> None:
         """One step of one group; each operation is one call for all of its tensors."""
-        gradients = [parameter.grad for parameter in parameters]
+        parameters, gradients = [*gradient_of], [*gradient_of.values()]
         if any(gradient.is_sparse for gradient in gradients):
             raise MinBertError("CourseAdamW takes no sparse gradients. Use dense ones, or `optim: adamw_torch`.")
         states = [self._state(parameter) for parameter in parameters]
@@ -116,14 +117,18 @@ class PretrainedDecay(TrainerCallback):
         self.decay = decay
         self.start = {parameter: parameter.detach().clone() for parameter in parameters}
 
-    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
-        for group in optimizer.param_groups:
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        for group in kwargs["optimizer"].param_groups:
             pulled = [parameter for parameter in group["params"] if parameter in self.start]
             if pulled:
                 values = [parameter.detach() for parameter in pulled]
                 torch._foreach_lerp_(values, [self.start[p] for p in pulled], group["lr"] * self.decay)
 
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"course_adamw": CourseAdamW}
-#: Their names as a type, as the stock ones have it.
-OwnOptimizer = ExplicitEnum("OwnOptimizer", {name.upper(): name for name in OPTIMIZERS}, module=__name__)
+class OwnOptimizer(ExplicitEnum):
+    """The names that `optim` has for them, as `OptimizerNames` has those of the stock ones."""
+
+    COURSE_ADAMW = "course_adamw"
+
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {OwnOptimizer.COURSE_ADAMW.value: CourseAdamW}

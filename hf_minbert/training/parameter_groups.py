@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
-from torch import nn
 
 from ..errors import MinBertError, unknown_name
 from .base_args import BaseArguments
 from .freezing import HEADS, levels_of, num_layers, path_of
+from .protocol import TaskModel
 from .terms.base import check_number
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer | None, args: BaseArguments
 
 
 def split_groups(
-    optimizer: torch.optim.Optimizer, model: nn.Module, args: BaseArguments, decayed: Collection[str]
+    optimizer: torch.optim.Optimizer, model: TaskModel, args: BaseArguments, decayed: Collection[str]
 ) -> None:
     """Splits a new optimizer's groups by learning rate and weight decay. Warns of groups without trained parameters.
 
@@ -87,19 +87,19 @@ def split_groups(
     for number, old in enumerate(optimizer.param_groups):
         for parameter in old["params"]:
             name = names[parameter]
-            group, rate = _given(args.learning_rates, name, args.learning_rate)
+            group, rate = _given(args.learning_rates or {}, name, args.learning_rate)
             rate *= args.layer_decay ** max(layers - levels[parameter], 0)
-            decay = _given(args.weight_decays, name, args.weight_decay)[1] if name in decayed else 0.0
+            decay = _given(args.weight_decays or {}, name, args.weight_decay)[1] if name in decayed else 0.0
             new = {**old, "params": [], "lr": rate, "weight_decay": decay, "group": group}
             split.setdefault((number, group, rate, decay), new)["params"].append(parameter)
     optimizer.param_groups[:] = sorted(split.values(), key=lambda new: new["lr"] != args.learning_rate)
     _warn_of_idle(args, {name for parameter, name in names.items() if parameter.requires_grad})
 
 
-def _given(by_group: Mapping[str, float] | None, name: str, otherwise: float) -> tuple[str, float]:
+def _given(by_group: Mapping[str, float], name: str, otherwise: float) -> tuple[str, float]:
     """Which group decides on a parameter, `""` where none does, and its number."""
     for group in groups_of(name):
-        if group in (by_group or {}):
+        if group in by_group:
             return group, by_group[group]
     return "", otherwise
 

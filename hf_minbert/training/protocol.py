@@ -1,4 +1,4 @@
-"""What the trainer asks of a model, and all that it asks: whatever has these members can be trained.
+"""All that the trainer asks of a model: whatever has these members can be trained.
 
 The stock `Trainer` asks for a little more: an `nn.Module` whose `config` is a `PreTrainedConfig`. Only a
 `PreTrainedModel` is saved with its config.
@@ -7,9 +7,9 @@ The stock `Trainer` asks for a little more: an `nn.Module` whose `config` is a `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,14 @@ class Config(Protocol):
     active_task: str | None
     #: The longest input, in tokens.
     max_position_embeddings: int
-    #: What fills up a batch where the trainer is given no tokenizer.
+    #: What fills up a batch where the trainer is given no tokenizer; 0 where that is `None`.
     pad_token_id: int | None
+    #: The length that inputs are cut to. The trainer writes it, so it need not be there before.
+    max_input_length: int | dict[str, int] | None = None
 
 
 class Head(Protocol):
-    """The layers of one task, from which no other task's loss has a gradient."""
+    """The layers of one task, which get no gradient from another task's loss."""
 
     #: `classes`, `binary` or `score`, as its task says.
     kind: str
@@ -67,7 +69,7 @@ class TaskModel(Protocol):
     """A model with several tasks.
 
     Parameters whose names begin with `heads.` are the heads'. Those below `private.<task>.` are of that task's own
-    encoder or layers, for rates by group. All others are the shared encoder's.
+    encoder or layers, for rates by group. All others are the shared encoder's. The last members are `nn.Module`'s.
     """
 
     config: Config
@@ -85,7 +87,7 @@ class TaskModel(Protocol):
         packing: Mapping[str, Any] | None = None,
         pooled: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
-        """What a task's head says of a batch. The last three are capabilities, which a model need not have.
+        """The outputs of a task's head for a batch. The last three are capabilities, which a model need not have.
 
         Args:
             task: its name.
@@ -93,11 +95,11 @@ class TaskModel(Protocol):
             attention_mask: 1 for a token and 0 for padding.
             token_type_ids: the sentence that a token is of, 0 or 1.
             labels: [B], class ids in int64, or scores in float32.
-            inputs_embeds: in the place of `input_ids`, with one dimension more: what the encoder's
+            inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
             packing: where the real tokens stand, as `Packing.describe` says it, for a model that computes on them
                 alone. `packing: true` needs it; an evaluation takes it where it is there.
-            pooled: what `pool` gave for the batch, in the place of all inputs. With it a frozen encoder without
+            pooled: what `pool` returned for the batch, instead of all inputs. With it a frozen encoder without
                 dropout reads each row once.
 
         Returns:
@@ -114,34 +116,54 @@ class TaskModel(Protocol):
     def pool(self, task: str, **inputs: Any) -> Tensor:
         """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""
 
+    training: bool
 
-def check_model(model: nn.Module) -> None:
-    """Raises `MinBertError` if the model has no tasks, or lacks what no training does without."""
+    def __call__(self, **inputs: Any) -> Mapping[str, Tensor]: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def train(self, mode: bool = True) -> object: ...
+
+
+def check_model(model: nn.Module) -> TaskModel:
+    """The model as what it is. Raises `MinBertError` if it has no tasks, or lacks what no training does without."""
     found = f"Found a {type(model).__name__}"
     if not hasattr(model, "config") or not hasattr(model.config, "tasks") or not model.config.tasks:
         raise MinBertError(
             f"The model has no tasks to train. {found}. Load it as "
             "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
         )
-    missing = [f"config.{name}" for name in Config.__annotations__ if not hasattr(model.config, name)]
+    required = [name for name in Config.__annotations__ if not hasattr(Config, name)]
+    missing = [f"config.{name}" for name in required if not hasattr(model.config, name)]
     missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name)]
     if missing:
         raise MinBertError(
-            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it what "
-            "`hf_minbert.training.protocol` says of a `TaskModel`."
+            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it the "
+            "members of a `TaskModel`, see `hf_minbert.training.protocol`."
         )
+    return cast(TaskModel, model)  # torch's stubs take every attribute of a module for a tensor or a module
 
 
-def takes(model: nn.Module, capability: str) -> bool:
+def task_encoder(model: TaskModel, task: str) -> Encoder:
+    """The task's encoder."""
+    return cast(Encoder, model.encoder_path(task)[0])  # as in `check_model`
+
+
+def layers_of(model: TaskModel, task: str) -> list[nn.Module]:
+    """The embeddings that a task's sentences go through, then the layers."""
+    return [task_encoder(model, task).embeddings, *model.encoder_path(task)[1:]]
+
+
+def takes(model: TaskModel, capability: str) -> bool:
     """Whether the model's `forward` has this parameter.
 
-    The method of the model itself knows it: wrappers (PEFT's, a compiled model) take anything.
+    The model inside is asked: wrappers (PEFT's, a compiled model) take anything.
     """
-    own = model.encoder_path.__self__
-    return capability in inspect.signature(type(own).forward).parameters
+    unwrapped = model.encoder_path.__self__
+    return capability in inspect.signature(type(unwrapped).forward).parameters
 
 
-def require(model: nn.Module, capability: str, setting: str) -> None:
+def require(model: TaskModel, capability: str, setting: str) -> None:
     """Raises `MinBertError` unless the model has a capability that a setting needs."""
     if not takes(model, capability):
         raise MinBertError(
@@ -150,11 +172,11 @@ def require(model: nn.Module, capability: str, setting: str) -> None:
         )
 
 
-# ---- Questions to a model -----------------------------------------------------------------------------------------
+# ---- Trial passes -------------------------------------------------------------------------------------------------
 
 
-def shortest_batch(model: nn.Module, name: str) -> dict[str, Any]:
-    """Two rows of one token for a task, on the model's device, to ask how its loss comes about."""
+def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
+    """Two rows of one token for a task, on the model's device, for a pass that shows what its loss depends on."""
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
@@ -163,18 +185,18 @@ def shortest_batch(model: nn.Module, name: str) -> dict[str, Any]:
     return {"task": name, **inputs, "labels": labels}
 
 
-def asked() -> AbstractContextManager[None]:
+def uncompiled() -> AbstractContextManager[None]:
     """Inside, nothing is compiled: for one pass of a shape that no step has."""
     return torch.compiler.set_stance("force_eager")
 
 
-def draws(model: nn.Module, question: Callable[[], Any]) -> bool:
-    """Whether the model, in the mode of training, draws random numbers to answer. They count as not drawn."""
+def draws(model: TaskModel, forward: Callable[[], Any]) -> bool:
+    """Whether a pass in training mode draws random numbers. The random state stays as it was."""
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), in_mode(model, training=True), torch.no_grad(), asked():
+    with torch.random.fork_rng(devices), in_mode(model, training=True), torch.no_grad(), uncompiled():
         before = _random_states(device)
-        question()
+        forward()
         return not all(map(torch.equal, before, _random_states(device)))
 
 
@@ -183,8 +205,8 @@ def _random_states(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
-def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Inside, all modules are in one mode; after it, each is in its own again."""
+def in_mode(model: TaskModel, training: bool) -> Generator[None]:
+    """Inside, all modules are in one mode; after it, each is back in its own."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

@@ -1,4 +1,4 @@
-"""The step: forward and backward passes of each task of a round, whose gradients then become one."""
+"""The training step: a forward and a backward pass for each task of a round, then one gradient of all tasks."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .gradients import Gradients, StaticGradients
 from .graphs import GraphedSteps
 from .metric_tracker import MetricTracker
 from .protocol import TaskModel
-from .terms.base import NoiseKey, RecordedNoiseKey, Term
+from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term
 
-#: From the model, a task's batch and the key of its noise to the `loss`, the `logits` and what is logged.
-LossOfTask = Callable[[TaskModel, Mapping[str, Any], NoiseKey | RecordedNoiseKey | None], dict[str, Tensor]]
+#: From the model, a task's batch and the key of its noise to the `loss`, the `logits` and other values to log.
+LossOfTask = Callable[[TaskModel, Batch, AnyNoiseKey | None], dict[str, Tensor]]
 
 
 class RoundStep:
     """Takes the steps of one training.
 
     Args:
-        model: gives the model as the passes call it; it is asked at each step, as training wraps it.
-        task_loss: computes a task's loss. Recorded as a CUDA graph without `terms`, it gets no key.
+        model: returns the model to call. It is called at each step, as training may wrap the model.
+        task_loss: computes a task's loss. In a CUDA graph of a loss without `terms`, its key is `None`.
         terms: of the loss.
         weights: the factor on each task's loss.
-        gradients: collects the tasks' gradients, and makes one of them.
+        gradients: collects and combines the tasks' gradients.
         accelerator: that of the trainer: processes, accumulation and loss scale.
         autocast: the precision of the passes.
-        tracker: takes in what is logged.
-        scores: takes in outputs, where the log has scores on the training rows.
+        tracker: collects the values to log.
+        scores: collects outputs, where scores on the training rows are logged.
         seed: of the run.
         recorded: whether steps are recorded as CUDA graphs.
     """
@@ -59,10 +59,10 @@ class RoundStep:
         self.graphs = None
         if recorded and isinstance(gradients, StaticGradients):
             self.graphs = GraphedSteps(self._forward, gradients, sum(term.repeats for term in terms))
-        self._rounds = 0  # how many of the current step have been taken
+        self._rounds = 0  # taken of the current step
 
-    def __call__(self, batches: Mapping[str, Mapping[str, Any]], step: int, accumulated: int) -> Tensor:
-        """Takes one round; with the last one of a step, the tasks' gradients become one.
+    def __call__(self, batches: Mapping[str, Batch], step: int, accumulated: int) -> Tensor:
+        """Takes one round. After the last round of an optimizer step, combines the tasks' gradients.
 
         Args:
             batches: one per task, on the device.
@@ -75,11 +75,11 @@ class RoundStep:
         total = torch.zeros((), device=self.accelerator.device)
         for task, batch in batches.items():
             factor = self.weights[task] / accumulated
-            found = self._backward(task, batch, step, factor)
+            outputs = self._backward(task, batch, step, factor)
             if self.accelerator.sync_gradients:
                 self.gradients.complete(task)
-            self._track(task, batch, found)
-            total += factor * found["loss"]
+            self._track(task, batch, outputs)
+            total += factor * outputs["loss"]
         self._rounds += 1
         if self.accelerator.sync_gradients:
             self._rounds = 0
@@ -89,37 +89,37 @@ class RoundStep:
         return total
 
     def forget_recordings(self) -> None:
-        """Has steps recorded anew as CUDA graphs: other parameters are trained now."""
+        """Drops all CUDA graphs, after the trained parameters have changed."""
         if self.graphs is not None:
             self.graphs.forget()
 
-    def _track(self, task: str, batch: Mapping[str, Any], found: Mapping[str, Tensor]) -> None:
-        for name, value in found.items():
+    def _track(self, task: str, batch: Batch, outputs: Mapping[str, Tensor]) -> None:
+        for name, value in outputs.items():
             if name.endswith("_skipped"):
                 self.tracker.count(name, value)
             elif name != "logits":
                 self.tracker.add(f"{name}_{task}", value)
         if self.scores is not None:
-            self.scores.add(task, found["logits"], batch["labels"])
+            self.scores.add(task, outputs["logits"], batch["labels"])
 
-    def _backward(self, task: str, batch: Mapping[str, Any], step: int, factor: float) -> dict[str, Tensor]:
-        """Adds the gradient of `factor` times the task's loss. What `task_loss` gives, without a graph."""
+    def _backward(self, task: str, batch: Batch, step: int, factor: float) -> dict[str, Tensor]:
+        """Adds the gradient of `factor` times the task's loss. Returns what `task_loss` does, detached."""
         # This process's share of the current round of the current step.
         batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
         key = NoiseKey(self.seed, step, batches_before * len(batch["labels"]))
         if self.graphs is None:
-            found, differentiated = self._forward({"batch": batch, "key": key}, factor)
-            self.gradients.add(task, differentiated)
-            return found
+            outputs, loss = self._forward({"batch": batch, "key": key}, factor)
+            self.gradients.add(task, loss)
+            return outputs
         inputs: dict[str, Any] = {"batch": batch}
         if self.terms:
-            # On the GPU: a number of the CPU would be recorded as it is, and every replay would have one noise.
+            # A tensor on the GPU: a number would be a constant of the graph, with the same noise in every replay.
             inputs["key"] = key.numbers(task, self.accelerator.device)
-        found = self.graphs(task, inputs, factor)
-        return {name: value.clone() for name, value in found.items()}  # the next replay writes to the same place
+        outputs = self.graphs(task, inputs, factor)
+        return {name: value.clone() for name, value in outputs.items()}  # the next replay overwrites them
 
     def _forward(self, inputs: Mapping[str, Any], factor: float) -> tuple[dict[str, Tensor], Tensor]:
-        """What `task_loss` gives, without a graph, and what is to be differentiated.
+        """What `task_loss` returns, detached, and the scaled loss to differentiate.
 
         Args:
             inputs: the `batch`, and the `key` of its noise, as numbers if they are inputs of a CUDA graph.
@@ -127,10 +127,10 @@ class RoundStep:
         """
         key = inputs.get("key")
         with self.autocast():
-            found = self.task_loss(
+            outputs = self.task_loss(
                 self.model(), inputs["batch"], RecordedNoiseKey(key) if isinstance(key, Tensor) else key
             )
-        return {name: value.detach() for name, value in found.items()}, self._scaled(found["loss"] * factor)
+        return {name: value.detach() for name, value in outputs.items()}, self._scaled(outputs["loss"] * factor)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""

@@ -1,4 +1,4 @@
-"""The trainer: the stock one, for rounds of several tasks in the place of batches."""
+"""The stock `Trainer`, for rounds of several tasks instead of batches."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import check_max_length, encode
+from ..data.rounds import Rounds
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import task_metrics
@@ -42,7 +43,7 @@ from .parameter_groups import check_optimizer, has_groups, rates_by_group, split
 from .protocol import TaskModel, check_model, require, takes
 from .pushing import PushesToHub
 from .step import RoundStep
-from .terms.base import NoiseKey, RecordedNoiseKey, nested
+from .terms.base import AnyNoiseKey, Batch, nested
 from .terms.distillation import with_teacher_logits
 from .terms.proximal import ProximalPoint
 from .terms.registry import terms_of
@@ -58,7 +59,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             `peft.get_peft_model`. Where a task's loss options say `auto`, its config gets the numbers that are counted
             from the training rows; where `args.freeze` says so, its parameters lose `requires_grad`; those that
             `args.unfreeze` frees later do so while it trains.
-        args: its `train_tasks`, `eval_tasks` and what it gives by task name the model's tasks.
+        args: every task that they name must be one of the model's.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
             accepted where the model has one task or an active one.
@@ -67,8 +68,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
             positions. Model and saved tokenizer carry it (`config.max_input_length`, `model_max_length`).
         cache_dir: where encoded rows are kept for the next run; nowhere unless given.
-        teacher_logits: `{task: [rows, outputs]}`, what `args.teachers` answer to the training rows, as
-            `distillation.teacher_logits` gives it.
+        teacher_logits: `{task: [rows, outputs]}`, the outputs of `args.teachers` on the training rows, from
+            `pretrained.teachers.teacher_logits`.
         callbacks: added to the stock ones.
         model_init: makes a model, with no argument or with a search's trial; instead of `model`, for
             `hyperparameter_search`.
@@ -78,6 +79,14 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         MinBertError: the model has no tasks; a task, a metric or a length does not fit it; a task has no rows, or
             fewer than an epoch is to have; `args` are stock ones, or a subclass has a `compute_loss`.
     """
+
+    # The stock class leaves these wider: any module, one dataset, images and sounds too, no optimizer before training.
+    model: TaskModel
+    args: MultiTaskTrainingArguments
+    train_dataset: Mapping[str, EncodedRows] | None
+    eval_dataset: Mapping[str, EncodedRows] | None
+    processing_class: PreTrainedTokenizerBase | None
+    optimizer: torch.optim.Optimizer
 
     def __init__(
         self,
@@ -94,35 +103,35 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         model_init: Callable[..., nn.Module] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
     ):
-        given = {
+        options = {
             "train_dataset": train_dataset, "eval_dataset": eval_dataset, "processing_class": processing_class,
             "max_length": max_length, "cache_dir": cache_dir, "teacher_logits": teacher_logits, "callbacks": callbacks,
         }  # fmt: skip
-        model = self.prepare_search(model, model_init, given)
-        self._check_given(model, args)
-        # The stock constructor sets these three too; what is checked and prepared before it needs them.
-        self.model, self.args, self.processing_class = model, args, processing_class
-        self.tasks = {saved["name"]: Task.from_config(saved) for saved in model.config.tasks}
-        self.max_length = model.config.max_input_length = check_max_length(max_length, model.config)
+        model = self.prepare_search(model, model_init, options)
+        # The stock constructor sets these three too, but checks and preparations before it need them.
+        self.model, self.args, self.processing_class = self._checked(model, args), args, processing_class
+        config = self.model.config
+        self.tasks = {saved["name"]: Task.from_config(saved) for saved in config.tasks}
+        self.max_length = config.max_input_length = check_max_length(max_length, config)
         if processing_class is not None:
             self.processing_class = processing_class = copy(processing_class)  # the caller's keeps its length
             processing_class.model_max_length = self.max_length
         self.cache_dir = cache_dir
         self._choose_tasks(train_dataset, eval_dataset)
         self.collators = self._make_collators()
-        train_dataset, eval_dataset = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
-        self.freezing = Freezing(model, args.freeze, args.unfreeze, self._forget_recordings)
+        rows, eval_rows = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
+        self.freezing = Freezing(self.model, args.freeze, args.unfreeze, self._forget_recordings)
         check_optimizer(optimizers[0], args)
         super().__init__(
             model,
             args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            train_dataset=cast(Any, rows),  # annotated as one dataset, and kept as it is
+            eval_dataset=cast(Any, eval_rows),
             processing_class=processing_class,
             callbacks=[*(callbacks or []), *early_stopping(args), SavesAfterEpoch()],
             optimizers=optimizers,
         )
-        # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
+        # The stock constructor reads both from a signature, which is another one if the model is compiled or wrapped.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
         if args.compile_layers:
             compile_layers(model)
@@ -130,7 +139,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self.proximal = next((term for term in self.terms if isinstance(term, ProximalPoint)), None)
         for term in self.terms:
             for capability in term.needs:
-                require(model, capability, f"regularizer: {term.name}")
+                require(self.model, capability, f"regularizer: {term.name}")
         self.evaluator = TaskEvaluator(self.tasks, self._task_dataloader, self._evaluation_loop)
         self._training_scores = None
         if args.train_metrics != "none":
@@ -141,27 +150,28 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self._rates: dict[str, float] = {}
         self.step: RoundStep | None = None  # until the first one
         self._begin_measuring()
-        if train_dataset is not None:
+        if rows is not None:
             self._warn()
         for callback in self._own_callbacks():
             self.add_callback(callback)
 
     # ---- What the constructor does ---------------------------------------------------------------------------
 
-    def _check_given(self, model: nn.Module, args: MultiTaskTrainingArguments) -> None:
+    def _checked(self, model: nn.Module, args: MultiTaskTrainingArguments) -> TaskModel:
         if not isinstance(args, MultiTaskTrainingArguments):
             raise MinBertError(
                 f"`args` must be MultiTaskTrainingArguments, which have all fields of TrainingArguments. Found "
                 f"{type(args).__name__}."
             )
-        check_model(model)
+        checked = check_model(model)
         if args.packing:
-            require(model, "packing", "packing: true")
+            require(checked, "packing", "packing: true")
         if type(self).compute_loss is not Trainer.compute_loss:
             raise MinBertError(
                 f"{type(self).__name__} has a `compute_loss`, which no step of several tasks calls. Override "
                 "`task_loss(model, batch, key)` instead."
             )
+        return checked
 
     def _choose_tasks(self, train_dataset: Any, eval_dataset: Any) -> None:
         for option, rows in (("train_tasks", train_dataset), ("eval_tasks", eval_dataset)):
@@ -176,14 +186,14 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         pad = config.pad_token_id if tokenizer is None else tokenizer.pad_token_id
         fill_to = self.max_length if self.args.uses_graphs else None
         return {
-            name: PaddedCollator(task, pad, packing=self.args.packing, fill_to=fill_to)
+            name: PaddedCollator(task, pad or 0, packing=self.args.packing, fill_to=fill_to)
             for name, task in self.tasks.items()
         }
 
     def _prepare_rows(
         self, train: Any, dev: Any, teacher_logits: Mapping[str, np.ndarray] | None
     ) -> tuple[Mapping[str, EncodedRows] | None, Mapping[str, EncodedRows] | None]:
-        """The encoded rows of either; what losses count of the rows to train on is in the model's config then."""
+        """The encoded rows of both. Writes what losses count of the training rows to the model's config."""
         if train is not None:
             train = self._encode(train, self.train_tasks, "train_dataset")
             prepare_losses(self.args, self.model.config, self.tasks, train)
@@ -195,8 +205,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
         return train, dev
 
-    def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, Any]:
-        """`{task: encoded rows}` of the wanted tasks, or of all that were given."""
+    def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, EncodedRows]:
+        """`{task: encoded rows}` of the wanted tasks, or of all in `datasets`."""
         if not isinstance(datasets, Mapping):
             datasets = {self._one_task(None): datasets}
         for name in datasets:
@@ -215,25 +225,25 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             for name in names
         }
         for name, rows in encoded.items():
-            if "labels" not in rows[0]:
+            if rows.labels is None:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
         return encoded
 
     def _warn(self) -> None:
-        """Says what has no effect on a training, and what precision goes ill with."""
+        """Logs which arguments have no effect, and the warnings of the terms."""
         for warning in self.args.without_effect(self.tasks[name] for name in self.train_tasks):
             logger.warning(warning)
         half = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         dtype = half or next(self.model.parameters()).dtype
         with self.compute_loss_context_manager():
-            found = [
+            warnings = [
                 w for term in self.terms for task in self.train_tasks for w in term.warnings(self.model, task, dtype)
             ]
-        for warning in dict.fromkeys(found):
+        for warning in dict.fromkeys(warnings):
             logger.warning(warning)
 
     def _own_callbacks(self) -> Iterator[TrainerCallback]:
-        """What works between steps, in the order in which it does."""
+        """The callbacks that act between steps, in their order."""
         if self.train_dataset is not None:
             if self.proximal is not None:
                 yield self.proximal
@@ -268,16 +278,16 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Rows an epoch of this loader shows; the stock count would be of rounds."""
-        if isinstance(dataloader.collate_fn, RoundCollator):
+        if isinstance(dataloader.dataset, Rounds):
             return dataloader.dataset.num_rows
         return super().num_examples(dataloader)
 
-    def get_total_train_batch_size(self, args: MultiTaskTrainingArguments) -> int:
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Rows of all tasks that an optimizer step sees, over all processes; a mean, where tasks leave the rounds."""
         rounds = rounds_of(self.args, self.tasks, self.train_dataset)
         return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
-    def floating_point_ops(self, inputs: dict[str, dict[str, Any]]) -> int:
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """By the stock estimate: six per token and parameter outside the embeddings."""
         tokens = sum(batch["input_ids"].numel() for batch in inputs.values() if "input_ids" in batch)
         return 6 * self._num_parameters * tokens
@@ -289,35 +299,41 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     # ---- Training --------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, **kwargs: Any) -> TrainOutput:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """Trains. `resume_from_checkpoint=True` takes the newest checkpoint that was written to its end.
 
-        With a `trial` of `hyperparameter_search`, it is that which is trained, by another trainer.
+        A `trial` of `hyperparameter_search` is trained by a trainer of its own.
         """
         if trial is not None:
             return self.train_trial(trial)
         checkpoint = to_resume(resume_from_checkpoint, self.args)
         self._check_trainable()
-        self._begin_steps(checkpoint)
+        self.step = self._make_step(checkpoint)
         if self.proximal is not None:
             self.proximal.resume_from = checkpoint
         on_gpu = self.args.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
-        self.model.train()  # an adapter's own flag is that of a new module, and what is inside was loaded
-        output = super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        self.model.train()  # a new adapter is in the mode of training, and the loaded model inside may not be
+        output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
         self._tracker.read()  # what came after the last log
-        found = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
+        metrics = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
         if on_gpu:
-            found["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
-        output.metrics.update({f"train_{name}": value for name, value in {**found, **self.conflicts.means()}.items()})
+            metrics["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
+        metrics |= self.conflicts.means()
+        output.metrics.update({f"train_{name}": value for name, value in metrics.items()})
         return output
 
-    def _begin_steps(self, checkpoint: str | None) -> None:
-        """Makes what the steps of one training share.
+    def _make_step(self, checkpoint: str | None) -> RoundStep:
+        """The object that takes the steps of one training.
 
         Args:
-            checkpoint: to go on from.
+            checkpoint: to resume from.
 
         Raises:
             MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator.
@@ -328,7 +344,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         gradients = self.make_gradients(static=recorded)
         if checkpoint is not None:
             load_gradients(gradients, self.args, Path(checkpoint))
-        self.step = RoundStep(
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # until the loop sets it
+        return RoundStep(
             model=lambda: self.accelerator.unwrap_model(self.model_wrapped),
             task_loss=self.task_loss,
             terms=self.terms,
@@ -341,10 +358,9 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             seed=self.args.seed,
             recorded=recorded,
         )
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # the loop has it by the step
 
     def _begin_measuring(self) -> None:
-        """Sets to nothing what the steps of one training add up for the log."""
+        """Starts the metrics of one training from zero."""
         names = layer_names(self.model)
         layers = [names[parameter] for parameter in self.model.parameters() if parameter.requires_grad]
         self.conflicts = ConflictMeter(self.train_tasks, self.args.conflict_detail, layers)
@@ -355,20 +371,18 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             self.step.forget_recordings()
 
     def make_gradients(self, static: bool) -> Gradients:
-        """What collects the gradients of a step and makes one of them; `static` as for `gradients.collector`."""
+        """Collects and combines the gradients of a step; `static` as for `gradients.collector`."""
         args = self.args
         smoothing = None if args.gradient_smoothing is None else Smoothing(args.gradient_smoothing)
         aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
         sharded = args.gradient_reduction == "sharded"
         return collector(self.model.parameters(), aggregator, smoothing, self.conflicts, static, sharded)
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, dict[str, Any]], num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """Forward and backward of one round; before the optimizer steps, the tasks' gradients become one.
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward of one round; before the optimizer steps, the tasks' gradients are combined.
 
-        It may be called without `train`, by a loop of one's own: from what it leaves in `.grad`, an optimizer steps.
-        What works between the steps of `train` (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
+        A loop of one's own may call it without `train`: an optimizer then steps by what it leaves in `.grad`. What
+        callbacks of `train` change between steps (schedules, `unfreeze`, the teacher of `proximal`) stays as at the
         start.
 
         Args:
@@ -380,60 +394,61 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             the weighted sum of the tasks' losses, as the stock step does divided by the accumulation steps.
         """
         if self.step is None:
-            self._begin_steps(None)
+            self.step = self._make_step(None)
             if self.freezing.changes:
                 self.freezing.freeze(self.state.global_step)
-        if not self.model.training:  # a compiled model's own flag stays when an evaluation changes what is inside
-            model.train()  # the call alone visits every module
-        if callable(getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
-            self.optimizer.train()
-        batches = self._prepare_inputs(inputs)
+        if not self.model.training:  # not of `model`: an evaluation changes the mode inside a compiled one
+            model.train()  # only if needed: it visits every module
+        if callable(train := getattr(self.optimizer, "train", None)):  # schedule-free optimizers have two modes
+            train()
+        batches: dict[str, Any] = self._prepare_inputs(inputs)
         return self.step(batches, self.state.global_step, self.current_gradient_accumulation_steps)
 
-    def task_loss(
-        self, model: TaskModel, batch: Mapping[str, Any], key: NoiseKey | RecordedNoiseKey | None
-    ) -> dict[str, torch.Tensor]:
+    def task_loss(self, model: TaskModel, batch: Batch, key: AnyNoiseKey | None) -> dict[str, torch.Tensor]:
         """The `loss` of one task's batch, with the terms that are added to it, and the `logits`.
 
         It takes the place of the stock `compute_loss`. Beside them are the terms before their weights, by their
         names, and `<regularizer>_skipped`, 1 where the regularizer had none: the log has all of them.
         """
-        found = nested(self.terms, key)(model, batch)
-        return {"loss": found.loss, "logits": found.outputs["logits"], **found.logged}
+        result = nested(self.terms, key)(model, batch)
+        return {"loss": result.loss, "logits": result.outputs["logits"], **result.logged}
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Their norm before that."""
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before."""
+        if self.step is None:
+            return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
         return self.step.gradients.clip(self.args.max_grad_norm)
 
     def _check_trainable(self) -> None:
-        """Raises `MinBertError` if nothing is trained for one of the tasks; else says how much is, at first."""
+        """Raises `MinBertError` if nothing is trained for a task; else logs how many parameters are, at first."""
         if self.freezing.changes:
             self.freezing.freeze(0)
         with self.compute_loss_context_manager():
             check_trainable(self.model, self.train_tasks)
         logger.info("%s of %s parameters are trainable.", *(f"{n:,}" for n in count_parameters(self.model)))
         if self.freezing.changes:
-            self.freezing.release()  # the gradients and the optimizer take in all that is ever trained
+            self.freezing.release()  # gradients and optimizer are made for all that is ever trained
 
     @staticmethod
-    def get_optimizer_cls_and_kwargs(args: MultiTaskTrainingArguments, model: nn.Module | None = None) -> tuple:
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
         """The optimizer's class and arguments; ours take those of the stock AdamW."""
-        if args.optim.value not in OPTIMIZERS:
+        if args.optim not in OPTIMIZERS:
             return Trainer.get_optimizer_cls_and_kwargs(args, model)
         betas = (args.adam_beta1, args.adam_beta2)
-        return OPTIMIZERS[args.optim.value], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+        return OPTIMIZERS[args.optim], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The stock one, its groups split where `args` give parts of the model rates or decays of their own."""
+        """The stock one, with split groups where `args` give parts of the model other rates or decays."""
         made = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if made and has_groups(self.args):
-            split_groups(optimizer, self.model, self.args, {*self.get_decay_parameter_names(self.model)})
+            decayed = self.get_decay_parameter_names(cast(nn.Module, self.model))  # it is one, besides a `TaskModel`
+            split_groups(optimizer, self.model, self.args, {*decayed})
         return optimizer
 
     def _get_learning_rate(self) -> float:
-        """What the log says of a step; read before the schedule moves on, and so are the groups' rates."""
+        """As the stock one, which the log calls before the schedule moves on; keeps the groups' rates of then."""
         self._rates = rates_by_group(self.optimizer)
         return super()._get_learning_rate()
 
@@ -509,11 +524,11 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             raise MinBertError("`predict` answers one task: give its rows alone, and its name as `task=`.")
         task = self._one_task(task)
         rows = encode(test_dataset, self.tasks[task], self.processing_class, self.max_length)
-        output = self.evaluator.outputs(task, rows, f"{metric_key_prefix}_{task}", ignore_keys)
-        if output.label_ids is not None:
-            scores = task_metrics(self.tasks[task], output.predictions, output.label_ids)
-            output.metrics.update({f"{metric_key_prefix}_{task}_{name}": value for name, value in scores.items()})
-        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+        logits, labels, metrics = self.evaluator.outputs(task, rows, f"{metric_key_prefix}_{task}", ignore_keys)
+        if labels is not None:
+            scores = task_metrics(self.tasks[task], logits, labels)
+            metrics |= {f"{metric_key_prefix}_{task}_{name}": value for name, value in scores.items()}
+        return PredictionOutput(logits, labels, metrics)
 
     def _one_task(self, task: str | None) -> str:
         task = task if task is not None else self.model.config.active_task
@@ -526,12 +541,13 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             raise unknown_name("task", task, self.tasks)
         return task
 
-    def get_eval_dataloader(self, eval_dataset: str | None = None) -> DataLoader:
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """The loader of one task's evaluation rows; `eval_dataset` is the task's name."""
         task = self._one_task(eval_dataset)
-        if task not in (self.eval_dataset or {}):
+        rows = (self.eval_dataset or {}).get(task)
+        if rows is None:
             raise MinBertError(f"There are no evaluation rows of {task!r}. Pass `eval_dataset={{{task!r}: rows}}`.")
-        return self._task_dataloader(task, self.eval_dataset[task])
+        return self._task_dataloader(task, rows)
 
     def _task_dataloader(self, task: str, rows: EncodedRows) -> DataLoader:
         # Packed even where training is not: without dropout nothing tells the two apart.
@@ -575,7 +591,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     # ---- Checkpoints -----------------------------------------------------------------------------------------
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """As the stock one, and what else a resumed run needs."""
+        """As the stock one; also saves what terms and gradients need to resume."""
         super()._save_optimizer_and_scheduler(output_dir)
         if not self.args.should_save:
             return
@@ -588,7 +604,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         super()._load_best_model()
         if not self.args.save_only_model:  # else the teacher stays that of the last step
             for term in self.terms:
-                term.load(Path(self.state.best_model_checkpoint))
+                term.load(Path(str(self.state.best_model_checkpoint)))
 
 
 def compile_layers(model: nn.Module) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from transformers.training_args import OptimizerNames
+
 from ..errors import MinBertError
 from ..settings.stock import REFUSED, refusal
 from .base_args import BaseArguments
@@ -30,8 +32,8 @@ def refuse_settings(args: BaseArguments) -> None:
                 f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: rounds are dealt "
                 f"to processes whole. Leave it out."
             )
-    if "lomo" in str(args.optim.value):
+    if "lomo" in args.optim:
         reason = "it steps within the backward pass of one task"
-        raise MinBertError(f"`optim: {args.optim.value}` is not supported: {reason}. Use adamw_torch.")
+        raise MinBertError(f"`optim: {OptimizerNames(args.optim).value}` is not supported: {reason}. Use adamw_torch.")
     if args.fp16 and args.device.type != "cuda":
         raise MinBertError("`fp16: true` needs a GPU: on a CPU it would silently train in fp32. Use bf16, or neither.")

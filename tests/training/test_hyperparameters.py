@@ -77,7 +77,7 @@ def test_a_trial_that_is_pruned_ends_at_its_first_evaluation(searching):
         def on_step_end(self, args, state, control, **kwargs):
             steps.append(state.global_step)
 
-    searching._given["callbacks"] = [Steps()]
+    searching._options["callbacks"] = [Steps()]
     with pytest.raises(ValueError, match="No trials are completed"):
         searching.hyperparameter_search(lambda trial: {"seed": 1}, n_trials=1, pruner=pruner)
     assert steps == [1, 2]

@@ -1,8 +1,8 @@
-"""What an aggregator is: it makes of one gradient per task the one that the optimizer sees.
+"""The base of aggregators, which combine one gradient per task into the one that the optimizer sees.
 
-An aggregator that looks at each task's gradient sees the Gram matrix only, the dot products of every two of them: what
-it makes of the gradients are combinations of them, so `tasks * tasks` numbers are enough. A step costs one pass over
-the gradients for the Gram matrix and one for the weighted sum, and nothing is read back from a GPU in between.
+An aggregator sees the Gram matrix only, the dot products of every two gradients. Its result is a linear combination of
+the gradients, so these `tasks * tasks` numbers are enough. A step costs one pass over the gradients for the Gram
+matrix and one for the weighted sum, and nothing is read back from a GPU in between.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ class Aggregator(ABC):
     def __call__(self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
         """Combines `gradients`, `[tasks, parameters]`, into `[parameters]`.
 
-        All numbers are NaN if one number of one task is not finite, so that who takes the step can see it and skip it.
-        In the trainer fp16's loss scaler does; in fp32 and bf16 nothing does, and weights become NaN as in the stock
-        `Trainer`.
+        All numbers are NaN if one number of one task is not finite, so that the step can be skipped. In the trainer
+        fp16's loss scaler does that; in fp32 and bf16 nothing does, and weights become NaN as in the stock `Trainer`.
 
         Args:
             gradients: one row per task. Every process must have equal rows: average them first.
-            generator: of the CPU, draws what is random; torch's global one unless given. Processes agree where each
-                has a generator in the same state.
+            generator: of the CPU, for random choices; torch's global one unless given. Processes agree if all their
+                generators are in the same state.
             tasks: the rows' names, for an aggregator that remembers something of each task; by number unless given.
         """
         return self.step(gradients, generator, tasks)[0]
@@ -51,7 +50,7 @@ class Aggregator(ABC):
     def step(
         self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A call's result, and what it was made of: the Gram matrix and the `coefficients`."""
+        """The result of a call, the Gram matrix and the `coefficients`."""
         gram = gram_matrix(gradients)
         coefficients = self.coefficients(gram, generator, tasks)
         return weighted_sum(gradients, coefficients.sum(dim=0)), gram, coefficients
@@ -62,7 +61,7 @@ class Aggregator(ABC):
         return self.coefficients(gram, generator, tasks).sum(dim=0)
 
     def coefficients(self, gram: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
-        """What becomes of each gradient, `[tasks, tasks]`: row `i` says it of task `i`, as a combination of all.
+        """Each changed gradient as a combination of all gradients, `[tasks, tasks]`: row `i` is that of task `i`.
 
         For a log; their sum over the rows is `weights`. All are NaN if `gram` is not finite.
 
@@ -76,7 +75,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def altered(self, gram: Tensor, generator: Generator | None, tasks: Tasks) -> Tensor:
-        """The `coefficients` of a finite `gram`; of another anything, and it must leave no trace in the state."""
+        """The `coefficients` of a finite `gram`. Of another one any numbers, and it must not change the state."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs, in plain numbers and strings."""
@@ -93,7 +92,7 @@ def random_orders(tasks: int, generator: Generator | None = None) -> Tensor:
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """0 where the denominator is 0: what a task without gradient asks for."""
+    """0 where the denominator is 0, as for a task without gradient."""
     return torch.where(denominator == 0, 0.0, numerator / denominator)
 
 

@@ -1,4 +1,4 @@
-"""How far the tasks' gradients conflict, and what surgery makes of it: measured at every step, read for a log."""
+"""How far the tasks' gradients conflict, and how surgery changes them: measured at every step, read for a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import ratio
 
 
 class ConflictMeter:
-    """Means over steps of what the Gram matrix of the tasks' gradients says.
+    """Means over steps of measures of the Gram matrix of the tasks' gradients.
 
     By name: `conflict_<a>_<b>`, the share of steps in which the gradients of tasks `a` and `b` conflict (their dot
     product is negative); `cosine_<a>_<b>` between them; `norm_<a>`, the length of `a`'s gradient over the mean length
@@ -36,7 +36,7 @@ class ConflictMeter:
     Args:
         tasks: in the order in which the names of a pair stand.
         detail: `none`; `layers`; or `tensors`, which has the layers too.
-        layers: that of each trained parameter, in the order in which `GradientRows` has them.
+        layers: the name of the layer of each trained parameter, in the order of `GradientRows`.
     """
 
     def __init__(self, tasks: Sequence[str], detail: ConflictDetail = "none", layers: Sequence[str] = ()):
@@ -51,13 +51,13 @@ class ConflictMeter:
         """Where to cut the gradients: `(layer, parameters)` one after the other; nowhere without detail.
 
         Args:
-            shared: places of the parameters that the gradients are over.
+            shared: indices of the parameters that the gradients are over.
         """
         if self.detail == "none":
             return []
         if self.detail == "tensors":
             return [(self._layers[i], [i]) for i in shared]
-        return [(layer, [*of]) for layer, of in groupby(shared, key=self._layers.__getitem__)]
+        return [(layer, [*indices]) for layer, indices in groupby(shared, key=self._layers.__getitem__)]
 
     def add(
         self,
@@ -67,7 +67,7 @@ class ConflictMeter:
         layers: Sequence[str] = (),
         grams: Tensor | None = None,
     ) -> None:
-        """Takes in a step: what `Aggregator.step` returns, for these tasks. Nothing is read from the device.
+        """Adds a step: what `Aggregator.step` returns, for these tasks. Nothing is read from the device.
 
         Args:
             layers: of each of the `pieces`.
@@ -90,16 +90,16 @@ class ConflictMeter:
 
     def read(self) -> dict[str, float]:
         """The means since the last reading."""
-        found = self._recent()
-        self._totals = _added(self._totals, found)
+        recent = self._recent()
+        self._totals = _added(self._totals, recent)
         self._sums.clear()
-        return _means(found)
+        return _means(recent)
 
     def means(self) -> dict[str, float]:
         """The means over all of training."""
         return _means(self._all())
 
-    def end_epoch(self) -> dict[str, int]:
+    def end_epoch(self) -> dict[str, float]:
         """How many conflicts the steps since the last call had, by ordered pair; nothing where there was no step.
 
         `conflicts_epoch` counts whole vectors, `tensor_conflicts_epoch` parameter tensors, with that detail.
@@ -110,43 +110,43 @@ class ConflictMeter:
         counts["conflicts_epoch"] = round(2 * sum(conflicting for conflicting, _ in pairs))
         if self.detail == "tensors":
             counts["tensor_conflicts_epoch"] = round(sums.get("tensor_conflicts", (0.0, 0.0))[0])
-        found = {name: count - self._past.get(name, 0) for name, count in counts.items()}
+        new: dict[str, float] = {name: count - self._past.get(name, 0) for name, count in counts.items()}
         self._past = counts
-        return found if found.pop("steps") else {}
+        return new if new.pop("steps") else {}
 
     def _all(self) -> dict[str, list[float]]:
         return _added(self._totals, self._recent())
 
     def _recent(self) -> dict[str, list[float]]:
         """Sum and count of each name since the last reading."""
-        found: dict[str, list[float]] = {}
+        recent: dict[str, list[float]] = {}
         for (tasks, layers), sums in self._sums.items():
-            found = _added(found, self._named(tasks, layers, sums.cpu()))
-        return found
+            recent = _added(recent, self._named(tasks, layers, sums.cpu()))
+        return recent
 
     def _named(self, tasks: Sequence[str], layers: Sequence[str], sums: Tensor) -> dict[str, list[float]]:
         size = len(tasks)
-        place = {task: tasks.index(task) for task in self.tasks if task in tasks}
-        pairs = {f"{a}_{b}": (place[a], place[b]) for a, b in combinations(place, 2)}
+        index = {task: tasks.index(task) for task in self.tasks if task in tasks}
+        pairs = {f"{a}_{b}": (index[a], index[b]) for a, b in combinations(index, 2)}
         lengths = [2 * size * size, 2 * size, 1, 3 * len(layers) * size * size]
         of_pairs, of_tasks, turn, of_layers, of_tensors = sums[:-1].split([*lengths, len(sums) - 1 - sum(lengths)])
         conflicting, cosines = of_pairs.view(2, size, size).tolist()
         norms, removed = of_tasks.view(2, size).tolist()
         named = {f"conflict_{pair}": conflicting[i][j] for pair, (i, j) in pairs.items()}
         named |= {f"cosine_{pair}": cosines[i][j] for pair, (i, j) in pairs.items()}
-        named |= {f"norm_{task}": norms[i] for task, i in place.items()}
-        named |= {f"removed_{task}": removed[i] for task, i in place.items()}
+        named |= {f"norm_{task}": norms[i] for task, i in index.items()}
+        named |= {f"removed_{task}": removed[i] for task, i in index.items()}
         named["surgery_turn"] = turn.item()
         if len(of_tensors):
             matrix = of_tensors[:-1].view(size, size).tolist()
             named |= {f"tensor_conflicts_{pair}": matrix[i][j] for pair, (i, j) in pairs.items()}
             named |= {"tensor_conflicts": sum(map(sum, matrix)), "shared_tensors": of_tensors[-1].item()}
-        found = {name: [value, sums[-1].item()] for name, value in named.items()}
+        totals = {name: [value, sums[-1].item()] for name, value in named.items()}
         for name, values in zip(layers, of_layers.view(len(layers), 3, size, size).tolist(), strict=True):
             counts, *figures = values
             for figure, matrix in zip(("conflict", "cosine"), figures, strict=True):
-                found |= {f"{figure}_{pair}/{name}": [matrix[i][j], counts[i][j]] for pair, (i, j) in pairs.items()}
-        return found
+                totals |= {f"{figure}_{pair}/{name}": [matrix[i][j], counts[i][j]] for pair, (i, j) in pairs.items()}
+        return totals
 
     def state_dict(self) -> dict[str, Any]:
         return {"totals": self._all(), "past": dict(self._past)}
@@ -167,8 +167,8 @@ class Measured(Protocol):
 class EpochTotals(TrainerCallback):
     """Logs how many conflicts an epoch had at its last step, unless the log of that step does.
 
-    At the end of the epoch it would be too late: a checkpoint of the last step is written before, and a run that goes
-    on from there would count its conflicts in the next epoch. One that training leaves unfinished has no entry.
+    At the end of the epoch it would be too late: a checkpoint of the last step is written before, and a run that
+    resumes from it would count its conflicts in the next epoch. An unfinished epoch has no entry.
     """
 
     def __init__(self, trainer: Measured):
@@ -208,9 +208,9 @@ def _by_layer(layers: Sequence[str], grams: Tensor) -> Tensor:
 
 
 def _removed(gram: Tensor, coefficients: Tensor) -> Tensor:
-    """By task, the length of what it lost over its own; a row is divided by its own coefficient, 1 but for a mean."""
-    own = coefficients.diagonal()
-    lost = torch.where(own[:, None] == 0, 0.0, coefficients / own[:, None])
+    """By task, the length of what was removed over that of the gradient; a factor on all of a row does not count."""
+    diagonal = coefficients.diagonal()[:, None]
+    lost = torch.where(diagonal == 0, 0.0, coefficients / diagonal)
     lost = lost - torch.diag(lost.diagonal())
     lengths, norms = ((lost @ gram) * lost).sum(dim=1).clamp(min=0).sqrt(), gram.diagonal().sqrt()
     return torch.where(norms == 0, 0.0, lengths / norms)

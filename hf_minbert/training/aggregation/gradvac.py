@@ -17,7 +17,7 @@ class GradVac(Aggregator):
 
     The paper's form for whole vectors. As in `PCGrad`, each gradient visits the others' original ones in random order;
     where its cosine with one is below the pair's target, as much of that one is added as makes it equal to the target.
-    After each visit, with or without change, the target moves towards the cosine that was found. Targets start at 0,
+    After each visit, with or without change, the target moves towards the measured cosine. Targets start at 0,
     and as long as they are 0 this is PCGrad.
 
     Args:
@@ -41,16 +41,16 @@ class GradVac(Aggregator):
         targets = targets.view_as(gram)
         units = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         orders = random_orders(len(gram), generator).to(gram.device, non_blocking=True)
-        norms, result, found = gram.diagonal().sqrt(), units, torch.zeros_like(gram)
+        norms, result, cosines = gram.diagonal().sqrt(), units, torch.zeros_like(gram)
         for others in orders.T:
             along, target = result @ gram, (targets * units[others]).sum(dim=1)
-            own = (along * result).sum(dim=1).clamp(min=0).sqrt()
-            cosine = ratio((along * units[others]).sum(dim=1), own * norms[others]).clamp(-1, 1)
+            norm = (along * result).sum(dim=1).clamp(min=0).sqrt()
+            cosine = ratio((along * units[others]).sum(dim=1), norm * norms[others]).clamp(-1, 1)
             sine, target_sine = (1 - cosine.square()).sqrt(), (1 - target.square()).sqrt()
-            missing = ratio(own * (target * sine - cosine * target_sine), norms[others] * target_sine)
+            missing = ratio(norm * (target * sine - cosine * target_sine), norms[others] * target_sine)
             result = result + torch.where(cosine < target, missing, 0.0)[:, None] * units[others]
-            found = found + cosine[:, None] * units[others]
-        moved = torch.where(gram.isfinite().all(), targets.lerp(found, self.beta), targets)
+            cosines = cosines + cosine[:, None] * units[others]
+        moved = torch.where(gram.isfinite().all(), targets.lerp(cosines, self.beta), targets)
         self.targets.update(zip(pairs, moved.flatten().unbind(), strict=True))
         return result
 

@@ -16,7 +16,7 @@ def gram_matrix(gradients: Tensor) -> Tensor:
     n - 1 additions round. In any order, on any processor, an entry is off by at most (n - 1) 2**-53 / (1 - (n - 1)
     2**-53) times the sum of |a_k b_k| (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2), and
     that sum is at most the product of the two rows' norms: below 1.3e-8 of it over the 110 million numbers of a
-    BERT-base. Of float64 rows the products round too, n in the place of n - 1, and may underflow.
+    BERT-base. Products of float64 rows round too, which makes n of n - 1, and may underflow.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import gram_matrix as on_gpu
@@ -45,8 +45,8 @@ def has_kernels() -> bool:
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
     """`weights @ gradients` for `[tasks]` and `[tasks, parameters]`, in the dtype of `gradients`.
 
-    Row is added to row, in float32 where rows have less: weights of exactly one give bit for bit what `Sum` gives. A
-    matrix product does not promise it: it adds in an order of its own, and in TF32 where that is allowed.
+    Rows are added one by one, in float32 or more: with weights of exactly one the result is that of `Sum`, bit for
+    bit. A matrix product may add in another order, and in TF32 where that is allowed.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import weighted_sum as on_gpu

@@ -1,7 +1,7 @@
 """The two passes over the tasks' gradients on an NVIDIA or AMD GPU: Triton kernels that read each number once.
 
 torch's own operations read or write every number several times, and a float64 copy of the rows beside that. Torch
-brings Triton on Linux; elsewhere `aggregators` does without this module.
+brings Triton on Linux; elsewhere `gram` does without this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 2048
 
 
 def gram_matrix(gradients: Tensor) -> Tensor:
-    """`aggregators.gram_matrix` of rows on a GPU."""
+    """`gram.gram_matrix` of rows on a GPU."""
     tasks, numbers = gradients.shape
     blocks = triton.cdiv(numbers, BLOCK)
     if not blocks:
@@ -29,7 +29,7 @@ def gram_matrix(gradients: Tensor) -> Tensor:
 
 
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
-    """`aggregators.weighted_sum` of rows on a GPU."""
+    """`gram.weighted_sum` of rows on a GPU."""
     tasks, numbers = gradients.shape
     rows, combined = _with_adjacent_numbers(gradients), gradients.new_empty(numbers)
     if numbers:

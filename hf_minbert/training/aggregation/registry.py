@@ -1,4 +1,4 @@
-"""The names that recipes have for aggregators.
+"""Aggregators by their names in recipes.
 
 To add one: a file with a class here, and a line in `AGGREGATORS`.
 """

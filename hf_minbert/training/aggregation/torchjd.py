@@ -32,7 +32,7 @@ class TorchJD(Aggregator):
     """An aggregator of the library torchjd that works from the Gram matrix: `torchjd.UPGrad`, `torchjd.MGDA`, ...
 
     The library computes on the CPU: each step waits for the GPU once. What it draws, it draws from torch's global
-    generator, which here has the state of the given one meanwhile.
+    generator, which has the state of `generator` meanwhile.
 
     Args:
         name: the class in `torchjd.aggregation`.

@@ -1,11 +1,11 @@
-"""What a term of the loss is, and what it needs to pass one batch through the model several times."""
+"""The base of the loss's terms, and what they need to pass one batch through the model several times."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from ...errors import MinBertError
 from ...settings.tasks import Task
-from ..protocol import TaskModel
+from ..protocol import TaskModel, task_encoder
 
 
 @dataclass(frozen=True)
 class NoiseKey:
-    """Where in training a batch stands. The noise of a row depends on this and its task, and on nothing else.
+    """The position of a batch in training. A row's noise depends on it and the task, and on nothing else.
 
     Args:
         seed: of the run.
@@ -36,7 +36,7 @@ class NoiseKey:
     first_row: int
 
     def numbers(self, task: str, device: torch.device | str) -> Tensor:
-        """int64 [2]: a key that stands for seed, step and task, and the first row."""
+        """int64 [2]: a hash of seed, step and task, and the first row."""
         text = f"{self.seed} {self.step} {task}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
         return torch.tensor([key, self.first_row]).to(device, non_blocking=True)
@@ -44,7 +44,7 @@ class NoiseKey:
 
 @dataclass(frozen=True)
 class RecordedNoiseKey:
-    """In a CUDA graph: the key of the batch that is replayed, whose numbers are inputs of the graph."""
+    """The key in a CUDA graph, whose numbers are inputs of the graph."""
 
     values: Tensor
 
@@ -58,7 +58,7 @@ class TaskLoss:
 
     Args:
         loss: a scalar with its gradient: the task's own loss and the weighted terms that were added to it.
-        outputs: the model's for the batch as it is.
+        outputs: the model's, for the unchanged batch.
         logged: by name, each term before its weight; and as `<term>_skipped`, 1 where one had to be left out.
     """
 
@@ -67,11 +67,14 @@ class TaskLoss:
     logged: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+AnyNoiseKey = NoiseKey | RecordedNoiseKey
+#: One task's mini-batch, with its name under `task`.
+Batch = Mapping[str, Any]
 #: Computes the loss of a batch by a model.
-LossFunction = Callable[[TaskModel, Mapping[str, Any]], TaskLoss]
+LossFunction = Callable[[TaskModel, Batch], TaskLoss]
 
 
-def own_loss(model: TaskModel, batch: Mapping[str, Any]) -> TaskLoss:
+def own_loss(model: TaskModel, batch: Batch) -> TaskLoss:
     """The task's own loss, without any term."""
     outputs = model(**batch)
     return TaskLoss(outputs["loss"], outputs)
@@ -80,13 +83,13 @@ def own_loss(model: TaskModel, batch: Mapping[str, Any]) -> TaskLoss:
 class Term(ABC):
     """A term of a task's loss: it computes the loss of a batch together with itself.
 
-    Terms are nested: each calls the `inner` one, with the batch as it is or another one, and adds to what that gives.
+    Terms are nested: each calls the `inner` loss, with the same batch or a changed one, and adds itself to the result.
     Options are keyword-only; the constructor raises `MinBertError` on one that is out of range.
 
     Attributes:
         name: what its value is logged as, before the task's name.
         searches: whether it differentiates by the input while it computes the term.
-        repeats: how many of its passes have the dropout of an earlier one.
+        repeats: how many of its passes repeat the dropout of an earlier one.
         recordable: whether a step with it can be recorded as a CUDA graph: the GPU is never asked for a number, and
             the same weights are read each time.
         needs: parameters that the model's `forward` must have.
@@ -107,18 +110,12 @@ class Term(ABC):
         return []
 
     @abstractmethod
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         """The loss with the term.
 
         Args:
             model: called as `model(**batch)`; may be wrapped for mixed precision or by PEFT, never in DDP.
-            batch: one task's mini-batch, with its name under `task`.
+            batch: one task's.
             key: of the noise that the term draws.
             inner: the loss to which the term is added.
         """
@@ -127,20 +124,20 @@ class Term(ABC):
         """Writes to a checkpoint what a resumed run needs."""
 
     def load(self, folder: Path) -> None:  # noqa: B027
-        """Goes on with what `save` wrote. Raises `MinBertError` if it is missing, or of another model."""
+        """Restores what `save` wrote. Raises `MinBertError` if it is missing, or of another model."""
 
 
-def nested(terms: Iterable[Term], key: NoiseKey | RecordedNoiseKey | None) -> LossFunction:
+def nested(terms: Iterable[Term], key: AnyNoiseKey | None) -> LossFunction:
     """The loss with all terms, of which the last one is the outermost. Without terms, `key` may be `None`."""
     loss: LossFunction = own_loss
     for term in terms:
+        if key is None:
+            raise MinBertError(f"The term {term.name!r} needs the key of its noise. Found none. Give a `NoiseKey`.")
         loss = partial(_with_term, term, key, loss)
     return loss
 
 
-def _with_term(
-    term: Term, key: NoiseKey | RecordedNoiseKey, inner: LossFunction, model: TaskModel, batch: Mapping[str, Any]
-) -> TaskLoss:
+def _with_term(term: Term, key: AnyNoiseKey, inner: LossFunction, model: TaskModel, batch: Batch) -> TaskLoss:
     return term(model, batch, key, inner)
 
 
@@ -156,9 +153,7 @@ class RandomState:
     gpu: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> RandomState | RecordedRandomState:
-        if _generators is not None:
-            return RecordedRandomState(_generators)
+    def now(cls, device: torch.device) -> RandomState:
         return cls(device, torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
     def restore(self) -> None:
@@ -167,18 +162,18 @@ class RandomState:
             torch.cuda.set_rng_state(self.gpu, self.device)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
-        """Inside, what is drawn is what was drawn from this state on; after it, the state is as it was before."""
-        found = RandomState.now(self.device)
+    def again(self) -> Generator[None]:
+        """Inside, random numbers are those that were drawn from this state on. After it, the present state is back."""
+        present = RandomState.now(self.device)
         self.restore()
         try:
             yield
         finally:
-            found.restore()
+            present.restore()
 
 
 class RecordedRandomState:
-    """The state that random numbers are in where the recording of a CUDA graph begins.
+    """The random state where the recording of a CUDA graph begins.
 
     A recording counts what each generator has drawn, and a replay goes on from there. A pass that draws again what
     another one drew therefore needs a generator of its own, which each replay sets to where the graph's begins.
@@ -188,22 +183,27 @@ class RecordedRandomState:
         self.generators = generators
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> Generator[None]:
         """As `RandomState.again`, for as many times as there are generators."""
-        own = torch.cuda.default_generators[torch.cuda.current_device()]
-        found = own.graphsafe_get_state()
-        own.graphsafe_set_state(self.generators.pop())
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        present = generator.graphsafe_get_state()
+        generator.graphsafe_set_state(self.generators.pop())
         try:
             yield
         finally:
-            own.graphsafe_set_state(found)
+            generator.graphsafe_set_state(present)
 
 
 _generators: list[torch.Generator] | None = None
 
 
+def random_state(device: torch.device) -> RandomState | RecordedRandomState:
+    """The present state, for passes that repeat the random numbers drawn from here on."""
+    return RandomState.now(device) if _generators is None else RecordedRandomState(_generators)
+
+
 @contextmanager
-def repeats_in_recording(generators: list[torch.Generator]) -> Iterator[None]:
+def repeats_in_recording(generators: list[torch.Generator]) -> Generator[None]:
     """Inside, a CUDA graph is recorded, with these generators for the passes that repeat the dropout of another."""
     global _generators
     _generators = [*generators]
@@ -215,11 +215,11 @@ def repeats_in_recording(generators: list[torch.Generator]) -> Iterator[None]:
 
 def words_of(model: TaskModel, task: str) -> nn.Embedding:
     """The embeddings of a task's words, of a model that takes `inputs_embeds`."""
-    return model.encoder_path(task)[0].get_input_embeddings()
+    return task_encoder(model, task).get_input_embeddings()
 
 
-def embedded(model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> dict[str, Any]:
-    """The batch with its word embeddings, moved by `delta`, in the place of its ids.
+def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
+    """The batch with its word embeddings, moved by `delta`, instead of its ids.
 
     Args:
         delta: float32, the ids' shape and the hidden size. The sum is in float32 too, whatever the layers compute in.
@@ -230,10 +230,10 @@ def embedded(model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> dict[
 
 
 @contextmanager
-def parameters_fixed(model: nn.Module) -> Iterator[None]:
-    """Inside, what passes through the model has no gradient for its parameters.
+def parameters_fixed(model: TaskModel) -> Generator[None]:
+    """Inside, no gradients of the model's parameters are computed.
 
-    A search by the input asks for none, but a compiled layer's backward pass computes those of all that it was given.
+    A search by the input needs none, but a compiled layer's backward pass computes the gradients of all its inputs.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
@@ -245,7 +245,7 @@ def parameters_fixed(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def is_token(batch: Mapping[str, Any]) -> Tensor:
+def is_token(batch: Batch) -> Tensor:
     """1 at real tokens and 0 at padding, to multiply a `delta` with."""
     return batch["attention_mask"][..., None].float()
 

@@ -1,6 +1,6 @@
-"""Distillation: a model learns from what teachers answer to its training rows, beside the labels.
+"""Distillation: a model learns from the outputs of teachers on its training rows, beside the labels.
 
-So that one model keeps up with an ensemble, or with one model per task (Hinton et al. 2015, arXiv:1503.02531; for
+One model can then keep up with an ensemble, or with one model per task (Hinton et al. 2015, arXiv:1503.02531; for
 BERT with a teacher per task, Clark et al. 2019, arXiv:1907.04829).
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +17,7 @@ from ...errors import MinBertError
 from ...settings.tasks import Task
 from ..base_args import BaseArguments
 from ..protocol import Head, TaskModel
-from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, own_loss
 
 
 def with_teacher_logits(
@@ -27,7 +26,7 @@ def with_teacher_logits(
     rows: Mapping[str, EncodedRows],
     logits: Mapping[str, np.ndarray] | None,
 ) -> Mapping[str, EncodedRows]:
-    """The rows with what `teacher_logits` gave for them.
+    """The rows with the teachers' logits.
 
     Raises:
         MinBertError: there are teachers and no `logits`, or the reverse; or those of a task are not of its shape.
@@ -36,20 +35,20 @@ def with_teacher_logits(
         raise MinBertError("`teachers` and `teacher_logits` go together: give both or neither.")
     if logits is None:
         return rows
-    for name, of in rows.items():
-        expected = (len(of), tasks[name].num_outputs)
+    for name, dataset in rows.items():
+        expected = (len(dataset), tasks[name].num_outputs)
         if name not in logits or logits[name].shape != expected:
             found = list(logits[name].shape) if name in logits else "nothing"
             raise MinBertError(f"`teacher_logits` of {name!r} must be {list(expected)}. Found {found}.")
-    return {name: replace(of, teacher=logits[name].astype(np.float32)) for name, of in rows.items()}
+    return {name: replace(dataset, teacher=logits[name].astype(np.float32)) for name, dataset in rows.items()}
 
 
 class Distillation(Term):
-    """A task's loss, in part that against a teacher's answers.
+    """Mixes a task's loss with the divergence from a teacher's outputs.
 
     (1 - weight) * loss + weight * T^2 * KL(teacher || student), both softened by the temperature T; for a score, which
-    has no distribution, the squared error in the place of the KL. The task's own loss alone has the factor: terms
-    within it keep their weights. The answers are the batch's `teacher`, `[B, C]`.
+    has no distribution, the squared error instead of the KL. The task's own loss alone has the factor: terms
+    within it keep their weights. The teacher's outputs are the batch's `teacher`, `[B, C]`.
 
     Args:
         weight: the teacher's share of the loss.
@@ -73,17 +72,11 @@ class Distillation(Term):
         """What the training arguments ask for. Raises `MinBertError` as the class."""
         return None if args.teachers is None else cls(weight=args.distill_weight, temperature=args.distill_temperature)
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
-        found = inner(model, {name: value for name, value in batch.items() if name != "teacher"})
-        term = self.divergence(model.heads.get(batch["task"]), found.outputs["logits"], batch["teacher"])
-        loss = self.mixed(found.loss, found.outputs["loss"], term)
-        return TaskLoss(loss, found.outputs, {**found.logged, self.name: term})
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
+        plain = inner(model, {name: value for name, value in batch.items() if name != "teacher"})
+        term = self.divergence(model.heads.get(batch["task"]), plain.outputs["logits"], batch["teacher"])
+        loss = self.mixed(plain.loss, plain.outputs["loss"], term)
+        return TaskLoss(loss, plain.outputs, {**plain.logged, self.name: term})
 
     def divergence(self, head: Head, logits: Tensor, teacher: Tensor) -> Tensor:
         """The term of a batch before its weight, from two `[B, C]`."""
@@ -94,5 +87,5 @@ class Distillation(Term):
         return self.temperature**2 * head.divergence(*softened, "kl").mean()
 
     def mixed(self, loss: Tensor, own: Tensor, term: Tensor) -> Tensor:
-        """The whole loss, in which the task's `own` has its share: `loss` is that with all other terms."""
+        """The whole loss: `loss` has the task's `own` in it, and all other terms."""
         return loss + self.weight * (term - own)

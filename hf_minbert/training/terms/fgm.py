@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from ..protocol import TaskModel
 from .base import (
+    AnyNoiseKey,
+    Batch,
     LossFunction,
-    NoiseKey,
-    RandomState,
-    RecordedNoiseKey,
     TaskLoss,
     Term,
     check_number,
     embedded,
     own_loss,
+    random_state,
     words_of,
 )
 
 
 class FGM(Term):
-    """The fast gradient method (Miyato et al. 2017, arXiv:1605.07725): the loss at the worst near words is added.
+    """The fast gradient method (Miyato et al. 2017, arXiv:1605.07725): adds the loss at perturbed word embeddings.
 
-    Worst are, to first order, those `epsilon` away along the loss's gradient. The dropout mask is that of the clean
-    pass.
+    The perturbation is the worst one to first order: `epsilon` along the loss's gradient. The dropout mask is that of
+    the clean pass.
 
     Args:
         weight: of the term.
@@ -37,21 +34,15 @@ class FGM(Term):
     searches = True
     repeats = 1
     needs = ("inputs_embeds",)
-    SCALE = 2.0**12  # keeps the gradient above what float16 loses; only its direction counts
+    SCALE = 2.0**12  # keeps the gradient in the range of float16; only its direction counts
 
     def __init__(self, *, weight: float = 1.0, epsilon: float = 1.0):
         check_number("fgm_weight", weight)
         check_number("fgm_epsilon", epsilon)
         self.weight, self.epsilon = weight, epsilon
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
-        before = RandomState.now(batch["input_ids"].device)
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
+        before = random_state(batch["input_ids"].device)
         shape = (*batch["input_ids"].shape, words_of(model, batch["task"]).embedding_dim)
         delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)
         clean = inner(model, embedded(model, batch, delta))

@@ -1,11 +1,10 @@
-"""What keeps a model near where it was: its own earlier outputs, and its pretrained weights."""
+"""Proximal point optimization: keeps a model's outputs near its earlier ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from ...errors import MinBertError
 from ..base_args import BaseArguments
 from ..checkpoints import TEACHER
 from ..protocol import TaskModel, in_mode
-from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, check_count, check_number, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_count, check_number, own_loss
 
 
 class ProximalPoint(Term, TrainerCallback):
@@ -38,7 +37,7 @@ class ProximalPoint(Term, TrainerCallback):
     """
 
     name = "proximal"
-    recordable = False  # the teacher's weights lie elsewhere than the model's
+    recordable = False  # the teacher's weights are elsewhere in memory than the model's
 
     def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: Sequence[float] | None = (0.99, 0.999)):
         check_number("proximal_weight", weight)
@@ -70,39 +69,33 @@ class ProximalPoint(Term, TrainerCallback):
             for name, p in self.parameters.items()
         }
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
-        found = inner(model, batch)
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
+        plain = inner(model, batch)
         inputs = {name: value for name, value in batch.items() if name not in ("labels", "teacher")}
         with in_mode(model, training=False), self.in_place(), torch.no_grad():
             fixed = model(**inputs)["logits"]
-        term = model.heads.get(batch["task"]).divergence(found.outputs["logits"], fixed).mean()
-        return TaskLoss(found.loss + self.weight * term, found.outputs, {**found.logged, self.name: term})
+        term = model.heads.get(batch["task"]).divergence(plain.outputs["logits"], fixed).mean()
+        return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, self.name: term})
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> Generator[None]:
         """Inside, the model has the teacher's weights, in the dtype of its own."""
-        own = {name: parameter.data for name, parameter in self.parameters.items()}
-        self._put({name: tensor.to(own[name].dtype) for name, tensor in self.teacher.items()})
+        weights = {name: parameter.data for name, parameter in self.parameters.items()}
+        self._put({name: tensor.to(weights[name].dtype) for name, tensor in self.teacher.items()})
         try:
             yield
         finally:
-            self._put(own)
+            self._put(weights)
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():
             parameter.data = weights[name]
-        torch.clear_autocast_cache()  # of a caller's autocast, which knows parameters, and not that their data changed
+        torch.clear_autocast_cache()  # it has copies of parameters, and does not see that their data changed
 
     # ---- As a callback -----------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
-        self.start(model)
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.start(kwargs["model"])
         if self.resume_from is not None:
             self.load(self.resume_from)
 
@@ -110,9 +103,9 @@ class ProximalPoint(Term, TrainerCallback):
         if state.global_step % self.steps == 0:
             self.move(state.global_step, state.max_steps)
 
-    def move(self, step: int, of: int) -> None:
-        """Moves the teacher after a step, where training has `of` steps."""
-        beta = 0.0 if self.momentum is None else self.momentum[10 * step > of]
+    def move(self, step: int, total: int) -> None:
+        """Moves the teacher after a step, of `total` steps of the training."""
+        beta = 0.0 if self.momentum is None else self.momentum[10 * step > total]
         weights = [parameter.detach().to(self.teacher[name].dtype) for name, parameter in self.parameters.items()]
         torch._foreach_lerp_([*self.teacher.values()], weights, 1 - beta)
 
@@ -123,7 +116,7 @@ class ProximalPoint(Term, TrainerCallback):
         save_file({name: tensor.contiguous() for name, tensor in self.teacher.items()}, Path(folder) / TEACHER)
 
     def load(self, folder: str | Path) -> None:
-        """Goes on with the teacher of a checkpoint. Raises `MinBertError` if it has none, or another model's."""
+        """Restores the teacher of a checkpoint. Raises `MinBertError` if it has none, or another model's."""
         from safetensors.torch import load_file
 
         path = Path(folder) / TEACHER
@@ -138,8 +131,8 @@ class ProximalPoint(Term, TrainerCallback):
             tensor.copy_(saved[name])
 
 
-def _checked_momentum(found: object) -> Sequence[float]:
-    two = isinstance(found, list | tuple) and len(found) == 2
-    if not two or not all(type(beta) in (int, float) and 0 <= beta <= 1 for beta in found):
-        raise MinBertError(f"`proximal_momentum` must be two numbers from 0 to 1. Found {found!r}.")
-    return found
+def _checked_momentum(betas: object) -> Sequence[float]:
+    is_pair = isinstance(betas, list | tuple) and len(betas) == 2
+    if not is_pair or not all(type(beta) in (int, float) and 0 <= beta <= 1 for beta in betas):
+        raise MinBertError(f"`proximal_momentum` must be two numbers from 0 to 1. Found {betas!r}.")
+    return betas

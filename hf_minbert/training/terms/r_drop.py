@@ -1,20 +1,17 @@
-"""R-Drop: two passes with other dropout agree."""
+"""R-Drop: two passes with different dropout masks shall agree."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from ..protocol import TaskModel, draws, shortest_batch
-from .base import LossFunction, NoiseKey, RecordedNoiseKey, TaskLoss, Term, check_number, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_number, own_loss
 
 
 class RDrop(Term):
-    """R-Drop (Liang et al. 2021, arXiv:2106.14448, equation 4): two passes with other dropout shall agree.
+    """R-Drop (Liang et al. 2021, arXiv:2106.14448, equation 4): two passes with different dropout masks.
 
-    The task's loss is the mean over both passes, and the term half their symmetric divergence, which is the head's.
+    The task's loss is the mean over both passes, and the term is half the head's symmetric divergence between them.
 
     Args:
         weight: of the term.
@@ -34,13 +31,7 @@ class RDrop(Term):
             "`hidden_dropout_prob`."
         ]
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         first, second = inner(model, batch), inner(model, batch)
         divergence = model.heads.get(batch["task"]).divergence
         term = divergence(first.outputs["logits"], second.outputs["logits"]).mean() / 2

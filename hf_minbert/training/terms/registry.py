@@ -1,4 +1,4 @@
-"""The terms that training arguments ask for, and the names that recipes have for regularizers.
+"""The terms that training arguments ask for, and the regularizers by their names in recipes.
 
 To add a regularizer: a class, a line in `REGULARIZERS`, and for each of its options a training argument
 `<name>_<option>`. Those of a plugin's have `regularizer_options`. The recipe's `regularizer: none` adds nothing.

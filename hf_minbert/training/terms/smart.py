@@ -1,4 +1,4 @@
-"""SMART's smoothness term (Jiang et al. 2020, arXiv:1911.03437): the output may not change where words hardly move.
+"""SMART's smoothness term (Jiang et al. 2020, arXiv:1911.03437): small changes of embeddings shall not move outputs.
 
 In shapes: B examples, S sentences of an example that are encoded apart (1 or 2), T tokens, H hidden size, C outputs.
 """
@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import MinBertError, unknown_name
 from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
-from ..protocol import TaskModel
+from ..protocol import Head, TaskModel, layers_of
 from .base import (
+    AnyNoiseKey,
+    Batch,
     LossFunction,
-    NoiseKey,
-    RandomState,
-    RecordedNoiseKey,
     TaskLoss,
     Term,
     check_count,
@@ -30,6 +29,7 @@ from .base import (
     is_token,
     own_loss,
     parameters_fixed,
+    random_state,
     words_of,
 )
 
@@ -89,7 +89,7 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
     return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
 
 
-def noise_like_words(batch: Mapping[str, Any], size: int, key: NoiseKey | RecordedNoiseKey) -> Tensor:
+def noise_like_words(batch: Batch, size: int, key: AnyNoiseKey) -> Tensor:
     """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero."""
     ids = batch["input_ids"]
     apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
@@ -112,7 +112,7 @@ def size_of(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
 
 
 def normalised(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
-    """Vectors of norm 1; zeros stay."""
+    """Vectors of norm 1; zeros stay zero."""
     size = size_of(vectors, norm, level)
     return vectors / size.where(size != 0, 1.0)
 
@@ -134,21 +134,21 @@ class AlgorithmOne:
         self.epsilon, self.step_size, self.norm, self.level = epsilon, step_size, norm, level
 
     @staticmethod
-    def own_numbers(epsilon: float | None) -> tuple[float, float, float]:
-        """What stands for `epsilon`, `step_size` and `noise_std` where they are not given."""
+    def defaults(epsilon: float | None) -> tuple[float, float, float]:
+        """Of `epsilon`, `step_size` and `noise_std`."""
         epsilon = 5e-4 if epsilon is None else epsilon
-        # Of much less noise, outputs may come out equal, from where there is no way up: of equal sentences, say.
+        # With much less noise, outputs may be equal, as those of equal sentences are, and the gradient is zero there.
         return epsilon, 10 * epsilon, epsilon
 
-    def outputs(self, model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+    def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
         """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
 
     def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
-        """That of each row's divergence, up to a positive factor per row, which normalising takes away."""
+        """The gradient of each row's divergence, up to a positive factor per row, which normalising removes."""
         outputs = perturbed.detach().float().requires_grad_()
         (slope,) = torch.autograd.grad(divergence(clean, outputs).sum(), outputs)  # [B, C]
-        # From outputs that hardly differ the gradient is 1e-8 and less, which float16 has no numbers for.
+        # Where outputs hardly differ, the gradient is 1e-8 and less, below the range of float16.
         slope = normalised(slope, "inf", "token")
         return torch.autograd.grad(perturbed, delta, slope.to(perturbed.dtype))[0]
 
@@ -156,29 +156,29 @@ class AlgorithmOne:
         moved = delta + self.step_size * normalised(gradient, self.norm, self.level)
         return projected(moved, self.epsilon, self.norm, self.level)
 
-    def term(self, head: nn.Module, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         return head.divergence(clean, perturbed, name).mean()
 
 
 class MtDnn(AlgorithmOne):
     """What mt-dnn and smart-pytorch compute, to compare with; no paper describes it.
 
-    The noise is on what the embeddings give after their LayerNorm and dropout. A step adds the gradient as it is,
+    The noise is on the embeddings' outputs, after LayerNorm and dropout. A step adds the gradient as it is,
     millions of times smaller than the noise, and divides each token's noise by its largest number: there is no ball,
     the radius is near 1, and the direction stays that of the first noise. `epsilon` only keeps that division from 0.
-    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one. Where no
-    numbers are given they are mt-dnn's, whose training script has a `step_size` of 1e-5 in the place of 1e-3.
+    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one. The defaults
+    are mt-dnn's, whose training script has a `step_size` of 1e-5 instead of 1e-3.
     """
 
     @staticmethod
-    def own_numbers(epsilon: float | None) -> tuple[float, float, float]:
+    def defaults(epsilon: float | None) -> tuple[float, float, float]:
         return 1e-6, 1e-3, 1e-5
 
-    def outputs(self, model: TaskModel, batch: Mapping[str, Any], delta: Tensor) -> Tensor:
+    def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
         delta = delta.flatten(0, -3)
         if "packing" in batch:
-            delta = Packing(shape=tuple(delta.shape[:2]), **batch["packing"]).pack(delta)
-        embeddings = model.encoder_path(batch["task"])[0].embeddings
+            delta = Packing(shape=(delta.shape[0], delta.shape[1]), **batch["packing"]).pack(delta)
+        embeddings = layers_of(model, batch["task"])[0]
         hook = embeddings.register_forward_hook(lambda module, args, output: (output.float() + delta).to(output.dtype))
         try:
             return model(**batch)["logits"]
@@ -192,7 +192,7 @@ class MtDnn(AlgorithmOne):
         moved = delta + self.step_size * gradient
         return moved / (size_of(moved, "inf", "token") + self.epsilon)
 
-    def term(self, head: nn.Module, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         if name != "symmetric_kl":
             return super().term(head, name, clean, perturbed)
         there, back = (head.divergence(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
@@ -262,9 +262,9 @@ class Smart(Term):
                 if not isinstance(value, str | None) or value not in known:
                     raise unknown_name(f"smart_{name}", value, [choice for choice in known if choice])
         self.weight, self.steps = weight, steps
-        own = FORMS[form].own_numbers(epsilon)
-        given = (epsilon, step_size, noise_std)
-        self.epsilon, step_size, self.noise_std = (o if g is None else g for g, o in zip(given, own, strict=True))
+        values = (epsilon, step_size, noise_std)
+        pairs = zip(values, FORMS[form].defaults(epsilon), strict=True)
+        self.epsilon, step_size, self.noise_std = (default if value is None else value for value, default in pairs)
         if self.noise_std == 0 < self.epsilon:
             raise MinBertError(
                 "`smart_noise_std: 0` starts the search where the outputs are equal: the gradient is zero there, and "
@@ -300,16 +300,10 @@ class Smart(Term):
     def repeats(self) -> int:
         return self.steps + 1  # each step of the search, and the term
 
-    def __call__(
-        self,
-        model: TaskModel,
-        batch: Mapping[str, Any],
-        key: NoiseKey | RecordedNoiseKey,
-        inner: LossFunction = own_loss,
-    ) -> TaskLoss:
-        before = RandomState.now(batch["input_ids"].device)
-        own = inner(model, batch)
-        clean, inputs = own.outputs["logits"], {name: value for name, value in batch.items() if name != "labels"}
+    def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
+        before = random_state(batch["input_ids"].device)
+        plain = inner(model, batch)
+        clean, inputs = plain.outputs["logits"], {name: value for name, value in batch.items() if name != "labels"}
 
         def perturbed(delta: Tensor) -> Tensor:
             with before.again():
@@ -324,7 +318,7 @@ class Smart(Term):
             )
         term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
         logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
-        return TaskLoss(own.loss + self.weight * term, own.outputs, {**own.logged, **logged})
+        return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, **logged})
 
     def _worst(
         self, perturbed: Callable[[Tensor], Tensor], clean: Tensor, divergence: Divergence, noise: Tensor, mask: Tensor
@@ -345,4 +339,4 @@ class Smart(Term):
         return VARIANTS[self.variant_of(task)]
 
     def variant_of(self, task: str) -> Variant:
-        return self.variant if isinstance(self.variant, str) else self.variant.get(task, "smart_0")
+        return self.variant.get(task, "smart_0") if isinstance(self.variant, Mapping) else self.variant
