@@ -21,7 +21,7 @@ from hf_minbert import (
 from hf_minbert.evaluation.decoding import decode
 from hf_minbert.model.inference import length_of
 from hf_minbert.pretrained.adapters import load_adapters
-from hf_minbert.pretrained.loading import load_saved_config
+from hf_minbert.pretrained.loading import load_config
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.pretrained.teachers import teacher_logits
 from hf_minbert.publishing.demo import answer
@@ -314,7 +314,7 @@ def test_a_folder_of_before_has_the_length_of_its_recipe(save, tmp_path, recipe,
     assert predictor.tokenizer.model_max_length == length
     (folder / "recipe.yaml").write_text("max_length: 65\n")
     with pytest.raises(MinBertError, match="must be from 1 to 64.*Found 65"):
-        load_saved_config(str(folder))
+        load_config(str(folder))
 
 
 def test_an_ensemble_keeps_each_models_length_and_an_average_the_longest(save, minbert, tmp_path):

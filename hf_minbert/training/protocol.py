@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from ..errors import MinBertError
 
@@ -115,6 +116,9 @@ class TaskModel(Protocol):
         """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""
 
 
+_REMEDY = "Give it what `hf_minbert.training.protocol` says of a `TaskModel`."
+
+
 def check_model(model: nn.Module) -> None:
     """Raises `MinBertError` if the model has no tasks, or lacks what no training does without."""
     found = f"Found a {type(model).__name__}"
@@ -124,26 +128,54 @@ def check_model(model: nn.Module) -> None:
             "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
         )
     missing = [f"config.{name}" for name in Config.__annotations__ if not hasattr(model.config, name)]
-    missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name)]
+    missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name) or getattr(model, name) is None]
     if missing:
+        raise MinBertError(f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. {_REMEDY}")
+    for task in model.config.tasks:
+        path = model.encoder_path(task["name"])
+        if not isinstance(path, Sequence) or not path or not hasattr(path[0], "embeddings"):
+            raise MinBertError(
+                f"`encoder_path({task['name']!r})` must give the encoder, which has `embeddings`, then its layers. "
+                f"Found {path!r:.100} of a {type(model).__name__}. {_REMEDY}"
+            )
+
+
+def check_stock(model: nn.Module, args: TrainingArguments) -> None:
+    """Raises `MinBertError` if a setting of the stock trainer needs what the model does not have."""
+    found = f"Found a {type(model).__name__}"
+    if args.gradient_checkpointing and not (
+        hasattr(model, "supports_gradient_checkpointing") and model.supports_gradient_checkpointing
+    ):
         raise MinBertError(
-            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it what "
-            "`hf_minbert.training.protocol` says of a `TaskModel`."
+            "`gradient_checkpointing: true` needs a `PreTrainedModel` with `supports_gradient_checkpointing`. "
+            f"{found}. Leave it out."
         )
+    if args.neftune_noise_alpha is not None:
+        try:
+            model.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            raise MinBertError(
+                f"`neftune_noise_alpha` needs a model with `get_input_embeddings`. {found}. Leave it out."
+            ) from None
 
 
 def takes(model: nn.Module, capability: str) -> bool:
-    """Whether the model's `forward` has this parameter.
+    """Whether the model's `forward` has a parameter of this name.
 
     The method of the model itself knows it: wrappers (PEFT's, a compiled model) take anything.
     """
-    own = model.encoder_path.__self__
-    return capability in inspect.signature(type(own).forward).parameters
+    return capability in _parameters(model)
+
+
+def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    own = model.encoder_path.__self__ if inspect.ismethod(model.encoder_path) else model
+    return inspect.signature(type(own).forward).parameters
 
 
 def require(model: nn.Module, capability: str, setting: str) -> None:
-    """Raises `MinBertError` unless the model has a capability that a setting needs."""
-    if not takes(model, capability):
+    """Raises `MinBertError` unless the model may have a capability that a setting needs: by name or through `**`."""
+    through = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(model).values())
+    if not through and not takes(model, capability):
         raise MinBertError(
             f"`{setting}` needs a model whose `forward` takes `{capability}`, as `hf_minbert.training.protocol` says. "
             f"Found a {type(model).__name__}. Leave `{setting.partition(':')[0]}` out."
@@ -151,6 +183,17 @@ def require(model: nn.Module, capability: str, setting: str) -> None:
 
 
 # ---- Questions to a model -----------------------------------------------------------------------------------------
+
+
+def outputs_of(model: TaskModel, batch: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """What the model says of a batch. Raises `MinBertError` if that has no names."""
+    outputs = model(**batch)
+    if not isinstance(outputs, Mapping):
+        raise MinBertError(
+            f"`forward` must return a dict: `logits` and, with labels, `loss`. Found a {type(outputs).__name__} of "
+            f"a {type(model).__name__}. {_REMEDY}"
+        )
+    return outputs
 
 
 def shortest_batch(model: nn.Module, name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .base import (
     check_number,
     embedded,
     own_loss,
-    words_of,
+    word_size,
 )
 
 
@@ -52,7 +52,7 @@ class FGM(Term):
         inner: LossFunction = own_loss,
     ) -> TaskLoss:
         before = RandomState.now(batch["input_ids"].device)
-        shape = (*batch["input_ids"].shape, words_of(model, batch["task"]).embedding_dim)
+        shape = (*batch["input_ids"].shape, word_size(model, batch["task"]))
         delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)
         clean = inner(model, embedded(model, batch, delta))
         (gradient,) = torch.autograd.grad(self.SCALE * clean.loss, delta, retain_graph=True)
