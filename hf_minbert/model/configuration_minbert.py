@@ -261,6 +261,8 @@ class MinBertConfig(PreTrainedConfig):
         theirs = {name: code for name, code in saved.items() if name not in cls.pipelines_at_hand}
         config_dict = {key: value for key, value in config_dict.items() if key != "custom_pipelines"}
         config_dict |= {"custom_pipelines": theirs} if theirs else {}
+        if "name_or_path" in kwargs:  # the Auto classes pass `get_config_dict` by
+            config_dict = _with_length(config_dict, str(kwargs["name_or_path"]))
         # The library would set keyword arguments after __post_init__ has derived the labels.
         said = {key: kwargs.pop(key) for key in SET_BEFORE if key in kwargs}
         new_head = kwargs.pop("new_head", kwargs.get("ignore_mismatched_sizes", False))
@@ -295,10 +297,7 @@ class MinBertConfig(PreTrainedConfig):
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if config_dict.get("model_type") != cls.model_type:
             config_dict = _from_bert(config_dict, str(pretrained_model_name_or_path))
-        recipe = recipe_of(Path(pretrained_model_name_or_path))
-        if recipe is not None and config_dict.get("tasks") and config_dict.get("max_input_length") is None:
-            config_dict["max_input_length"] = _length_in(recipe, config_dict["max_position_embeddings"])
-        return config_dict, kwargs
+        return _with_length(config_dict, str(pretrained_model_name_or_path)), kwargs
 
 
 def recipe_of(folder: Path) -> Path | None:
@@ -306,6 +305,14 @@ def recipe_of(folder: Path) -> Path | None:
     within = re.fullmatch(rf"{AVERAGED}|checkpoint-\d+", folder.resolve().name)
     places = [folder, folder.resolve().parent] if within else [folder]
     return next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
+
+
+def _with_length(config_dict: dict[str, Any], name: str) -> dict[str, Any]:
+    """The saved config of a model with tasks, with the length that its folder's recipe says, where it has none."""
+    recipe = recipe_of(Path(name)) if Path(name).is_dir() else None
+    if recipe is None or not config_dict.get("tasks") or config_dict.get("max_input_length") is not None:
+        return config_dict
+    return {**config_dict, "max_input_length": _length_in(recipe, config_dict["max_position_embeddings"])}
 
 
 def _length_in(recipe: Path, positions: int) -> int | None:
@@ -344,7 +351,7 @@ def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:
-    """What a caller says of labels, without what is `None`, in the order in which a config takes it, and complete.
+    """What a caller says of labels, without what is `None`, and without their number where they are named.
 
     Raises:
         ValueError: it contradicts itself.
@@ -358,13 +365,12 @@ def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"`id2label={by_id!r}` and `label2id={said['label2id']!r}` contradict each other. Leave one of them out."
         )
-    if by_id and said.get("num_labels", len(by_id)) != len(by_id):
+    if by_id and (number := said.pop("num_labels", len(by_id))) != len(by_id):
         raise ValueError(
-            f"`num_labels={said['num_labels']!r}` contradicts the {len(by_id)} labels that are given with it, "
+            f"`num_labels={number!r}` contradicts the {len(by_id)} labels that are given with it, "
             f"{', '.join(map(repr, by_id.values()))}. Leave it out."
         )
-    both = {"id2label": by_id, "label2id": {label: id for id, label in by_id.items()}} if by_id else {}
-    return said | both
+    return said
 
 
 def _labels_of(task: dict[str, Any] | None) -> dict[str, Any]:
