@@ -245,6 +245,7 @@ def test_every_score_of_a_run_is_that_of_its_best_checkpoint(recipe, tmp_path, m
 def test_a_model_is_trained_further_at_its_own_length(recipe, tmp_path, caplog):
     train(recipe, f"max_length={LENGTH}", "max_steps=1")
     further = (f"model_name_or_path={tmp_path / 'run'}", "max_steps=1", "overwrite=true")
+    caplog.set_level("INFO", "hf_minbert")
     for words, length in (((), LENGTH), (("max_length=32",), 32)):
         caplog.clear()
         train(recipe, *further, *words, f"output_dir={tmp_path / 'further'}")

@@ -65,8 +65,9 @@ class RunData:
         lines |= (lines.get("stages") or [{}])[-1]  # where the folders of the stages were deleted
         tasks = {task.name: task for task in get_tasks(lines["tasks"])} if lines.get("tasks") else {}
         if data_dir is None:
-            read_from = _json(recipe.with_name("environment.json")).get(READ_FROM)
-            data_dir = read_from if read_from and Path(read_from).is_dir() else lines.get("data_dir")
+            data_dir, base = lines.get("data_dir"), _json(recipe.with_name("environment.json")).get(READ_FROM)
+            if base is not None and (folder := Path(base, data_dir or "")).is_dir():
+                data_dir = str(folder)
         return cls(recipe, lines, tasks, data_dir)
 
     @classmethod
@@ -133,14 +134,8 @@ def merged_data(members: Iterable[RunData], tasks: Iterable[str]) -> dict[str, d
     for name in (name for name in tasks if name in first):
         noted[name] = {key: value for key in OWN_DATA if (value := getattr(first[name].tasks[name], key))}
         if (folder := first[name].folder_of(name)) is not None:
-            noted[name][READ_FROM] = read_from(folder)
+            noted[name][READ_FROM] = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
     return noted
-
-
-def read_from(data_dir: str | None) -> str:
-    """The folder that relative paths are read from, or the word for one, so that it means the same elsewhere."""
-    folder = Path(data_dir or "")
-    return str(folder.resolve()) if folder.is_dir() else str(data_dir)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..errors import MinBertError, explain
 from ..io import check_writable, json_line, write_atomically, write_json
 from ..model.configuration_minbert import AVERAGED, MinBertConfig
 from ..model.inference import length_of
-from ..pretrained.data import READ_FROM, read_from
+from ..pretrained.data import READ_FROM
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
 from ..settings.keys import default_of
@@ -268,7 +268,7 @@ class RunFolder(TrainerCallback):
     def _environment(self) -> dict[str, Any]:
         return {
             **environment(self.args),
-            READ_FROM: read_from(self.settings.data_dir),
+            READ_FROM: str(Path.cwd()),
             "datasets": revisions(get_tasks(self.settings.tasks)),
             "training_rows": self.training_rows,
         }
