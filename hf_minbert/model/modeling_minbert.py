@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -292,7 +292,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
         machine and for the same batch (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
         """
         config, new_head = kwargs.get("config"), kwargs.get("ignore_mismatched_sizes", False)
-        if not isinstance(config, MinBertConfig):
+        if not isinstance(config, PreTrainedConfig):
             kwargs["new_head"] = new_head  # the library does not tell the config of its argument; the Auto classes do
         elif new_head:
             kwargs["config"] = config = deepcopy(config)  # the caller's stays as it is

@@ -128,7 +128,8 @@ def check_model(model: nn.Module) -> None:
             "`MinBertForMultiTask.from_pretrained(..., tasks=get_tasks([...]))`."
         )
     missing = [f"config.{name}" for name in Config.__annotations__ if not hasattr(model.config, name)]
-    missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name) or getattr(model, name) is None]
+    missing += ["heads"] if not hasattr(model, "heads") or model.heads is None else []
+    missing += ["encoder_path"] if not hasattr(model, "encoder_path") or not callable(model.encoder_path) else []
     if missing:
         raise MinBertError(f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. {_REMEDY}")
     for task in model.config.tasks:
