@@ -102,7 +102,7 @@ def test_an_own_task_without_a_data_dir(tiny_bert, tmp_path, scores, monkeypatch
     ended = minbert("evaluate", run)
     assert ended.status == 2 and len(ended.err.splitlines()) == 1
     assert "tickets/dev.csv does not exist in the working directory" in ended.err
-    assert "`data_dir` in a recipe, --data-dir elsewhere" in ended.err
+    assert "Set `data_dir` (of a saved model: --data-dir) to the folder that holds it" in ended.err
     assert scores(run, "--data-dir", tmp_path / "work") == of_run(run)
 
 

@@ -117,7 +117,7 @@ class RunFolder(TrainerCallback):
             return
         (old_settings, old_given), environment = begun
         old, new = all_values(old_settings, old_given), all_values(self.settings, self.given)
-        if new["objective"] == "tasks":
+        if new["objective"] == "tasks" and old["model_name_or_path"] == new["model_name_or_path"]:
             old["max_length"] = old["max_length"] or self._length_begun()
         keys = names(among=new, scope=("run", "seed"), objectives=("any", new["objective"]))
         if environment["processes"] != self.args.world_size:
