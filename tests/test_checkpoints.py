@@ -311,11 +311,49 @@ def test_a_new_head_for_other_labels(tmp_path, tiny_model, load):
         assert torch.equal(again(IDS, MASK).logits, other.eval()(IDS, MASK).logits)
 
 
+@pytest.mark.parametrize("load", [AutoModelForSequenceClassification, MinBertForMultiTask], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "edited",
+    [{"num_labels": 9}, {"id2label": dict(enumerate("abc"))}, {"label2id": {"a": 0, "b": 1}}, {"id2label": {0: "a"}}],
+)
+def test_labels_of_a_config_are_no_more_overruled_than_those_of_keywords(tmp_path, tiny_model, load, edited):
+    tiny_model().save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, active_task="sst")
+    for name, value in edited.items():
+        setattr(config, name, value)
+    said = config.to_dict()
+    for refuse in (load.from_pretrained, lambda _, config: MinBertForMultiTask(config)):
+        with pytest.raises(ValueError, match="contradicts the active task 'sst', which has"):
+            refuse(tmp_path, config=config)
+    if edited == {"id2label": {0: "a"}}:  # no task has one label
+        with pytest.raises(ValueError, match="`num_labels=1` contradicts the active task 'sst', which has 5"):
+            load.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
+        return
+    model = load.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
+    for name, value in edited.items():
+        assert getattr(model.config, name) == value
+    assert model.heads.sst.linear.weight.shape[0] == model.config.num_labels == len(model.config.label2id)
+    assert config.to_dict() == said  # the caller's own
+
+
+def test_a_problem_that_is_none_of_the_tasks_is_refused(tmp_path, tiny_model):
+    tiny_model().save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, active_task="sst")
+    config.problem_type = "regression"
+    for new_head in (False, True):
+        with pytest.raises(ValueError, match="`problem_type='regression'` contradicts the active task 'sst'"):
+            MinBertForMultiTask.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=new_head)
+
+
 def test_a_stock_script_trains_the_active_task(tmp_path, tiny_model):
     """As run_glue.py has it: a config for a number of labels, then the model by that config."""
     tiny_model(["para"]).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="`num_labels=3` contradicts"):
-        AutoConfig.from_pretrained(tmp_path, num_labels=3, finetuning_task="mnli")
+    config = AutoConfig.from_pretrained(tmp_path, num_labels=3, finetuning_task="mnli")
+    assert config.num_labels == 3
+    with pytest.raises(ValueError, match="`num_labels=3` contradicts.*add `ignore_mismatched_sizes=True`"):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=False)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
+    assert model(IDS, MASK, labels=torch.tensor([2, 0])).logits.shape == (2, 3)
     config = AutoConfig.from_pretrained(tmp_path, num_labels=2, finetuning_task="mrpc")
     model = AutoModelForSequenceClassification.from_pretrained(
         tmp_path, from_tf=False, config=config, ignore_mismatched_sizes=False

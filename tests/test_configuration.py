@@ -153,13 +153,24 @@ def test_labels_that_agree_with_the_active_task_pass(tmp_path, load, active):
         (None, {"num_labels": 5}, "`num_labels=5` is of one task, and none is active.*`active_task=`: sst, para, sts"),
     ],
 )
-def test_labels_that_contradict_the_active_task_are_refused(tmp_path, load, active, given, says):
-    MinBertConfig(tasks=get_tasks(THREE)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=says):
-        load(tmp_path, active_task=active, **given)
-    MinBertConfig().save_pretrained(tmp_path)  # tasks that are given along are no less a contradiction
-    with pytest.raises(ValueError, match=says):
-        load(tmp_path, tasks=get_tasks(THREE), active_task=active, ignore_mismatched_sizes=active is not None, **given)
+def test_labels_that_contradict_the_active_task_are_refused_when_a_model_is_made(tmp_path, load, active, given, says):
+    """Not before: the same config may then be loaded with `ignore_mismatched_sizes=True`."""
+    MinBertConfig(tasks=get_tasks(THREE)).save_pretrained(tmp_path / "tasks")
+    MinBertConfig().save_pretrained(tmp_path / "plain")
+    configs = [
+        load(tmp_path / "tasks", active_task=active, **given),
+        load(tmp_path / "plain", tasks=get_tasks(THREE), active_task=active, **given),
+        load(tmp_path / "tasks", active_task=active),
+    ]
+    for name, value in given.items():
+        setattr(configs[-1], name, value)
+    for config in configs:
+        for _ in range(2):
+            with pytest.raises(ValueError, match=says):
+                config.check_tasks()  # as a model does
+        config.set_active_task(active)
+        assert shown(config) == SHOWN[active]
+        config.check_tasks()
 
 
 @pytest.mark.parametrize(
@@ -185,13 +196,74 @@ def test_labels_for_a_new_head_are_the_active_tasks(tmp_path, active, given, kin
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"num_labels": 1}, {"problem_type": "multi_label_classification"}, {"num_labels": 3, "id2label": {0: "a"}}],
+    ("given", "says"),
+    [
+        ({"num_labels": 1}, "`num_labels=1` contradicts the active task 'sst', which has 5"),
+        ({"problem_type": "multi_label_classification"}, "which has 'single_label_classification'"),
+        ({"problem_type": "regression", "num_labels": 3}, "`num_labels=3` contradicts .* which has 5"),
+    ],
 )
-def test_labels_that_no_task_can_have_are_refused_for_a_new_head_too(tmp_path, given):
+def test_labels_that_no_task_can_have_are_refused_for_a_new_head_too(tmp_path, given, says):
     MinBertConfig(tasks=get_tasks(["sst"])).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="contradicts the active task 'sst'"):
+    with pytest.raises(ValueError, match=says):
         AutoConfig.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **given)
+
+
+@pytest.mark.parametrize("new_head", [False, True])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"num_labels": 3, "id2label": {0: "a", 1: "b"}},
+            "`num_labels=3` contradicts the 2 labels that are given with it, 'a', 'b'. Leave it out",
+        ),
+        ({"num_labels": 2, "label2id": {"a": 0}}, "contradicts the 1 labels that are given with it, 'a'"),
+        (
+            {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 1, "b": 0}},
+            "`id2label=.*` and `label2id=.*` contradict each other",
+        ),
+        (
+            {"id2label": {i: str(i) for i in range(5)}, "label2id": {"0": 0, "1": 1}},
+            "`label2id={'0': 0, '1': 1}` contradict each other",
+        ),
+    ],
+)
+def test_labels_that_contradict_each_other_are_refused_at_once(tmp_path, given, says, new_head):
+    MinBertConfig(tasks=get_tasks(["sst"])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=says):
+        AutoConfig.from_pretrained(tmp_path, ignore_mismatched_sizes=new_head, **given)
+
+
+def test_a_part_of_the_labels_is_compared_with_those_of_the_task(tmp_path):
+    MinBertConfig(tasks=get_tasks(["sst"])).save_pretrained(tmp_path)
+    part = {"very negative": 0, "negative": 1}
+    with pytest.raises(ValueError, match="`label2id={.*1}` contradicts .* which has {'very negative': 0, .*: 4}"):
+        AutoConfig.from_pretrained(tmp_path, label2id=part).check_tasks()
+    config = AutoConfig.from_pretrained(tmp_path, label2id=part, ignore_mismatched_sizes=True)
+    assert config.get_task("sst")["labels"] == [*part]
+
+
+def test_another_task_or_other_tasks_are_no_contradiction():
+    config = MinBertConfig(tasks=get_tasks(THREE), active_task="sst")
+    config.active_task = "para"
+    config.check_tasks()
+    assert shown(config) == SHOWN["para"]
+    config.tasks = get_tasks(["sts"])
+    config.active_task = None
+    config.check_tasks()
+    assert shown(config) == SHOWN["sts"]
+    config.rearrange(tasks=None)
+    config.num_labels = 3  # a plain encoder's say nothing of tasks
+    config.check_tasks()
+    assert config.num_labels == 3
+
+
+def test_what_the_labels_were_is_not_saved(tmp_path):
+    config = MinBertConfig(tasks=get_tasks(THREE), active_task="sst")
+    assert not [name for name in config.to_dict() if name.startswith("_der")]
+    config.save_pretrained(tmp_path)
+    assert "_derived" not in (tmp_path / "config.json").read_text()
+    assert MinBertConfig.from_pretrained(tmp_path).id2label == config.id2label
 
 
 def test_a_single_task_is_active():

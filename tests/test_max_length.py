@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from hf_minbert import (
     MinBertConfig,
@@ -21,11 +21,12 @@ from hf_minbert import (
 from hf_minbert.evaluation.decoding import decode
 from hf_minbert.model.inference import length_of
 from hf_minbert.pretrained.adapters import load_adapters
-from hf_minbert.pretrained.loading import load_saved_config
+from hf_minbert.pretrained.loading import load_config
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.pretrained.teachers import teacher_logits
 from hf_minbert.publishing.demo import answer
 from hf_minbert.publishing.export import export
+from hf_minbert.publishing.files import collect
 from hf_minbert.publishing.space import export_space
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
@@ -244,6 +245,7 @@ def test_every_score_of_a_run_is_that_of_its_best_checkpoint(recipe, tmp_path, m
 def test_a_model_is_trained_further_at_its_own_length(recipe, tmp_path, caplog):
     train(recipe, f"max_length={LENGTH}", "max_steps=1")
     further = (f"model_name_or_path={tmp_path / 'run'}", "max_steps=1", "overwrite=true")
+    caplog.set_level("INFO", "hf_minbert")
     for words, length in (((), LENGTH), (("max_length=32",), 32)):
         caplog.clear()
         train(recipe, *further, *words, f"output_dir={tmp_path / 'further'}")
@@ -294,6 +296,90 @@ def save(tiny_model, tiny_tokenizer, tmp_path):
     return save
 
 
+def aged(folder):
+    """The folder, as it was saved before a model carried its length."""
+    for file in [*folder.rglob("config.json"), *folder.rglob("tokenizer_config.json")]:
+        lines = json.loads(file.read_text())
+        lines.pop("max_input_length", None)
+        lines |= {"model_max_length": 512} if "model_max_length" in lines else {}
+        file.write_text(json.dumps(lines))
+    return folder
+
+
+def lengths_in(folder) -> tuple:
+    return MinBertConfig.from_pretrained(folder).max_input_length, AutoTokenizer.from_pretrained(
+        folder
+    ).model_max_length
+
+
+@pytest.fixture
+def old(recipe, tmp_path):
+    """The folder of a run of before, with a checkpoint, that was trained at 16; and its pipeline's answers."""
+    train(recipe, f"max_length={LENGTH}", "max_steps=1", f"output_dir={tmp_path / 'old'}")
+    answers = by_own_pipeline(tmp_path / "old", tmp_path)
+    return aged(tmp_path / "old"), answers
+
+
+def test_a_folder_of_before_answers_at_its_length(old, tmp_path, monkeypatch):
+    folder, answers = old
+    for place in (folder, folder / "checkpoint-1"):
+        assert set(Predictor.from_pretrained(place).lengths.values()) == {LENGTH}
+        for task, found in by_own_pipeline(place, tmp_path).items():
+            np.testing.assert_allclose(found, answers[task], atol=1e-6)
+    monkeypatch.chdir(folder / "checkpoint-1")
+    assert set(Predictor.from_pretrained(".").lengths.values()) == {LENGTH}
+
+
+def test_a_folder_of_before_is_trained_further_at_its_length(old, recipe, tmp_path):
+    words = (f"model_name_or_path={old[0]}",)
+    train(recipe, *words, "max_steps=1")
+    assert lengths_in(tmp_path / "run") == lengths_in(tmp_path / "run" / "checkpoint-1") == (LENGTH, LENGTH)
+    train(recipe, *words, "max_steps=2", "resume_from_checkpoint=true", f"max_length={LENGTH}")
+    with pytest.raises(MinBertError, match="started with max_length = 16 and cannot be resumed with 64"):
+        train(recipe, *words, "max_steps=3", "resume_from_checkpoint=true", f"max_length={POSITIONS}")
+    stages = "stages=[{name: a, max_steps: 1, max_length: 32}, {name: b, max_steps: 1}]"
+    train(recipe, *words, stages, f"output_dir={tmp_path / 'stages'}")
+    assert lengths_in(tmp_path / "stages" / "stages" / "1-a") == (32, 32)
+    assert lengths_in(tmp_path / "stages") == (LENGTH, LENGTH)
+
+
+def test_a_run_goes_on_at_the_length_that_it_began_with(old, recipe, tmp_path):
+    """Of a model whose length was not known then."""
+    lines = (old[0] / "recipe.yaml").read_text()
+    (old[0] / "recipe.yaml").unlink()
+    words = (f"model_name_or_path={old[0]}",)
+    train(recipe, *words, "max_steps=1")
+    (old[0] / "recipe.yaml").write_text(lines)
+    for again in (lambda: None, lambda: aged(tmp_path / "run")):
+        again()
+        with pytest.raises(MinBertError, match="started with max_length = 64 and cannot be resumed with None"):
+            train(recipe, *words, "max_steps=2", "resume_from_checkpoint=true")
+    train(recipe, *words, "max_steps=2", "resume_from_checkpoint=true", f"max_length={POSITIONS}")
+    assert lengths_in(tmp_path / "run") == (POSITIONS, POSITIONS)
+
+
+@pytest.mark.parametrize("with_recipe", [True, False])
+def test_what_is_published_of_a_folder_of_before_states_its_length(old, tmp_path, with_recipe, minbert):
+    folder = old[0]
+    if not with_recipe:
+        (folder / "recipe.yaml").unlink()
+    pushed = tmp_path / "pushed"
+    pushed.mkdir()
+    for upload in collect(folder):
+        (pushed / upload.path).write_bytes(upload.read())
+    (pushed / "recipe.yaml").unlink(missing_ok=True)
+    assert lengths_in(pushed) == ((LENGTH, LENGTH) if with_recipe else (None, POSITIONS))
+    before = {file: file.read_bytes() for file in folder.glob("*.json")}
+    assert minbert("publish", folder, "me/x", "--dry-run").status == 0
+    assert before == {file: file.read_bytes() for file in folder.glob("*.json")}
+
+
+def test_what_states_its_length_is_published_as_it_is(trained):
+    sent = {upload.path: upload.content for upload in collect(trained[0])}
+    for name in ("config.json", "tokenizer_config.json"):
+        assert sent[name] == trained[0] / name
+
+
 @pytest.mark.parametrize(
     ("recipe", "length"),
     [
@@ -312,9 +398,13 @@ def test_a_folder_of_before_has_the_length_of_its_recipe(save, tmp_path, recipe,
     predictor = Predictor.from_pretrained(folder)
     assert predictor.lengths == {"sst": length}
     assert predictor.tokenizer.model_max_length == length
-    (folder / "recipe.yaml").write_text("max_length: 65\n")
-    with pytest.raises(MinBertError, match="must be from 1 to 64.*Found 65"):
-        load_saved_config(str(folder))
+    for wrong, says in (
+        ("max_length: 65", "`max_length` of `.*recipe.yaml` must be a whole number of tokens from 1 to 64.*Found 65"),
+        ("max_length: '16'", "Found '16'"), ("- 1", "no recipe"), ("a: [", "no recipe"), ("stages: 3", "no recipe"),
+    ):  # fmt: skip
+        (folder / "recipe.yaml").write_text(f"{wrong}\n")
+        with pytest.raises(MinBertError, match=says):
+            load_config(str(folder))
 
 
 def test_an_ensemble_keeps_each_models_length_and_an_average_the_longest(save, minbert, tmp_path):
@@ -356,8 +446,36 @@ def test_the_config_keeps_one_number_where_tasks_agree_and_checks_it(tiny_config
     config.rearrange(tasks=None)
     assert config.max_input_length is None
     for wrong in (0, 65, {"sst": 65}):
-        with pytest.raises(ValueError, match="`max_input_length` must be from 1 to 64.*Found"):
+        with pytest.raises(
+            ValueError, match="`max_input_length` must be a whole number of tokens from 1 to 64.*Found"
+        ):
             tiny_config(tasks=tasks, max_input_length=wrong)
+
+
+@pytest.mark.parametrize("wrong", [0, -3, 65, 16.5, True, "16", [16], {"sst": 16.5}])
+def test_a_length_that_none_can_be_is_refused_wherever_it_is_set(trained, tmp_path, wrong):
+    says = "`max_input_length` must be a whole number of tokens from 1 to 64.*Found"
+    for load in (AutoConfig, AutoModelForSequenceClassification):
+        with pytest.raises(ValueError, match=says):
+            load.from_pretrained(trained[0], max_input_length=wrong)
+    model = AutoModelForSequenceClassification.from_pretrained(trained[0])
+    model.config.max_input_length = wrong
+    with pytest.raises(ValueError, match=says):
+        model.save_pretrained(tmp_path / "saved")
+
+
+def test_a_call_of_the_pipeline_may_set_another_length(trained):
+    ask = pipeline("minbert-multitask", model=str(trained[0]), device="cpu")
+    whole = pipeline("minbert-multitask", model=str(trained[0]), device="cpu", max_length=POSITIONS)
+    said = Predictor.from_pretrained(trained[0], max_length=POSITIONS)("sst", FIRST[:1])[0]["probabilities"]
+    for found in (ask(FIRST[0], max_length=POSITIONS), whole(FIRST[0])):
+        assert found["sst"]["scores"] == pytest.approx(said, abs=1e-5)
+    assert whole(FIRST[0], max_length=LENGTH) == ask(FIRST[0]) != whole(FIRST[0])
+    for wrong in (65, 7, 16.5, "16", True):
+        with pytest.raises(ValueError, match="`max_length` must be from 8 to 64.*Found"):
+            ask(FIRST[0], max_length=wrong)
+        with pytest.raises(MinBertError, match="`max_length` must be from 8 to 64.*Found"):
+            Predictor.from_pretrained(trained[0], max_length=wrong)
 
 
 def test_a_longer_input_than_the_tokenizer_cuts_to_goes_through_the_model(trained):

@@ -383,7 +383,7 @@ def test_a_finished_run_can_be_made_longer(train, tmp_path):
         ("task_weights={sts: 2}", "task_weights", "None", "{'sts': 2.0}"),
         ("train_tasks=[sst]", "train_tasks", "None", "['sst']"),
         ("tasks=[sst]", "tasks", "['sst', 'para', 'sts']", "['sst']"),
-        ("max_length=16", "max_length", "None", "16"),
+        ("max_length=16", "max_length", "64", "16"),
         ("learning_rate=1e-2", "learning_rate", "0.001", "0.01"),
         ("optim=sgd", "optim", "adamw_torch_fused", "sgd"),
         ("private_layers=1", "private_layers", "None", "1"),

@@ -95,10 +95,100 @@ def test_an_own_task_without_a_data_dir(tiny_bert, tmp_path, scores, monkeypatch
     run = trained(tiny_bert, tmp_path, f"tasks:{TICKET}")
     assert scores(run) == of_run(run)
     monkeypatch.chdir(tmp_path)
+    assert scores(run) == scores("run") == of_run(run)  # from any folder
+    environment = json.loads((run / "environment.json").read_text())
+    del environment["read_from"]  # as runs of before have it
+    (run / "environment.json").write_text(json.dumps(environment))
     ended = minbert("evaluate", run)
-    assert ended.status == 2
-    assert "tickets/dev.csv does not exist in the working directory" in ended.err and "--data-dir" in ended.err
+    assert ended.status == 2 and len(ended.err.splitlines()) == 1
+    assert "tickets/dev.csv does not exist in the working directory" in ended.err
+    assert "Set `data_dir` (of a saved model: --data-dir) to the folder that holds it" in ended.err
     assert scores(run, "--data-dir", tmp_path / "work") == of_run(run)
+
+
+def test_a_relative_data_dir(tiny_bert, tmp_path, scores, monkeypatch, minbert):
+    tickets(tmp_path / "work" / "data")
+    monkeypatch.chdir(tmp_path / "work")
+    run = trained(tiny_bert, tmp_path, f"data_dir: data\ntasks:{TICKET}")
+    monkeypatch.chdir(tmp_path)
+    assert scores(run) == of_run(run)
+    shutil.move(tmp_path / "work" / "data", tmp_path / "data")  # then the recipe is read where one is
+    assert scores(run) == of_run(run)
+    shutil.move(tmp_path / "data", tmp_path / "gone")
+    ended = minbert("evaluate", run)
+    assert ended.status == 2 and "`data_dir` does not exist: data." in ended.err and "--data-dir" in ended.err
+
+
+def test_a_folder_is_not_published_for_where_it_read_from(ticket_run, tmp_path, minbert):
+    shutil.copytree(ticket_run, tmp_path / "other")
+    assert minbert("average", ticket_run, tmp_path / "other", "--output-dir", tmp_path / "soup").status == 0
+    for folder in (ticket_run, tmp_path / "soup"):
+        records = [upload.path for upload in collect(folder) if b"read_from" in upload.read()]
+        assert not records
+        assert not [upload.path for upload in collect(folder) if str(tmp_path.parent).encode() in upload.read()]
+
+
+@pytest.fixture(scope="module")
+def averaging_run(tiny_bert, tmp_path_factory):
+    """Of an own task without a `data_dir`, with checkpoints and the average of its weights. Its rows are in `work`."""
+    folder = tmp_path_factory.mktemp("averaging")
+    lines = "proximal: momentum\nproximal_evaluate: true\nsave_strategy: steps\nsave_steps: 1\n"
+    lines += "eval_strategy: steps\neval_steps: 1\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tickets(folder / "work"))
+        return trained(tiny_bert, folder, f"tasks:{TICKET}{lines}")
+
+
+def test_checkpoints_and_the_average_within_a_run(averaging_run, scores):
+    expected = of_run(averaging_run)
+    assert scores(averaging_run / "checkpoint-2").keys() == scores(averaging_run).keys()
+    assert scores(averaging_run / "checkpoint-2")["eval_ticket_accuracy"] == expected["eval_ticket_accuracy"]
+    found = scores(averaging_run / "averaged", "--data-dir", averaging_run.parent / "work")
+    assert found == scores(averaging_run / "averaged")
+    assert found["eval_ticket_accuracy"] == expected["eval_averaged_ticket_accuracy"]
+
+
+def test_a_merged_model_knows_the_data_of_its_members(
+    averaging_run, ticket_run, tmp_path, scores, minbert, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        shutil.copytree(averaging_run, tmp_path / name)
+    shutil.copytree(ticket_run, tmp_path / "sst")
+    assert minbert("average", "one", "two", "--output-dir", "soup").status == 0
+    assert minbert("average", "soup", "two", "--output-dir", "again").status == 0
+    words = ("--take", "ticket=one", "--take", "sst=sst")
+    assert minbert("ensemble", "one", "sst", *words, "--output-dir", "both").status == 0
+    for name in ("one", "two", "sst"):  # members may go, and another of their name come
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text("data_dir: sample\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    expected = of_run(averaging_run)
+    for name in ("soup", "again"):
+        assert scores(tmp_path / name)["eval_ticket_accuracy"] == expected["eval_ticket_accuracy"]
+        assert scores(tmp_path / name, "--split", "test")
+        assert scores(tmp_path / name, "--data-dir", averaging_run.parent / "work") == scores(tmp_path / name)
+    found = scores(tmp_path / "both")
+    assert found["eval_ticket_accuracy"] == expected["eval_ticket_accuracy"]
+    assert found["eval_sst_accuracy"] == of_run(ticket_run)["eval_sst_accuracy"]
+    ended = minbert("evaluate", tmp_path / "soup", "--data-dir", tmp_path)
+    assert ended.status == 2 and len(ended.err.splitlines()) == 1 and "tickets/dev.csv does not exist" in ended.err
+    record = json.loads((tmp_path / "soup" / "merge.json").read_text())
+    del record["data"]  # as merges of before have it
+    (tmp_path / "soup" / "merge.json").write_text(json.dumps(record))
+    ended = minbert("evaluate", tmp_path / "soup")
+    assert ended.status == 2 and "has no recipe.yaml that says where its data lies" in ended.err
+
+
+def test_a_merged_adapter_knows_its_data(tiny_bert, tmp_path, scores, minbert, monkeypatch):
+    monkeypatch.chdir(tickets(tmp_path / "work"))
+    run = trained(tiny_bert, tmp_path, f"peft: {{r: 2}}\ntasks:{TICKET}")
+    assert minbert("merge", run, "--output-dir", tmp_path / "merged").status == 0
+    shutil.rmtree(run)
+    monkeypatch.chdir(tmp_path)
+    assert scores(tmp_path / "merged").keys() >= {"eval_ticket_accuracy"}
 
 
 def test_only_the_tasks_that_the_run_scored(tiny_bert, course_dir, tmp_path, scores):

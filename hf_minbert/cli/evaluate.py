@@ -45,7 +45,7 @@ def evaluate(
     from ..data.encoding import check_max_length
     from ..io import check_writable, write_json
     from ..pretrained.data import RECIPE, RunData
-    from ..pretrained.loading import load_saved_config, tasks_of
+    from ..pretrained.loading import load_config, tasks_of
     from ..pretrained.prediction import Predictor, score
     from .table import print_metrics
 
@@ -55,7 +55,7 @@ def evaluate(
     check_options(input, columns, read)
     if output is not None:
         check_writable(output)
-    config = load_saved_config(model)  # weights come last: a wrong word or file is answered at once
+    config = load_config(model)  # weights come last: a wrong word or file is answered at once
     check_max_length(max_length, config)
     tasks = tasks_of(config, model)
     for name in task or ():

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask
     from ..settings.tasks import Task
 
-RECORD = "merge.json"  # what a model was made from, in its folder
-
 Models = Annotated[list[str], typer.Argument(help="Folders of finished runs, or Hub ids.", show_default=False)]
 OutputDir = Annotated[Path, typer.Option(help="Where the new model goes.", show_default=False)]
 DataDir = Annotated[
@@ -115,6 +113,7 @@ def merge(
 ) -> None:
     """Make an adapter and the model that it lies on one ordinary model."""
     from ..io import write_json
+    from ..pretrained.data import MERGED, RunData, merged_data
     from ..pretrained.loading import is_adapter, load_config
     from ..pretrained.prediction import Predictor
 
@@ -123,7 +122,8 @@ def merge(
     if not is_adapter(adapter):
         raise MinBertError(f"{adapter} is no adapter: it is an ordinary model already.")
     merged = Predictor.from_pretrained(adapter, device="cpu")
-    write_json(output_dir / RECORD, {"method": "merge", "models": [adapter]})  # as in `Members.write`
+    data = merged_data([RunData.of(adapter)], merged.tasks)
+    write_json(output_dir / MERGED, {"method": "merge", "models": [adapter], "data": data})  # as in `Members.write`
     merged.model.save_pretrained(output_dir)
     merged.tokenizer.save_pretrained(output_dir)
     typer.echo(f"The model is in {output_dir}.")
@@ -139,6 +139,7 @@ def _numbers(text: str) -> list[float]:
 def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
     """Refuses a model named twice, a folder that cannot be written, and one whose contents would be lost."""
     from ..io import check_writable
+    from ..pretrained.data import MERGED
 
     places = [Path(name).resolve() if Path(name).exists() else name for name in models]
     for name, place in zip(models, places, strict=True):
@@ -146,16 +147,16 @@ def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
             raise MinBertError(
                 f"{name} is named twice. Name each model once; --method weighted gives one more weight."
             )
-    check_writable(folder / RECORD)
+    check_writable(folder / MERGED)
     if not folder.exists() or not any(folder.iterdir()):
         return
     if any(Path(name).resolve() == folder.resolve() for name in models):
         raise MinBertError(f"{folder} is one of the models. Choose another --output-dir.")
     if not overwrite:
         raise MinBertError(f"{folder} is not empty. Choose another --output-dir, or add --overwrite.")
-    if not (folder / RECORD).is_file():
+    if not (folder / MERGED).is_file():
         raise MinBertError(
-            f"--overwrite replaces what an earlier merge of models left, and {folder} has no {RECORD}. Choose "
+            f"--overwrite replaces what an earlier merge of models left, and {folder} has no {MERGED}. Choose "
             f"another --output-dir."
         )
 
@@ -175,18 +176,18 @@ class Members:
 
     def __init__(self, names: Sequence[str], data_dir: str | None):
         from ..pretrained.data import RunData
-        from ..pretrained.loading import load_saved_config, load_tokenizer, tasks_of
+        from ..pretrained.loading import load_config, load_tokenizer, tasks_of
 
         if len(names) < 2:
             raise MinBertError("Give two models or more.")
         self.names, self.data_dir = names, data_dir
-        self.configs = [load_saved_config(name) for name in names]
+        self.configs = [load_config(name) for name in names]
         self._tasks = [tasks_of(config, name) for config, name in zip(self.configs, names, strict=True)]
         tokenizers = [load_tokenizer(name, config) for config, name in zip(self.configs, names, strict=True)]
         for name, tokenizer in zip(names[1:], tokenizers[1:], strict=True):
             _check_same_words(names[0], tokenizers[0], name, tokenizer)
         self.tokenizer = tokenizers[0]
-        self._data = [RunData.of(name, data_dir) for name in names if data_dir is not None]
+        self._data = [RunData.of(name, data_dir) for name in names]
         self._read: dict[Any, datasets.Dataset] = {}
         self._scored: MutableMapping[MinBertForMultiTask, dict[str, float]] = WeakKeyDictionary()
 
@@ -229,6 +230,7 @@ class Members:
         """Saves the result, and says what merging cost."""
         from ..io import write_json
         from ..model.inference import length_of
+        from ..pretrained.data import MERGED, merged_data
 
         self.tokenizer.model_max_length = length_of(merged.config)
         if len({length_of(config, task) for config in self.configs for task in config.task_names}) > 1:
@@ -237,7 +239,10 @@ class Members:
                 f"The models were trained for inputs of different lengths. The result cuts to, in tokens: {lengths}."
             )
         scores = None if self.data_dir is None else self._report(merged)
-        write_json(folder / RECORD, record)  # first: if this is cut off, --overwrite is allowed to replace it
+        data = merged_data(self._data, merged.config.task_names)
+        write_json(
+            folder / MERGED, {**record, "data": data}
+        )  # first: if this is cut off, --overwrite is allowed to replace it
         (folder / "metrics.json").unlink(missing_ok=True)
         merged.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)

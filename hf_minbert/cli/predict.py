@@ -110,9 +110,9 @@ def _check_words(
 def _chosen(model: str, names: list[str], max_length: int | None) -> list[Task]:
     """The tasks of these names, which read the same columns; and `max_length` fits the model."""
     from ..data.encoding import check_max_length
-    from ..pretrained.loading import load_saved_config, tasks_of
+    from ..pretrained.loading import load_config, tasks_of
 
-    config = load_saved_config(model)
+    config = load_config(model)
     check_max_length(max_length, config)
     tasks = tasks_of(config, model)
     names = list(dict.fromkeys(names)) or [config.active_task or ""]

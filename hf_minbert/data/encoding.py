@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from ..errors import MinBertError
-from ..model.inference import LONE_SURROGATE, length_of, tokenize
+from ..model.inference import LONE_SURROGATE, checked_length, tokenize
 from ..settings.tasks import Task
 from .cache import EncodedCache
 from .labels import label_value
@@ -26,30 +26,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MIN_LENGTH = 8  # [CLS] a [SEP] b [SEP] and a few words more
 BATCH = 1000
 
 
 def check_max_length(max_length: int | None, config: Any, task: str | None = None) -> int:
-    """The length to cut inputs to, in tokens.
-
-    Args:
-        max_length: `None` for the model's own, that of `task` or the longest; see `inference.length_of`.
-        config: the model's.
-
-    Raises:
-        MinBertError: more than the model has positions (an index assert on a GPU otherwise), or too short to hold
-            words.
-    """
-    own, positions = length_of(config, task), config.max_position_embeddings
-    if max_length is None:
-        return own
-    if not MIN_LENGTH <= max_length <= positions:
-        raise MinBertError(
-            f"`max_length` must be from {MIN_LENGTH} to {positions}, the model's number of position embeddings. "
-            f"Found {max_length}. Change it, or leave it out to use {own}."
-        )
-    return max_length
+    """As `inference.checked_length`, which raises a `MinBertError` here."""
+    try:
+        return checked_length(max_length, config, task)
+    except ValueError as error:
+        raise MinBertError(str(error)) from None
 
 
 def encode(

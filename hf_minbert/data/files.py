@@ -197,7 +197,7 @@ def tables_of(task: Task, data_dir: str | Path | None, split: str) -> list[Table
     if absent and data_dir is None:
         raise MinBertError(
             f"Task {task.name!r}: {absent[0]} does not exist in the working directory, and no `data_dir` is given. "
-            f"Set `data_dir` to the folder that holds it{_other_sources(task)}."
+            f"Set `data_dir` (of a saved model: --data-dir) to the folder that holds it{_other_sources(task)}."
         )
     return [*map(read_table, files)]
 

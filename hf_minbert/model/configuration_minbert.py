@@ -5,16 +5,24 @@ This file travels to the Hub with a model: it may import published libraries onl
 
 from __future__ import annotations
 
+import re
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+
+#: What trained a saved model, in the folder of its run.
+RECIPE = "recipe.yaml"
+AVERAGED = "averaged"  # in such a folder, the model of averaged weights
 
 TASK_KEYS = ("name", "kind", "labels", "head")
 #: What the constructor checks or derives other fields from.
 SHARING = ("private_layers", "private_encoders", "private_owner")
 SET_BEFORE = ("tasks", "active_task", "max_input_length", *SHARING)
-#: The library's words for the labels of a model with one task.
+#: The library's words for the labels of a model with one task. The first is derived from the second.
 LABELS = ("num_labels", "id2label", "label2id", "problem_type")
 TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
@@ -53,15 +61,17 @@ class MinBertConfig(PreTrainedConfig):
         private_owner: the task whose private layers, or encoder, are the encoder's own; every other task has copies.
             The first task unless given. It is saved, so that the weights mean the same under other tasks.
         max_input_length: tokens that inputs are cut to, those that the model was trained for; or by task, where they
-            differ. `None` for all positions.
+            differ. `None` for all positions. A folder that was saved before there was such a number has that of its
+            `recipe.yaml`, in `from_pretrained`.
         plugins: the modules whose code the tasks' heads, poolings, joins and losses need; set when a model is saved.
+
+    `num_labels`, `id2label`, `label2id` and `problem_type` that contradict the active task, given to `from_pretrained`
+    or set afterwards, are refused where a model is made of the config. With `ignore_mismatched_sizes=True` they are
+    obeyed: that task gets these labels, and a new head if there are more or fewer of them.
 
     Raises:
         ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
-            among `tasks`, more private layers than there are layers, or a length above the number of positions. In
-            `from_pretrained` also `num_labels`, `id2label`, `label2id` or a `problem_type` that contradict the active
-            task. With `ignore_mismatched_sizes=True` they are obeyed: that task gets these labels, and a new head if
-            there are more or fewer of them.
+            among `tasks`, more private layers than there are layers, or a length above the number of positions.
     """
 
     model_type = "minbert"
@@ -98,12 +108,12 @@ class MinBertConfig(PreTrainedConfig):
         self.check_tasks()
 
     def check_tasks(self) -> None:
-        """Checks tasks, sharing and length together, and sets what follows from them: labels and owner.
+        """Checks tasks, labels, sharing and length together, and sets what follows from them: labels and owner.
 
         Raises:
-            ValueError: as the constructor.
+            ValueError: as the constructor; or the labels contradict the active task.
         """
-        self.set_active_task(self.active_task)
+        self.settle_labels()
         if not 0 <= self.private_layers <= self.num_hidden_layers:
             raise ValueError(
                 f"`private_layers` must be from 0 to {self.num_hidden_layers}, the model's number of layers. "
@@ -125,11 +135,7 @@ class MinBertConfig(PreTrainedConfig):
         given = self.max_input_length
         found = [] if given is None else [*given.values()] if isinstance(given, dict) else [given]
         for length in found:
-            if not 1 <= length <= self.max_position_embeddings:
-                raise ValueError(
-                    f"`max_input_length` must be from 1 to {self.max_position_embeddings}, the model's number of "
-                    f"position embeddings. Found {length}."
-                )
+            _check_tokens("max_input_length", length, self.max_position_embeddings)
         if isinstance(given, dict):  # one number where tasks agree; a task that is new has the longest
             lengths = {name: given.get(name, max(found, default=0)) for name in self.task_names}
             self.max_input_length = (
@@ -203,68 +209,62 @@ class MinBertConfig(PreTrainedConfig):
         task = None if name is None else self.get_task(name)
         self.active_task = name
         if not self.tasks:
+            vars(self).pop("_derived", None)
             return
-        if task is None:
-            names, self.problem_type = ["LABEL_0", "LABEL_1"], None  # the library's defaults
-        elif task["kind"] == "score":
-            names, self.problem_type = [task["name"]], "regression"
-        else:
-            names, self.problem_type = task["labels"], "single_label_classification"
-        self.id2label = dict(enumerate(names))
-        self.label2id = {label: index for index, label in self.id2label.items()}
+        self._derived = _labels_of(task)
+        vars(self).update(deepcopy(self._derived))
 
-    def check_labels(self, given: dict[str, Any], new_head: bool) -> None:
-        """Compares what a caller says of labels with what the active task says.
+    def settle_labels(self, new_head: bool = False) -> None:
+        """Compares the labels that the config shows with those of the active task, where somebody set others.
 
         Args:
-            given: of `LABELS`; what is `None` says nothing.
-            new_head: whether the active task is to get the labels of `given` where they are others.
+            new_head: whether the active task is to get the labels that were set.
 
         Raises:
-            ValueError: they contradict each other, or the labels are of a kind that no task has.
+            ValueError: they contradict the active task, or are of a kind that no task has.
         """
-        for name, value in given.items():
-            shown = getattr(self, name)
-            if value is None or (_by_id(value) if name == "id2label" else value) == shown:
-                continue
-            if self.active_task is None:
-                raise ValueError(
-                    f"`{name}={value!r}` is of one task, and none is active. Leave it out, and choose a task by "
-                    f"`active_task=`: {', '.join(self.task_names)}."
-                )
-            if new_head:
-                self._relabel(self.get_task(self.active_task), given)
-                return self.check_labels(given, new_head=False)
-            raise ValueError(
-                f"`{name}={value!r}` contradicts the active task {self.active_task!r}, which has {shown!r}. Leave it "
-                "out, or choose another task by `active_task=`; for other labels of two or more classes add "
-                "`ignore_mismatched_sizes=True`."
-            )
-
-    def _relabel(self, task: dict[str, Any], given: dict[str, Any]) -> None:
-        """Gives the active task the labels of `given`; a task without two of them stays as it is."""
-        by_id = _by_id(given.get("id2label") or {id: label for label, id in (given.get("label2id") or {}).items()})
-        labels = [by_id[id] for id in sorted(by_id)] or [f"LABEL_{id}" for id in range(given.get("num_labels") or 0)]
-        if len(labels) < 2:
-            return
-        kind = "binary" if task["kind"] == "binary" and len(labels) == 2 else "classes"
-        if (kind, len(labels)) != (task["kind"], len(task["labels"])):
-            task.update(loss="", loss_options={})  # which may weigh labels that are gone
-        if kind != task["kind"]:
-            task.pop("metric", None)
-        task.update(kind=kind, labels=labels, range=None)
+        derived = vars(self).get("_derived", {})
+        found = {
+            name: _by_id(value) if name == "id2label" else value for name in derived if (value := getattr(self, name))
+        }
+        said = {name: value for name, value in found.items() if value != derived[name]}
         self.set_active_task(self.active_task)
+        other = {name: value for name, value in said.items() if value != getattr(self, name)}
+        if not other:
+            return
+        if new_head and self.active_task is not None:
+            task = _relabelled(self.get_task(self.active_task), said)
+            if said.items() <= _labels_of(task).items():
+                self.tasks = [task if of["name"] == self.active_task else of for of in self.tasks or ()]
+                return self.set_active_task(self.active_task)
+        name, value, shown = *next(iter(other.items())), self._derived
+        if name == "id2label" and len(value) != len(shown[name]):
+            name, value, shown = "num_labels", len(value), {"num_labels": len(shown[name])}
+        vars(self).update(said)  # a second try is refused too
+        if self.active_task is None:
+            raise ValueError(
+                f"`{name}={value!r}` is of one task, and none is active. Leave it out, and choose a task by "
+                f"`active_task=`: {', '.join(self.task_names)}."
+            )
+        raise ValueError(
+            f"`{name}={value!r}` contradicts the active task {self.active_task!r}, which has {shown[name]!r}. Leave "
+            "it out, or choose another task by `active_task=`; for other labels of two or more classes add "
+            "`ignore_mismatched_sizes=True`."
+        )
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As the library's, but what the caller says of tasks, sharing and labels is checked against what was saved.
+        """As the library's, but what the caller says of tasks and sharing is checked against what was saved.
 
-        The folder's code for a pipeline that is at hand is not asked for.
+        So are labels where `ignore_mismatched_sizes` asks for a new head, else when a model is made of the config. The
+        folder's code for a pipeline that is at hand is not asked for.
         """
         saved = config_dict.get("custom_pipelines", {})
         theirs = {name: code for name, code in saved.items() if name not in cls.pipelines_at_hand}
         config_dict = {key: value for key, value in config_dict.items() if key != "custom_pipelines"}
         config_dict |= {"custom_pipelines": theirs} if theirs else {}
+        if "name_or_path" in kwargs:  # the Auto classes pass `get_config_dict` by
+            config_dict = _with_length(config_dict, str(kwargs["name_or_path"]))
         # The library would set keyword arguments after __post_init__ has derived the labels.
         said = {key: kwargs.pop(key) for key in SET_BEFORE if key in kwargs}
         new_head = kwargs.pop("new_head", kwargs.get("ignore_mismatched_sizes", False))
@@ -273,20 +273,68 @@ class MinBertConfig(PreTrainedConfig):
         made = super().from_dict(config_dict, **kwargs)
         config = made[0] if isinstance(made, tuple) else made
         config.rearrange(**said)
-        config.check_labels(labels, new_head and "tasks" not in said)
+        for name, value in _agreeing(labels).items():
+            setattr(config, name, value)
+        if new_head:
+            config.settle_labels(new_head=True)
         return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the library's, without what only this object needs to know."""
+        return {key: value for key, value in super().to_dict().items() if key != "_derived"}
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As the library's. Raises `ValueError` for a length that was set since and that no model could be made of."""
+        self._check_length()
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
         """As the library's; the config of a BERT encoder comes back as one of MinBERT.
 
         Raises:
-            ValueError: the checkpoint is of another kind, whose weights would load and mean something else.
+            ValueError: the checkpoint is of another kind, whose weights would load and mean something else; or the
+                recipe that says the length of an older folder cannot be read.
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if config_dict.get("model_type") != cls.model_type:
             config_dict = _from_bert(config_dict, str(pretrained_model_name_or_path))
-        return config_dict, kwargs
+        return _with_length(config_dict, str(pretrained_model_name_or_path)), kwargs
+
+
+def recipe_of(folder: Path) -> Path | None:
+    """The recipe that trained the model in a folder; for the checkpoints and the average within a run's, its own."""
+    within = re.fullmatch(rf"{AVERAGED}|checkpoint-\d+", folder.resolve().name)
+    places = [folder, folder.resolve().parent] if within else [folder]
+    return next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
+
+
+def _with_length(config_dict: dict[str, Any], name: str) -> dict[str, Any]:
+    """The saved config of a model with tasks, with the length that its folder's recipe says, where it has none."""
+    recipe = recipe_of(Path(name)) if Path(name).is_dir() else None
+    if recipe is None or not config_dict.get("tasks") or config_dict.get("max_input_length") is not None:
+        return config_dict
+    return {**config_dict, "max_input_length": _length_in(recipe, config_dict["max_position_embeddings"])}
+
+
+def _length_in(recipe: Path, positions: int) -> int | None:
+    """The `max_length` of a recipe, of one in stages that of the last; `None` for all positions."""
+    try:
+        lines = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        length = (lines | (lines.get("stages") or [{}])[-1]).get("max_length")
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{recipe}, which says the length of the model beside it, is no recipe: {error}") from error
+    if length is not None:
+        _check_tokens(f"max_length` of `{recipe}", length, positions)
+    return length
+
+
+def _check_tokens(name: str, length: Any, positions: int) -> None:
+    if type(length) is not int or not 1 <= length <= positions:
+        raise ValueError(
+            f"`{name}` must be a whole number of tokens from 1 to {positions}, the model's number of position "
+            f"embeddings. Found {length!r}."
+        )
 
 
 def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
@@ -302,6 +350,56 @@ def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
         kept = {key: value for key, value in config.items() if key not in BERT_ONLY_KEYS}
         return {**kept, "model_type": MinBertConfig.model_type}
     raise ValueError(f"MinBERT cannot load {path}: its config has {found}. Choose a BERT encoder checkpoint.")
+
+
+def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:
+    """What a caller says of labels, without what is `None`, and without their number where they are named.
+
+    Raises:
+        ValueError: it contradicts itself.
+    """
+    said = {name: labels[name] for name in LABELS if labels.get(name) is not None}
+    if "id2label" in said:
+        said["id2label"] = _by_id(said["id2label"])
+    inverse = {id: label for label, id in said.get("label2id", {}).items()}
+    by_id = said.get("id2label", inverse)
+    if "label2id" in said and by_id != inverse:
+        raise ValueError(
+            f"`id2label={by_id!r}` and `label2id={said['label2id']!r}` contradict each other. Leave one of them out."
+        )
+    if by_id and (number := said.pop("num_labels", len(by_id))) != len(by_id):
+        raise ValueError(
+            f"`num_labels={number!r}` contradicts the {len(by_id)} labels that are given with it, "
+            f"{', '.join(map(repr, by_id.values()))}. Leave it out."
+        )
+    return said
+
+
+def _labels_of(task: dict[str, Any] | None) -> dict[str, Any]:
+    """What a config shows of a task's labels, and without a task: of `LABELS` all but the first."""
+    if task is None:
+        names, problem = ["LABEL_0", "LABEL_1"], None  # the library's defaults
+    elif task["kind"] == "score":
+        names, problem = [task["name"]], "regression"
+    else:
+        names, problem = task["labels"], "single_label_classification"
+    labels = dict(enumerate(names))
+    return {"id2label": labels, "label2id": {name: id for id, name in labels.items()}, "problem_type": problem}
+
+
+def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """The task with the labels of `id2label` or `label2id`; without two of them as it is."""
+    by_id = said.get("id2label") or {id: label for label, id in said.get("label2id", {}).items()}
+    labels = [by_id[id] for id in sorted(by_id)]
+    if len(labels) < 2:
+        return task
+    kind = "binary" if task["kind"] == "binary" and len(labels) == 2 else "classes"
+    new = {**task, "kind": kind, "labels": labels, "range": None}
+    if (kind, len(labels)) != (task["kind"], len(task["labels"])):
+        new.update(loss="", loss_options={})  # which may weigh labels that are gone
+    if kind != task["kind"]:
+        new.pop("metric", None)
+    return new
 
 
 def _by_id(id2label: dict[Any, str]) -> dict[int, str]:

@@ -23,6 +23,8 @@ from .packing import Packing
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
+MIN_LENGTH = 8  # [CLS] a [SEP] b [SEP] and a few words more
+
 Progress = Callable[[int, int], None]
 
 
@@ -86,6 +88,23 @@ def length_of(config: Any, task: str | None = None) -> int:
     if isinstance(given, dict):
         given = max(given.values()) if task is None else given[task]
     return config.max_position_embeddings if given is None else given
+
+
+def checked_length(max_length: int | None, config: Any, task: str | None = None) -> int:
+    """The length to cut inputs to, in tokens: `max_length`, or unless given what `length_of` says.
+
+    Raises:
+        ValueError: more than the model has positions (an index assert on a GPU otherwise), or too short to hold words.
+    """
+    own, positions = length_of(config, task), config.max_position_embeddings
+    if max_length is None:
+        return own
+    if type(max_length) is not int or not MIN_LENGTH <= max_length <= positions:
+        raise ValueError(
+            f"`max_length` must be from {MIN_LENGTH} to {positions}, the model's number of position embeddings. "
+            f"Found {max_length!r}. Change it, or leave it out to use {own}."
+        )
+    return max_length
 
 
 def tokenize(

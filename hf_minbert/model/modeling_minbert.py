@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -272,6 +272,10 @@ class MinBertPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["MinBertEmbeddings", "MinBertLayer"]
     _can_record_outputs = {"hidden_states": MinBertLayer, "attentions": MinBertSelfAttention}
 
+    def __init__(self, config: MinBertConfig):
+        super().__init__(config)
+        config.check_tasks()  # the config may have been edited since it was made
+
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, SelfInitialized):
@@ -289,8 +293,12 @@ class MinBertPreTrainedModel(PreTrainedModel):
         kernels by alignment, so that a loaded model's outputs would differ from the saved one's by rounding, on one
         machine and for the same batch (oneAPI MKL Developer Guide, "Obtaining Numerically Reproducible Results").
         """
-        if kwargs.get("config") is None:  # the library does not tell the config of this argument; the Auto classes do
-            kwargs["new_head"] = kwargs.get("ignore_mismatched_sizes", False)
+        config, new_head = kwargs.get("config"), kwargs.get("ignore_mismatched_sizes", False)
+        if not isinstance(config, PreTrainedConfig):
+            kwargs["new_head"] = new_head  # the library does not tell the config of its argument; the Auto classes do
+        elif new_head:
+            kwargs["config"] = config = deepcopy(config)  # the caller's stays as it is
+            config.settle_labels(new_head=True)
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # a tuple with `output_loading_info`
         for parameter in model.parameters():
@@ -516,7 +524,6 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
     def __init__(self, config: MinBertConfig):
         super().__init__(config)
-        config.check_tasks()  # the config may have been edited since it was made
         if not config.tasks:
             raise ValueError("`tasks` is empty: MinBertForMultiTask needs at least one. Pass `tasks=[...]`.")
         self.bert = MinBertModel(config)

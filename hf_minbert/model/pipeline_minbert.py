@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 from transformers import Pipeline, PreTrainedTokenizerBase
 
-from .inference import LONE_SURROGATE, AnsweringModel, answer, encode_texts, length_of, read_logits, shared_passes
+from .inference import (
+    LONE_SURROGATE,
+    AnsweringModel,
+    answer,
+    checked_length,
+    encode_texts,
+    read_logits,
+    shared_passes,
+)
 
 PIPELINE = "minbert-multitask"
 #: What config.json says of it, so that the library finds it in a saved folder.
@@ -65,14 +73,16 @@ class MultiTaskPipeline(Pipeline):
                 named must be able to read every input.
             clip_scores: force scores into their task's range.
             batch_size: how many inputs of the model's full length go through it at once, 32 unless given. Of shorter
-                ones more do. An input that is longer than those of training (`config.max_input_length`) is cut.
+                ones more do.
+            max_length: tokens that longer inputs are cut to. Unless given, as in training (`config.max_input_length`).
 
         Returns:
             for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
             all labels; of a task that predicts a number, `score` and its `range`.
 
         Raises:
-            ValueError: no such task, an empty sentence, or an input that a named task, or every task, cannot read.
+            ValueError: no such task, an empty sentence, an input that a named task, or every task, cannot read, or a
+                `max_length` above the model's number of positions.
         """
         given = self._sanitize_parameters(**kwargs)
         defaults = (self._preprocess_params, self._forward_params, self._postprocess_params)
@@ -91,7 +101,12 @@ class MultiTaskPipeline(Pipeline):
                 return
             yield from self.run_single(chunk, {**preprocess, "start": start}, forward, postprocess)
 
-    def _sanitize_parameters(self, tasks: str | Sequence[str] | None = None, clip_scores: bool | None = None):
+    def _sanitize_parameters(
+        self,
+        tasks: str | Sequence[str] | None = None,
+        clip_scores: bool | None = None,
+        max_length: int | None = None,
+    ):
         preprocess, postprocess = {}, {}
         if tasks is not None:
             preprocess["tasks"] = [tasks] if isinstance(tasks, str) else list(tasks)
@@ -99,17 +114,21 @@ class MultiTaskPipeline(Pipeline):
                 self.model.config.get_task(name)  # which raises if there is none
             if not preprocess["tasks"]:
                 raise ValueError("`tasks` is empty. Name a task, or leave it out to ask all of them.")
+        if max_length is not None:
+            preprocess["max_length"] = checked_length(max_length, self.model.config)
         if clip_scores is not None:
             postprocess["clip_scores"] = clip_scores
         return preprocess, {}, postprocess
 
-    def preprocess(self, inputs: list[Any], tasks: list[str] | None = None, start: int = 0) -> dict[str, Any]:
+    def preprocess(
+        self, inputs: list[Any], tasks: list[str] | None = None, start: int = 0, max_length: int | None = None
+    ) -> dict[str, Any]:
         """The tasks by passes through the encoder, each with the inputs that it reads, encoded, and their places."""
         config = self.model.config
         texts = [_texts(value, f"Input {start + place}") for place, value in enumerate(inputs)]
         encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
         self._check_readable(texts, encodings, start, named=tasks is not None)
-        reads = {name: (encoding, length_of(config, name)) for name, encoding in encodings.items()}
+        reads = {name: (encoding, checked_length(max_length, config, name)) for name, encoding in encodings.items()}
         passes = []
         for names in shared_passes(self.model, reads):
             encoding, length = reads[names[0]]

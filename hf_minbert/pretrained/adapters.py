@@ -28,7 +28,7 @@ from ..settings.recipe import cast
 from ..settings.run import RunSettings
 from ..settings.tasks import head_difference
 from .adapted import POOLER, AdaptedModel, lacking, read_adapter
-from .loading import load_saved_config, load_weights
+from .loading import load_config, load_weights
 
 #: What a recipe's `peft` takes, by its `peft_type`: options of peft under their own names, and what they are.
 _EVERYWHERE = {"target_modules": list[str] | Literal["all-linear"]}
@@ -219,7 +219,7 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     if not runs:
         raise MinBertError("There is no adapter to load. Give at least one.")
     places = {name: str(run) for name, run in runs.items()}
-    configs = {name: load_saved_config(place) for name, place in places.items()}
+    configs = {name: load_config(place) for name, place in places.items()}
     adapters = {name: read_adapter(place) for name, place in places.items()}
     bases = {name: (str(adapter.base_model_name_or_path), adapter.revision) for name, adapter in adapters.items()}
     first, tasks, lengths = next(iter(runs)), {}, {}

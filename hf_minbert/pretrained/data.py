@@ -1,15 +1,20 @@
-"""The rows of a saved model's tasks, where its run read them: the recipe in its folder says where they lie."""
+"""The rows of a saved model's tasks, where its run read them.
+
+The recipe in its folder says where they lie, and `environment.json` what the recipe's paths are relative to; of a
+merged model `merge.json` says both.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, explain
+from ..model.configuration_minbert import RECIPE, recipe_of
 from ..settings import plugins
 from ..settings.recipe import read_recipe
 from ..settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks
@@ -17,7 +22,12 @@ from ..settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks
 if TYPE_CHECKING:
     import datasets
 
-RECIPE = "recipe.yaml"
+MERGED = "merge.json"  # what a model was made from, in its folder
+#: The key under which a run and a merged model note the folder that they read relative paths from. It is never
+#: published.
+READ_FROM = "read_from"
+#: Where a task's own rows lie.
+OWN_DATA = [name for name in DATA_FIELDS if name != "sources"]
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,14 @@ class RunData:
         lines: its plain values, of a run in stages those of the last one that has begun.
         tasks: the recipe's, by name, with where their data lies.
         data_dir: the folder that their files are relative to.
+        folders: task to its own such folder, of a merged model.
     """
 
     recipe: Path | None
     lines: dict[str, Any]
     tasks: dict[str, Task]
     data_dir: str | None
+    folders: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str | Path, data_dir: str | None = None) -> RunData:
@@ -47,14 +59,34 @@ class RunData:
         Raises:
             MinBertError: the recipe cannot be read.
         """
-        recipe = last_stage(Path(name)) / RECIPE
-        if not recipe.is_file():
-            return cls(None, {}, {}, data_dir)
+        recipe = recipe_of(last_stage(Path(name)))
+        if recipe is None:
+            return cls._of_merged(Path(name), data_dir)
         load_plugins(Path(name))
         lines = {key: value.value for key, value in read_recipe(recipe).items()}
         lines |= (lines.get("stages") or [{}])[-1]  # where the folders of the stages were deleted
         tasks = {task.name: task for task in get_tasks(lines["tasks"])} if lines.get("tasks") else {}
-        return cls(recipe, lines, tasks, lines.get("data_dir") if data_dir is None else data_dir)
+        if data_dir is None:
+            data_dir, base = lines.get("data_dir"), _json(recipe.with_name("environment.json")).get(READ_FROM)
+            if base is not None and (folder := Path(base, data_dir or "")).is_dir():
+                data_dir = str(folder)
+        return cls(recipe, lines, tasks, data_dir)
+
+    @classmethod
+    def _of_merged(cls, folder: Path, data_dir: str | None) -> RunData:
+        """What `merged_data` noted; nothing where it did not."""
+        noted = _json(folder / MERGED).get("data", {})
+        saved = {task["name"]: Task.from_config(task) for task in _json(folder / "config.json").get("tasks") or ()}
+        tasks, folders = {}, {}
+        for name in noted.keys() & saved.keys():
+            tasks[name] = replace(saved[name], **{key: noted[name][key] for key in OWN_DATA if key in noted[name]})
+            if data_dir is None and READ_FROM in noted[name]:  # not in one that was published
+                folders[name] = noted[name][READ_FROM]
+        return cls(folder / MERGED if tasks else None, {}, tasks, data_dir, folders)
+
+    def folder_of(self, task: str) -> str | None:
+        """The `data_dir` of a task."""
+        return self.folders.get(task, self.data_dir)
 
     def scored(self, tasks: Iterable[str]) -> list[str]:
         """Those of the model's tasks that the run scored; all of them unless the recipe chooses some."""
@@ -84,7 +116,7 @@ class RunData:
         known = self.tasks.get(task.name) or TASKS[task.name]
         task = replace(task, **{name: getattr(known, name) for name in DATA_FIELDS})
         try:
-            return load_split(task, self.data_dir, split, labelled=True)
+            return load_split(task, self.folder_of(task.name), split, labelled=True)
         except MinBertError as error:
             if self.recipe is None:
                 raise
@@ -99,8 +131,8 @@ def load_plugins(folder: Path) -> None:
 
     As `hf_minbert.settings.plugins.load_saved`: never a copy in the folder, and one that is missing is no error yet.
     """
-    recipe, merge = folder / RECIPE, folder / "merge.json"
-    if recipe.is_file():
+    recipe, merge = recipe_of(folder), folder / "merge.json"
+    if recipe is not None:
         given = read_recipe(recipe).get("plugins")
         plugins.load_saved(given.value or () if given else (), folder)
     if merge.is_file():
@@ -109,6 +141,27 @@ def load_plugins(folder: Path) -> None:
         for name in models:
             if Path(name).resolve() != folder.resolve():
                 load_plugins(Path(name))
+
+
+def merged_data(members: Iterable[RunData], tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What `merge.json` notes of where the tasks' data lies: as the first member says whose recipe names the task.
+
+    Members may move or go: nobody follows their paths later.
+    """
+    first = {name: member for member in reversed([*members]) for name in member.tasks}
+    noted: dict[str, dict[str, Any]] = {}
+    for name in (name for name in tasks if name in first):
+        noted[name] = {key: value for key in OWN_DATA if (value := getattr(first[name].tasks[name], key))}
+        if (folder := first[name].folder_of(name)) is not None:
+            noted[name][READ_FROM] = str(Path(folder).resolve()) if Path(folder).is_dir() else folder
+    return noted
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    with explain(f"Reading {path}", "Correct it, or take it out of the folder."):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def last_stage(folder: Path) -> Path:

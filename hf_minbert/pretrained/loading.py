@@ -19,7 +19,6 @@ from ..errors import MinBertError, explain
 from ..model.heads import build_head
 from ..model.inference import length_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
-from ..settings.recipe import read_recipe
 from ..settings.tasks import Task, head_difference
 from .data import load_plugins
 from .weights import MODEL, hub_answers, kept_weights
@@ -56,20 +55,6 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
     load_plugins(path)
     with explain(f"Reading the config of {name!r}", REMEDY):
         return MinBertConfig.from_pretrained(place, revision=revision or "main", **changes)
-
-
-def load_saved_config(name: str) -> MinBertConfig:
-    """As `load_config`, of a model that is to answer: with the length that it was trained for.
-
-    Folders of before the config said it have it in their recipe; of a recipe in stages the last one's counts.
-    """
-    config, recipe = load_config(name), Path(name) / "recipe.yaml"
-    if config.tasks and config.max_input_length is None and recipe.is_file():
-        values = {key: given.value for key, given in read_recipe(recipe).items()}
-        last = (values.get("stages") or [{}])[-1]
-        with explain(f"Reading `max_length` of {recipe}", "Write there what the model was trained with, or null."):
-            config.rearrange(max_input_length=(values | last).get("max_length"))
-    return config
 
 
 def _place(name: str, revision: str | None) -> str:

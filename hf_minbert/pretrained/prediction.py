@@ -20,7 +20,7 @@ from ..evaluation.metrics import overall, task_metrics
 from ..model.inference import Progress, answer, shared_passes
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..settings.tasks import Task
-from .loading import load_saved_config, load_tokenizer, load_weights, tasks_of
+from .loading import load_config, load_tokenizer, load_weights, tasks_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -85,7 +85,7 @@ class Predictor:
             MinBertError: there is no model, it has no tasks (a plain BERT), or `max_length` does not fit it.
         """
         name = str(model_name_or_path)
-        config = load_saved_config(name)
+        config = load_config(name)
         check_max_length(max_length, config)
         tasks_of(config, name)
         tokenizer = load_tokenizer(name, config)

@@ -10,9 +10,12 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..errors import MinBertError
+from ..errors import MinBertError, explain
 from ..io import INDEX, json_line, whole_safetensors
+from ..model.configuration_minbert import MinBertConfig
+from ..model.inference import length_of
 from ..model.saving import FILE, why_it_stays
+from ..pretrained.data import READ_FROM
 from ..pretrained.weights import MODEL
 from ..settings.recipe import read_recipe, recipe_text
 from ..settings.table import names
@@ -63,10 +66,10 @@ def collect(folder: Path, adapter_only: bool = False, base_model: str | None = N
     check_base_model(base_model)
     wanted = ("config.json", *(ADAPTER if adapter_only else WEIGHTS), *_code(folder), *TOKENIZER, *RECORDS, *PLOTS)
     names = [path for path in _files(folder) if is_listed(path, wanted)]
-    return [
-        Upload(name, _on_base(folder / name, base_model) if name == ADAPTER_CONFIG else _without_paths(folder / name))
-        for name in names
-    ]
+    changed = _with_length(folder)
+    if ADAPTER_CONFIG in names:
+        changed[ADAPTER_CONFIG] = _on_base(folder / ADAPTER_CONFIG, base_model)
+    return [Upload(name, changed[name] if name in changed else _without_paths(folder / name)) for name in names]
 
 
 def is_adapter_alone(folder: Path) -> bool:
@@ -144,6 +147,25 @@ def _check(folder: Path, adapter_only: bool) -> None:
             raise MinBertError(f"{folder / name} ends too early: its writing was cut off. Save the model again.")
 
 
+def _with_length(folder: Path) -> dict[str, bytes | Path]:
+    """Config and tokenizer with the length of the model, of a folder saved before they stated it: name to text."""
+    texts = {name: folder / name for name in ("config.json", "tokenizer_config.json") if (folder / name).is_file()}
+    with explain(f"Reading the config of {folder}", "Save the model and its tokenizer again."):
+        lines = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in texts.items()}
+        if lines.get("config.json", {}).get("model_type") != MinBertConfig.model_type:
+            return {}
+        config = MinBertConfig.from_pretrained(folder)
+    stated = {
+        "config.json": {"max_input_length": config.max_input_length},
+        "tokenizer_config.json": {"model_max_length": length_of(config)},
+    }
+    return {
+        name: (json.dumps(own | stated[name], indent=2, ensure_ascii=False) + "\n").encode()
+        for name, own in lines.items()
+        if any(own.get(key) != value for key, value in stated[name].items())
+    }
+
+
 # ---- Without local paths -----------------------------------------------------------------------------------------
 
 #: A path that begins at the root, at home or above the working directory, inside other text; and one that begins at a
@@ -181,7 +203,7 @@ def portable(value: Any) -> Any:
     if isinstance(value, dict):
         short: dict[str, Any] = {}
         for key, item in value.items():
-            if key in names(scope="secret"):
+            if key == READ_FROM or key in names(scope="secret"):
                 continue
             name = unique = portable(key)
             number = 2

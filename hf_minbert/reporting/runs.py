@@ -148,7 +148,7 @@ class Run:
             MinBertError: they cannot be read.
         """
         with explain(f"Reading the training rows of {task.name!r}", "Give the folder with the data by --data-dir."):
-            return read_texts(task, self.data.data_dir, "train")
+            return read_texts(task, self.data.folder_of(task.name), "train")
 
 
 def read_run(path: str | Path, data_dir: str | None = None) -> Run:

@@ -23,8 +23,9 @@ from transformers import TrainerCallback
 
 from ..errors import MinBertError, explain
 from ..io import check_writable, json_line, write_atomically, write_json
-from ..model.configuration_minbert import MinBertConfig
+from ..model.configuration_minbert import AVERAGED, MinBertConfig
 from ..model.inference import length_of
+from ..pretrained.data import READ_FROM
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
 from ..settings import plugins
@@ -38,7 +39,6 @@ from ..training.checkpoints import checkpoints, incomplete, newest_complete_chec
 
 logger = logging.getLogger(__name__)
 
-AVERAGED = "averaged"
 RUN_FILES = (
     "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors",
     "adapter_model.safetensors", "adapter_config.json", "predictions", AVERAGED, "report",
@@ -119,6 +119,8 @@ class RunFolder(TrainerCallback):
         (old_settings, old_given), environment = begun
         self._check_plugins(environment["plugins"])
         old, new = all_values(old_settings, old_given), all_values(self.settings, self.given)
+        if new["objective"] == "tasks" and old["model_name_or_path"] == new["model_name_or_path"]:
+            old["max_length"] = old["max_length"] or self._length_begun()
         keys = names(among=new, scope=("run", "seed"), objectives=("any", new["objective"]))
         if environment["processes"] != self.args.world_size:
             self._check_rows_of_steps(old, new, environment["processes"])
@@ -166,6 +168,17 @@ class RunFolder(TrainerCallback):
                     f"and the checkpoint {checkpoint} has {saved[name]}. Resume with the model that the run was "
                     "started with, or start anew."
                 )
+
+    def _length_begun(self) -> int | None:
+        """The length that the run is trained at, as what it has saved says it; `None` if nothing does.
+
+        Without `max_length` it is the model's own, and the model may come to say another one.
+        """
+        for folder in (self._checkpoint(), self.path):
+            if folder is not None and (folder / "config.json").is_file():
+                saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+                return saved.get("max_input_length") or saved["max_position_embeddings"]
+        return None
 
     def _check_rows_of_steps(self, old: Mapping[str, Any], new: Mapping[str, Any], processes: int) -> None:
         """Refuses another number of processes, unless their batches together are as large as they were."""
@@ -277,6 +290,7 @@ class RunFolder(TrainerCallback):
     def _environment(self) -> dict[str, Any]:
         return {
             **environment(self.args),
+            READ_FROM: str(Path.cwd()),
             "datasets": revisions(get_tasks(self.settings.tasks)),
             "training_rows": self.training_rows,
             "plugins": self.plugins(),

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 
 from ..errors import MinBertError, unknown_name
 from ..settings.training import Freeze, Unfreeze
-from .protocol import TaskModel, in_mode, layers_of, shortest_batch, uncompiled
+from .protocol import TaskModel, in_mode, layers_of, outputs_of, shortest_batch, uncompiled
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
         if any(p.requires_grad for module in layers_of(model, task) for p in module.parameters()):
             continue
         with in_mode(model, training=False), uncompiled():
-            trains = model(**shortest_batch(model, task))["loss"].requires_grad
+            trains = outputs_of(model, shortest_batch(model, task))["loss"].requires_grad
         if not trains:
             raise MinBertError(
                 f"There is nothing to train for task {task!r}: the encoder is frozen, and its head has no parameters "

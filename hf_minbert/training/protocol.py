@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainingArguments
 
 from ..errors import MinBertError
 
@@ -125,6 +126,9 @@ class TaskModel(Protocol):
     def train(self, mode: bool = True) -> object: ...
 
 
+_REMEDY = "Give it the members of a `TaskModel`, see `hf_minbert.training.protocol`."
+
+
 def check_model(model: nn.Module) -> TaskModel:
     """The model as what it is. Raises `MinBertError` if it has no tasks, or lacks what no training does without."""
     found = f"Found a {type(model).__name__}"
@@ -135,13 +139,37 @@ def check_model(model: nn.Module) -> TaskModel:
         )
     required = [name for name in Config.__annotations__ if not hasattr(Config, name)]
     missing = [f"config.{name}" for name in required if not hasattr(model.config, name)]
-    missing += [name for name in ("heads", "encoder_path") if not hasattr(model, name)]
+    missing += ["heads"] if not hasattr(model, "heads") or model.heads is None else []
+    missing += ["encoder_path"] if not hasattr(model, "encoder_path") or not callable(model.encoder_path) else []
     if missing:
-        raise MinBertError(
-            f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. Give it the "
-            "members of a `TaskModel`, see `hf_minbert.training.protocol`."
-        )
+        raise MinBertError(f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. {_REMEDY}")
+    for task in model.config.tasks:
+        path = model.encoder_path(task["name"])
+        if not isinstance(path, Sequence) or not path or not hasattr(path[0], "embeddings"):
+            raise MinBertError(
+                f"`encoder_path({task['name']!r})` must give the encoder, which has `embeddings`, then its layers. "
+                f"Found {path!r:.100} of a {type(model).__name__}. {_REMEDY}"
+            )
     return cast(TaskModel, model)  # torch's stubs take every attribute of a module for a tensor or a module
+
+
+def check_stock(model: nn.Module, args: TrainingArguments) -> None:
+    """Raises `MinBertError` if a setting of the stock trainer needs what the model does not have."""
+    found = f"Found a {type(model).__name__}"
+    if args.gradient_checkpointing and not (
+        hasattr(model, "supports_gradient_checkpointing") and model.supports_gradient_checkpointing
+    ):
+        raise MinBertError(
+            "`gradient_checkpointing: true` needs a `PreTrainedModel` with `supports_gradient_checkpointing`. "
+            f"{found}. Leave it out."
+        )
+    if args.neftune_noise_alpha is not None:
+        try:
+            model.get_input_embeddings()
+        except (AttributeError, NotImplementedError):
+            raise MinBertError(
+                f"`neftune_noise_alpha` needs a model with `get_input_embeddings`. {found}. Leave it out."
+            ) from None
 
 
 def task_encoder(model: TaskModel, task: str) -> Encoder:
@@ -155,17 +183,22 @@ def layers_of(model: TaskModel, task: str) -> list[nn.Module]:
 
 
 def takes(model: TaskModel, capability: str) -> bool:
-    """Whether the model's `forward` has this parameter.
+    """Whether the model's `forward` has a parameter of this name.
 
     The model inside is asked: wrappers (PEFT's, a compiled model) take anything.
     """
-    unwrapped = model.encoder_path.__self__
-    return capability in inspect.signature(type(unwrapped).forward).parameters
+    return capability in _parameters(model)
+
+
+def _parameters(model: TaskModel) -> Mapping[str, inspect.Parameter]:
+    unwrapped = model.encoder_path.__self__ if inspect.ismethod(model.encoder_path) else model
+    return inspect.signature(type(unwrapped).forward).parameters
 
 
 def require(model: TaskModel, capability: str, setting: str) -> None:
-    """Raises `MinBertError` unless the model has a capability that a setting needs."""
-    if not takes(model, capability):
+    """Raises `MinBertError` unless the model may have a capability that a setting needs: by name or through `**`."""
+    through = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(model).values())
+    if not through and not takes(model, capability):
         raise MinBertError(
             f"`{setting}` needs a model whose `forward` takes `{capability}`, as `hf_minbert.training.protocol` says. "
             f"Found a {type(model).__name__}. Leave `{setting.partition(':')[0]}` out."
@@ -173,6 +206,17 @@ def require(model: TaskModel, capability: str, setting: str) -> None:
 
 
 # ---- Trial passes -------------------------------------------------------------------------------------------------
+
+
+def outputs_of(model: TaskModel, batch: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """What the model says of a batch. Raises `MinBertError` if that has no names."""
+    outputs = model(**batch)
+    if not isinstance(outputs, Mapping):
+        raise MinBertError(
+            f"`forward` must return a dict: `logits` and, with labels, `loss`. Found a {type(outputs).__name__} of "
+            f"a {type(model).__name__}. {_REMEDY}"
+        )
+    return outputs
 
 
 def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from .hyperparameters import HyperparameterSearch
 from .metric_tracker import MetricTracker
 from .optimizers import OPTIMIZERS, PretrainedDecay
 from .parameter_groups import check_optimizer, has_groups, rates_by_group, split_groups
-from .protocol import TaskModel, check_model, require, takes
+from .protocol import TaskModel, check_model, check_stock, require, takes
 from .pushing import PushesToHub
 from .step import RoundStep
 from .terms.base import AnyNoiseKey, Batch, nested
@@ -164,6 +164,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
                 f"{type(args).__name__}."
             )
         checked = check_model(model)
+        check_stock(model, args)
         if args.packing:
             require(checked, "packing", "packing: true")
         if type(self).compute_loss is not Trainer.compute_loss:

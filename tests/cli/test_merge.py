@@ -44,7 +44,7 @@ def test_average_reports_what_merging_cost(minbert, saved, course_dir, tmp_path)
     assert sst["difference"] == pytest.approx(sst["result"] - max(sst["members"].values()))
     assert list(report["tasks"]["para"]["members"]) == [str(b)]
     record = json.loads((tmp_path / "soup" / "merge.json").read_text())
-    assert record == {"method": "uniform", "models": [str(a), str(b)], "weights": None}
+    assert record == {"method": "uniform", "models": [str(a), str(b)], "weights": None, "data": {}}
     evaluated = minbert("evaluate", tmp_path / "soup", "--data-dir", course_dir)
     assert f"sst_accuracy   {sst['result']:.4f}" in evaluated.out
     assert report["eval_sst_accuracy"] == sst["result"] and "eval_overall" in report

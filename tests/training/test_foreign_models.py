@@ -229,6 +229,100 @@ def test_what_a_setting_lacks_is_said_in_one_line(make_trainer, make_model, kind
     assert "\n" not in str(error.value)
 
 
+class Closed(GruModel):
+    """One that passes on what it is given, and shows no parameter by its name."""
+
+    def forward(self, task, **inputs):
+        return super().forward(task, **inputs)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.config = inner, inner.config
+
+    @property
+    def heads(self):
+        return self.inner.heads
+
+    def encoder_path(self, task):
+        return self.inner.encoder_path(task)
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+@pytest.mark.parametrize("setting", ["sum", "smart", "fgm"])
+@pytest.mark.parametrize(
+    "wrapped", [lambda make: make(Closed), lambda make: Wrapper(make())], ids=["closed", "wrapper"]
+)
+def test_what_passes_through_counts_as_taken(build_trainer, make_model, tmp_path, wrapped, setting):
+    plain, other = make_model(), wrapped(make_model)
+    for name, model in (("plain", plain), ("other", other)):
+        build_trainer(tmp_path / name, model, train=ROWS, dev=ROWS, max_steps=1, **SETTINGS[setting]).train()
+    found = {name.removeprefix("inner."): value for name, value in weights_of(other).items()}
+    for name, value in weights_of(plain).items():
+        assert torch.equal(found[name], value), name
+
+
+class TupleModel(GruModel):
+    def forward(self, task, **inputs):
+        return super().forward(task, **inputs).to_tuple()
+
+
+@pytest.mark.parametrize("setting", ["sum", "smart", "r_drop", "frozen"])
+def test_outputs_without_names_are_refused_in_one_line(make_trainer, make_model, setting):
+    with pytest.raises(MinBertError, match="`forward` must return a dict.* Found a tuple of a TupleModel") as error:
+        make_trainer(make_model(TupleModel), train=ROWS, **SETTINGS[setting]).train()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [GruModel, BareModel])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"neftune_noise_alpha": 5.0}, "`neftune_noise_alpha` needs a model with `get_input_embeddings`"),
+        ({"gradient_checkpointing": True}, "`gradient_checkpointing: true` needs a `PreTrainedModel` with"),
+    ],
+)
+def test_what_the_stock_trainer_lacks_is_said_in_one_line(make_trainer, make_model, kind, given, says):
+    with pytest.raises(MinBertError, match=f"{says}.*Found a {kind.__name__}. Leave it out") as error:
+        make_trainer(make_model(kind), train=ROWS, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_noise_on_the_embeddings_of_a_foreign_model(make_trainer, make_model):
+    class WithWords(GruModel):
+        def get_input_embeddings(self):
+            return self.gru.embeddings
+
+    assert moved(make_trainer(make_model(WithWords), train=ROWS, neftune_noise_alpha=5.0))
+
+
+@pytest.mark.parametrize("regularizer", ["smart", "fgm"])
+def test_an_adapter_on_the_embeddings(make_trainer, make_model, regularizer):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(make_model(), peft.LoraConfig(r=2, target_modules=["embeddings"]))
+    names = moved(make_trainer(model, train=ROWS, regularizer=regularizer, optim="adamw_torch"))
+    assert names and all("lora_embedding" in name for name in names)
+
+
+@pytest.mark.parametrize("path", [None, lambda task: None, lambda task: [], lambda task: [nn.Linear(2, 2)], 3])
+def test_an_encoder_path_that_is_none_is_refused(make_trainer, make_model, path):
+    model = make_model()
+    model.encoder_path = path
+    with pytest.raises(MinBertError, match="`encoder_path.*protocol") as error:
+        make_trainer(model, train=ROWS)
+    assert "\n" not in str(error.value)
+
+
+def test_an_encoder_path_need_not_be_a_method(make_trainer, make_model):
+    model = make_model()
+    bound = model.encoder_path
+    model.encoder_path = lambda task: bound(task)
+    assert moved(make_trainer(model, train=ROWS, regularizer="smart"))
+
+
 @pytest.mark.parametrize("missing", ["encoder_path", "heads"])
 def test_a_model_that_is_no_task_model_is_refused(make_trainer, make_model, missing):
     class Lacking(GruModel):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import MinBertError
 from ...settings.tasks import Task
-from ..protocol import TaskModel, task_encoder
+from ..protocol import TaskModel, outputs_of, task_encoder
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ LossFunction = Callable[[TaskModel, Batch], TaskLoss]
 
 def own_loss(model: TaskModel, batch: Batch) -> TaskLoss:
     """The task's own loss, without any term."""
-    outputs = model(**batch)
+    outputs = outputs_of(model, batch)
     return TaskLoss(outputs["loss"], outputs)
 
 
@@ -216,6 +216,11 @@ def repeats_in_recording(generators: list[torch.Generator]) -> Generator[None]:
 def words_of(model: TaskModel, task: str) -> nn.Embedding:
     """The embeddings of a task's words, of a model that takes `inputs_embeds`."""
     return task_encoder(model, task).get_input_embeddings()
+
+
+def word_size(model: TaskModel, task: str) -> int:
+    """H. An adapter around the embeddings has their weight, and not all that they know of themselves."""
+    return words_of(model, task).weight.shape[-1]
 
 
 def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:

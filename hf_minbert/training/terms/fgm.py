@@ -15,7 +15,7 @@ from .base import (
     embedded,
     own_loss,
     random_state,
-    words_of,
+    word_size,
 )
 
 
@@ -43,7 +43,7 @@ class FGM(Term):
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         before = random_state(batch["input_ids"].device)
-        shape = (*batch["input_ids"].shape, words_of(model, batch["task"]).embedding_dim)
+        shape = (*batch["input_ids"].shape, word_size(model, batch["task"]))
         delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)
         clean = inner(model, embedded(model, batch, delta))
         (gradient,) = torch.autograd.grad(self.SCALE * clean.loss, delta, retain_graph=True)

@@ -30,6 +30,7 @@ from .base import (
     own_loss,
     parameters_fixed,
     random_state,
+    word_size,
     words_of,
 )
 
@@ -311,7 +312,7 @@ class Smart(Term):
 
         head = model.heads.get(batch["task"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
-        noise = self.noise_std * noise_like_words(batch, words_of(model, batch["task"]).embedding_dim, key)
+        noise = self.noise_std * noise_like_words(batch, word_size(model, batch["task"]), key)
         with parameters_fixed(model):
             delta, ok = self._worst(
                 perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended), noise, is_token(batch)
