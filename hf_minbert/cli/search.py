@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..settings.dotted import as_value
 from ..settings.recipe import check_words, read_recipe
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def search(
 
     The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
     """
-    values = read_recipe(recipe, overrides or ())
+    values = {"output_dir": as_value(str(output_dir)), **read_recipe(recipe, overrides or ())}
     check_words(values)
     from ..run.search import search as carry_out
     from ..run.search_methods import read_space
