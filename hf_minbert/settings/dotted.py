@@ -67,7 +67,8 @@ def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str) -> Non
     """Sets a key with dots for the recipe and those stages whose own line has that part. Raises as `set_key`."""
     first, *path = key.split(".")
     stages = values["stages"].value if "stages" in values else None
-    own = [stage for stage in stages if isinstance(stage, dict) and first in stage] if isinstance(stages, list) else []
+    stages = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    own = [stage for stage in stages if first in stage]
     # Of a line without the task or the name, another one is not meant; of one with it, a field may be new.
     part = key if raw is None else f"{first}.{path[0]}"
     reached = [stage for stage in own if _found({first: as_value(stage[first])}, part, where) is not MISSING]
@@ -101,6 +102,14 @@ def stage_names(stages: Sequence[Any]) -> list[str]:
     return [str(number if name is None else name) for number, name in enumerate(given, 1)]
 
 
+def stage_recipes(values: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
+    """Each stage's recipe by its name: the lines outside `stages`, and its own before these. Empty without stages."""
+    stages = values["stages"].value if "stages" in values else None
+    common = {key: value for key, value in values.items() if key != "stages"}
+    own = [{key: as_value(line) for key, line in stage.items() if key != "name"} for stage in stages or ()]
+    return {name: common | lines for name, lines in zip(stage_names(stages or ()), own, strict=True)}
+
+
 def stage_place(stages: Any, name: str, where: str) -> int:
     """The place from 0 of a stage in a recipe's `stages`. Raises `MinBertError`, which begins with `where`."""
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
@@ -115,7 +124,7 @@ def _stage(values: Mapping[str, Value], path: Sequence[str], where: str) -> tupl
     """The place of a stage, and its own lines."""
     if len(path) == 1 or not path[1]:
         raise MinBertError(f"{where} names no key of a stage. Write for example stages.{path[0]}.max_steps=2.")
-    stages = values["stages"].value if "stages" in values else None
+    stages: Any = values["stages"].value if "stages" in values else None
     place = stage_place(stages, path[0], where)
     return place, {key: as_value(line) for key, line in stages[place].items()}
 
@@ -207,18 +216,18 @@ def _with(tree: Any, path: Sequence[str], raw: Any, where: str) -> Any:
             return {**tree, **{_own_key(tree, key): value for key, value in raw.items()}}
         return raw
     name, *rest = path
-    if isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
-        tree = {"path": tree}
-    tree = {} if tree is None else tree
-    place = int(name) if isinstance(tree, list) and _part(tree, name) is not MISSING else name
-    if isinstance(tree, dict):
-        place = _own_key(tree, name)
-    elif place is name:
+    if tree is None:
+        tree = {}
+    elif isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
+        tree = dict(path=tree)
+    inner = _part(tree, name)
+    if not isinstance(tree, dict) and inner is MISSING:
         raise MinBertError(f"{where} asks for {name!r} in {tree!r}, which has no such part.")
+    place = _own_key(tree, name) if isinstance(tree, dict) else int(name)
     if raw is None and not rest:
         del tree[place]
     else:
-        tree[place] = _with(None if (inner := _part(tree, name)) is MISSING else inner, rest, raw, where)
+        tree[place] = _with(None if inner is MISSING else inner, rest, raw, where)
     return tree
 
 
