@@ -88,6 +88,17 @@ def _prepare_config() -> None:
     MinBertConfig.__post_init__ = first
 
 
+def _import_plugins_on_demand() -> None:
+    from .model.registry import Registry
+
+    def find_more(names, model):
+        from .settings.plugins import find_more
+
+        return find_more(names, model)
+
+    Registry.find_more = staticmethod(find_more)
+
+
 def _register_models() -> None:
     from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
     from transformers.pipelines import PIPELINE_REGISTRY
@@ -161,5 +172,6 @@ class _MovedModules(MetaPathFinder, Loader):
 
 
 sys.meta_path.append(_MovedModules())
+_after_import(f"{__name__}.model.registry", _import_plugins_on_demand)
 _after_import(f"{__name__}.model.configuration_minbert", _prepare_config)
 _after_import("transformers.models.auto.configuration_auto", _register_config)

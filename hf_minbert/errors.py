@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from difflib import get_close_matches
+
+from .model.registry import Registry, did_you_mean, unknown_in_words
+
+__all__ = ["MinBertError", "did_you_mean", "explain", "unknown_name"]
 
 
 class MinBertError(ValueError):
@@ -15,17 +18,13 @@ class MinBertError(ValueError):
     """
 
 
-def unknown_name(what: str, found: object, choices: Iterable[str]) -> MinBertError:
-    """The error for a name that is not in a registry, with the nearest right name where there is one."""
-    choices = sorted(choices)
-    listed = ", ".join(choices) or "(none)"
-    return MinBertError(f"Unknown {what} {found!r}.{did_you_mean(found, choices)} Choose from: {listed}.")
-
-
-def did_you_mean(found: object, choices: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` with the nearest choice, or nothing where none is near."""
-    near = get_close_matches(str(found), list(choices), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+def unknown_name(what: str, found: object, choices: Iterable[str], others: Iterable[str] = ()) -> MinBertError:
+    """The error for a name that is none of these or the others, with the nearest right name where there is one."""
+    if isinstance(choices, Registry):
+        said = choices.unknown(found, others, what)
+    else:
+        said = unknown_in_words(what, found, [*choices, *others])
+    return MinBertError(said[0].upper() + said[1:])
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def test_every_field_survives_the_file(tmp_path):
         "private_layers": 2,
         "private_owner": "sst",
         "max_input_length": {"sts": 12, "sst": 8},
+        "plugins": ["my_heads"],
     }
     # The one that does not go with private layers has a test of its own.
     assert {*changed, "private_encoders"} == set(MinBertConfig.__annotations__)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 PAIRS = [["the film is good", "a dog"], ["why is it", "how is it not very bad ?"]]
 TRAVELLING = {
     "configuration_minbert.py", "heads.py", "inference.py", "inputs.py", "losses.py", "modeling_minbert.py",
-    "packing.py", "pipeline_minbert.py", "pooling.py",
+    "packing.py", "pipeline_minbert.py", "plugins.py", "pooling.py", "registry.py", "saving.py",
 }  # fmt: skip
 
 CHILD = """

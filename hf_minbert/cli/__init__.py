@@ -22,7 +22,6 @@ from . import conflicts, demo, evaluate, export, merge, predict, publish, quicks
 
 app = typer.Typer(
     name="minbert",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("train", epilog=train.EPILOG)(train.train)

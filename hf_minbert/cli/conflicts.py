@@ -11,7 +11,9 @@ from typing import Annotated
 import typer
 
 from ..settings.dotted import as_value
-from ..settings.recipe import check_words, read_recipe
+from ..settings.recipe import read_recipe
+from ..settings.words import check_words
+from .recipe import Overrides, Recipe
 
 
 class Detail(StrEnum):
@@ -25,14 +27,8 @@ HARDLY = 0.015
 
 
 def conflicts(
-    recipe: Annotated[
-        Path,
-        typer.Argument(help="A .yaml file, or the name of a recipe in the package.", show_default=False),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, such as learning_rate=1e-4."),
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="How many of the recipe's first steps to measure.")] = 100,
     detail: Annotated[
         Detail, typer.Option(help="layers: per layer too; tensors: also count the parameter tensors in conflict.")

@@ -10,7 +10,13 @@ import typer
 
 def publish(
     model: Annotated[
-        Path, typer.Argument(help="The folder of a finished run, or of another saved model.", show_default=False)
+        Path,
+        typer.Argument(
+            help="The folder of a finished run, or of another saved model.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
     ],
     repo_id: Annotated[str, typer.Argument(help="Its name on the Hub, owner/name.", show_default=False)],
     private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,

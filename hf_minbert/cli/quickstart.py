@@ -17,7 +17,8 @@ def quickstart(
     import typing
 
     from ..settings.dotted import Value
-    from ..settings.recipe import check_words, read_recipe, split_recipe
+    from ..settings.recipe import read_recipe, split_recipe
+    from ..settings.words import check_words
 
     words = overrides or []
     values = read_recipe("quickstart", words)

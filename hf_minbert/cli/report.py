@@ -11,7 +11,9 @@ from ..errors import MinBertError
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder, finished or not.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="A run's folder, finished or not.", exists=True, file_okay=False, show_default=False)
+    ],
     more: Annotated[
         list[Path] | None, typer.Argument(metavar="[RUN]...", help="Further runs after --compare RUN.")
     ] = None,

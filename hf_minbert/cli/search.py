@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..settings.dotted import as_value
-from ..settings.recipe import check_words, read_recipe
+from ..settings.recipe import read_recipe
+from ..settings.words import check_words
+from .recipe import Overrides, Recipe
 
 if TYPE_CHECKING:
     from ..run.search_methods import Space, Trial
@@ -23,10 +25,7 @@ class Method(StrEnum):
 
 
 def search(
-    recipe: Annotated[
-        Path,
-        typer.Argument(help="A .yaml file, or the name of a recipe in the package.", show_default=False),
-    ],
+    recipe: Recipe,
     space: Annotated[
         str,
         typer.Option(
@@ -37,10 +36,7 @@ def search(
         ),
     ],
     output_dir: Annotated[Path, typer.Option(help="The folder of the search.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, in all trials."),
-    ] = None,
+    overrides: Overrides = None,
     method: Annotated[
         Method, typer.Option(help="coordinate: one key after the other, each with the best of those before it.")
     ] = Method.grid,
@@ -58,12 +54,16 @@ def search(
 
     The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
     """
-    values = {"output_dir": as_value(str(output_dir)), **read_recipe(recipe, overrides or ())}
-    check_words(values)
-    from ..run.search import search as carry_out
-    from ..run.search_methods import read_space
+    from ..run.search_methods import read_space, with_values
 
+    values = {"output_dir": as_value(str(output_dir)), **read_recipe(recipe, overrides or ())}
     read = read_space(space)
+    check_words(values)
+    for entry, choices in read.items():
+        for choice in choices if isinstance(choices, list) else (choices.low, choices.high):
+            check_words(with_values(values, {entry: choice}))
+    from ..run.search import search as carry_out
+
     found = carry_out(
         values, read, method=method.value, output_dir=output_dir, trials=trials, metric=metric, parallel=parallel,
         seed=seed,

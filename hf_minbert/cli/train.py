@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from ..settings.recipe import check_words, read_recipe, recipes_folder
+from ..settings.recipe import read_recipe, recipes_folder
 from ..settings.table import OURS
+from ..settings.words import check_words
+from .recipe import Overrides, Recipe
 
 EPILOG = (
     f"Keys of a recipe: {', '.join(OURS)}; and the fields of transformers' TrainingArguments under their own names. "
@@ -17,17 +16,8 @@ EPILOG = (
 
 
 def train(
-    recipe: Annotated[
-        Path,
-        typer.Argument(
-            help="A .yaml file of `key: value` lines, or the name of one in the package, such as quickstart.",
-            show_default=False,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace the recipe's, such as learning_rate=1e-4."),
-    ] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
 ) -> None:
     """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())

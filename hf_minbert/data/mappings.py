@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import MinBertError, unknown_name
+from ..model.registry import Registry
 from ..settings.tasks import TASKS, Source, Task
 from .files import ID_COLUMN, Row, complete, label_column, labels_of, pinned, read_records, tables_of
 from .labels import label_value
@@ -186,13 +187,13 @@ class StarsToClasses(LabelMapping):
 
 
 #: A `mapping` of a recipe's sources to what carries it out.
-MAPPINGS: dict[str, LabelMapping] = {
+MAPPINGS: Registry[LabelMapping] = Registry("mapping", LabelMapping, {
     "same": Same(),
     "paraphrase_to_score": ParaphraseToScore(),
     "relatedness_to_score": RelatednessToScore(),
     "nli_to_score": NliToScore(),
     "stars_to_classes": StarsToClasses(),
-}
+})  # fmt: skip
 
 
 def _of_five(score: float, target: Task) -> float:

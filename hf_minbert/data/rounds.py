@@ -14,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ..errors import MinBertError
+from ..model.registry import Registry
 from ..settings.tasks import Task
 
 Rows = list[dict[str, Any]]
@@ -321,11 +322,11 @@ class Annealed(Drawn):
         return rows ** (1 - 0.8 * min(self.epoch / max(self.epochs - 1, 1), 1))
 
 
-MIXING: dict[str, type[Rounds]] = {
+MIXING: Registry[type[Rounds]] = Registry("mixing", type[Rounds], {
     "cycle": Cycle,
     "once": Once,
     "shortest": Shortest,
     "proportional": Proportional,
     "temperature": Temperature,
     "annealed": Annealed,
-}
+})  # fmt: skip

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, did_you_mean, explain
+from ..model.registry import Registry
 from ..settings.tasks import DataFile
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ def read_table(file: str | Path | DataFile) -> Table:
         table = reader(path) if quotes else reader(path, quotes=False)
     else:
         known = ", ".join(name for name in READERS if name)
-        raise MinBertError(f"{path}: files that end in {ending!r} cannot be read. Save it as one of: {known}.")
+        raise MinBertError(
+            f"{path}: files that end in {ending!r} cannot be read. Save it as one of: {known}. {READERS.remedy()}"
+        )
     if not table.size:
         raise MinBertError(f"{path} has {'a header and ' if table.columns else ''}no rows.")
     return table
@@ -303,7 +306,8 @@ def _check_there(path: Path) -> None:
     raise MinBertError(f"{path} does not exist. Its folder holds: {held}.")
 
 
-READERS: dict[str, Callable[..., Table]] = {
+#: The ending of a path to a function of it.
+READERS: Registry[Callable[..., Table]] = Registry("reader of files", Callable, {
     ".csv": _read_csv,
     ".tsv": _read_tsv,
     ".jsonl": _read_json_lines,
@@ -311,4 +315,4 @@ READERS: dict[str, Callable[..., Table]] = {
     ".parquet": _read_parquet,
     ".txt": _read_csv,
     "": _read_csv,
-}
+}, form=r"\.[a-z0-9_]+")  # fmt: skip

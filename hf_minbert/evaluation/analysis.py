@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..settings.metrics import class_scores, correlation
 from ..settings.tasks import TASKS, Task
-from .metrics import class_scores, correlation, value_metrics
+from .metrics import value_metrics
 from .significance import mean_interval, share_interval
 
 Texts = Sequence[tuple[str, ...]]

@@ -16,7 +16,7 @@ import evaluate
 import numpy as np
 
 from ..errors import MinBertError
-from .metrics import class_scores, correlation
+from ..settings.metrics import class_scores, correlation
 
 
 class _Metric(evaluate.Metric):

@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..errors import MinBertError
-from ..settings.tasks import KIND_METRICS, Task
+from ..settings.metrics import KIND_METRICS, is_constant
+from ..settings.tasks import LEADERBOARD, Task, has_leaderboard
 from .decoding import as_matrix, decode
 
 logger = logging.getLogger(__name__)
-
-#: The course's 2024 leaderboard: the mean of these, with the correlation r entered as (r + 1) / 2.
-LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
 
 
 def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -51,15 +49,16 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """As `task_metrics`, of predictions that are decoded and finite: class ids or scores, [N]."""
     if task.kind == "score":
-        return _correlations(task, values, labels.astype(np.float64))
-    return _class_metrics(task, values, labels)
-
-
-def metric_names(tasks: Iterable[Task]) -> list[str]:
-    """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
-    tasks = list(tasks)
-    names = [f"{task.name}_{metric}" for task in tasks for metric in (*KIND_METRICS[task.kind], "loss")]
-    return [*names, "overall", *(["leaderboard"] if _has_leaderboard(tasks) else [])]
+        labels = labels.astype(np.float64)
+    scores = {name: metric(task, values, labels) for name, metric in KIND_METRICS[task.kind].items()}
+    constant = [name for name, x in (("predictions", values), ("labels", labels)) if is_constant(x)]
+    if task.kind != "score" or not constant:
+        return scores
+    logger.warning(
+        "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",
+        task.name, len(values), " and ".join(constant),
+    )  # fmt: skip
+    return scores | {f"constant_{name}": 1.0 for name in constant}
 
 
 def overall(tasks: Iterable[Task], scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -74,54 +73,7 @@ def overall(tasks: Iterable[Task], scores: Mapping[str, Mapping[str, float]]) ->
     """
     tasks = list(tasks)
     result = {"overall": float(np.mean([scores[task.name][task.metric] for task in tasks]))}
-    if _has_leaderboard(tasks):
+    if has_leaderboard(tasks):
         sst, para, sts = (scores[name][metric] for name, metric in LEADERBOARD.items())
         result["leaderboard"] = float((sst + para + (sts + 1) / 2) / 3)
     return result
-
-
-def _has_leaderboard(tasks: list[Task]) -> bool:
-    metrics = {task.name: KIND_METRICS[task.kind] for task in tasks}
-    return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())
-
-
-def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
-    """`precision`, `recall` and `f1` of each class, `[num_classes]`; 0 for one that is neither there nor predicted."""
-    from sklearn.metrics import precision_recall_fscore_support
-
-    # without `labels` scikit-learn scores only the classes that it happens to see
-    scores = precision_recall_fscore_support(labels, values, labels=range(num_classes), zero_division=0)
-    return dict(zip(("precision", "recall", "f1"), scores[:3], strict=True))
-
-
-def correlation(name: str, values: np.ndarray, labels: np.ndarray) -> float:
-    """`pearson` or `spearman` of two `[N]`; 0.0 where it is not defined, because one of them is constant."""
-    from scipy.stats import pearsonr, spearmanr
-
-    if is_constant(values) or is_constant(labels):
-        return 0.0
-    return float({"pearson": pearsonr, "spearman": spearmanr}[name](values, labels).statistic)
-
-
-def _class_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    f1 = class_scores(values, labels, len(task.labels))["f1"]
-    accuracy = {"accuracy": float((values == labels).mean())}
-    return accuracy | ({"f1": float(f1[1])} if task.kind == "binary" else {"macro_f1": float(f1.mean())})
-
-
-def _correlations(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    scores = {name: correlation(name, values, labels) for name in KIND_METRICS["score"]}
-    constant = [name for name, x in (("predictions", values), ("labels", labels)) if is_constant(x)]
-    if constant:
-        logger.warning(
-            "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",
-            task.name, len(values), " and ".join(constant),
-        )  # fmt: skip
-    return scores | {f"constant_{name}": 1.0 for name in constant}
-
-
-def is_constant(numbers: np.ndarray) -> bool:
-    """Whether no correlation with these numbers is defined."""
-    # Below this spread scipy warns that Pearson's r is rounding noise.
-    mean = numbers.mean()
-    return bool(np.ptp(numbers) == 0 or np.linalg.norm(numbers - mean) < 1e-13 * abs(mean))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..settings.metrics import KIND_METRICS, is_constant
 from ..settings.tasks import Task
-from .metrics import is_constant
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -26,17 +26,20 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
     Args:
         values, labels: class ids or scores, both [N].
     """
+    found: dict[str, Statistic] = {
+        name: lambda i, metric=metric: metric(task, values[i], labels[i])
+        for name, metric in KIND_METRICS[task.kind].items()
+    }
     if task.kind == "score":
         codes = [np.unique(x, return_inverse=True)[1] for x in (values, labels)]
-        return {
+        return found | {
             "pearson": lambda i: _pearson(values[i], labels[i]),
             "spearman": lambda i: _pearson(_ranks(codes[0][i]), _ranks(codes[1][i])),
         }
     classes = len(task.labels)
-    accuracy = {"accuracy": lambda i: float((values[i] == labels[i]).mean())}
     if task.kind == "binary":
-        return accuracy | {"f1": lambda i: float(_f1(values[i], labels[i], classes)[1])}
-    return accuracy | {"macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean())}
+        return found | {"f1": lambda i: float(_f1(values[i], labels[i], classes)[1])}
+    return found | {"macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean())}
 
 
 def _pearson(values: np.ndarray, labels: np.ndarray) -> float:

@@ -54,6 +54,7 @@ class MinBertConfig(PreTrainedConfig):
             The first task unless given. It is saved, so that the weights mean the same under other tasks.
         max_input_length: tokens that inputs are cut to, those that the model was trained for; or by task, where they
             differ. `None` for all positions.
+        plugins: the modules whose code the tasks' heads, poolings, joins and losses need; set when a model is saved.
 
     Raises:
         ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
@@ -90,6 +91,7 @@ class MinBertConfig(PreTrainedConfig):
     private_encoders: bool = False
     private_owner: str | None = None
     max_input_length: int | dict[str, int] | None = None
+    plugins: list[str] | None = None
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

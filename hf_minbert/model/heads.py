@@ -19,6 +19,7 @@ from transformers import initialization as init
 
 from .losses import AUTO, COUNTED, DIVERGENCES, LOSSES, Loss, Outcome, options_of
 from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine, make_activation
+from .registry import Registry, unknown_in_words
 
 LAYERS = ("last", "mix")
 
@@ -376,7 +377,7 @@ def build_head(config, task: dict[str, Any]) -> Head:
         ValueError: a name is unknown, two choices do not go together, or an option is wrong.
     """
     where = f"Task {task['name']!r}"
-    _check_names(where, task)
+    _check_names(where, config, task)
     _check_combination(where, task)
     for key, builder in (
         ("pooling", POOLINGS[task["pooling"]]), ("head", HEADS[task["head"]]), ("loss", loss_of(task)),
@@ -412,15 +413,18 @@ def check_heads(config) -> None:
                 raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error
 
 
-def _check_names(where: str, task: dict[str, Any]) -> None:
-    for key, known in (
-        ("head", HEADS), ("pooling", POOLINGS), ("layers", LAYERS), ("join", ("", *JOINS)),
-        ("loss", ("", *LOSSES[task["kind"]])),
-    ):  # fmt: skip
-        if task[key] not in known:
-            of_kind = f" for kind {task['kind']!r}" if key == "loss" else ""
-            choices = ", ".join(sorted(name for name in known if name))
-            raise ValueError(f"{where}: unknown {key} {task[key]!r}{of_kind}. Choose from: {choices}.")
+def registries_of(task: Mapping[str, Any]) -> dict[str, Registry]:
+    """Where the names of a task's fields stand: all that a model's code must have."""
+    return {"head": HEADS, "pooling": POOLINGS, "join": JOINS, "loss": LOSSES[task["kind"]]}
+
+
+def _check_names(where: str, config, task: dict[str, Any]) -> None:
+    if task["layers"] not in LAYERS:
+        raise ValueError(f"{where}: {unknown_in_words('layers', task['layers'], LAYERS)}")
+    for key, known in registries_of(task).items():
+        name = task[key]
+        if name and name not in known and not known.finds(name, config.plugins or (), config.name_or_path):
+            raise ValueError(f"{where}: {known.unknown(name)}")
 
 
 def _check_combination(where: str, task: dict[str, Any]) -> None:
@@ -444,9 +448,9 @@ def _check_combination(where: str, task: dict[str, Any]) -> None:
         raise ValueError(f"{where}: `loss: cosine_mse` trains a cosine. Set `head: cosine`, or `loss: mse`.")
 
 
-HEADS: dict[str, type[Head]] = {
+HEADS: Registry[type[Head]] = Registry("head", type[Head], {
     "linear": LinearHead,
     "mlp": MLPHead,
     "blocks": BlocksHead,
     "cosine": CosineHead,
-}
+})  # fmt: skip

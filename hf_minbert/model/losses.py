@@ -1,7 +1,7 @@
 """What a head is trained on, and how far two of its outputs are apart.
 
-This file travels to the Hub with a model: it may import published libraries only. Letters in shapes:
-B examples, C outputs of the task, S sentences of an example (1 or 2), D size of a sentence's vector.
+This file travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in
+shapes: B examples, C outputs of the task, S sentences of an example (1 or 2), D size of a sentence's vector.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .pooling import cosine
+from .registry import Registry
 
 AUTO = "auto"
 #: Options that may be `auto`: what they come to is counted from the training rows.
@@ -243,10 +244,13 @@ def _refuse_auto(name: str, value: object) -> None:
 
 Loss = Callable[..., Tensor]
 #: Kind of task to its losses. The first is what a task has that names none.
-LOSSES: dict[str, dict[str, Loss]] = {
-    "classes": {"cross_entropy": cross_entropy},
-    "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
-    "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
+LOSSES: dict[str, Registry[Loss]] = {
+    kind: Registry("loss", Callable, losses, among=f"for kind {kind!r}")
+    for kind, losses in {
+        "classes": {"cross_entropy": cross_entropy},
+        "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
+        "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
+    }.items()
 }
 #: Losses that compare the rows of a batch with each other: a batch of one teaches them nothing.
 COMPARING = ("mnr", "cosent")

@@ -27,7 +27,9 @@ from .configuration_minbert import MinBertConfig
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import sentences, taken_apart
 from .packing import Packing, packed_attention
+from .plugins import __name__ as _plugins  # noqa: F401  a saved folder's imports those of the model
 from .pooling import SelfInitialized, make_activation
+from .saving import plugins_of, save_plugins
 
 IGNORED = -100  # the label of a word that is not to be predicted
 
@@ -296,15 +298,26 @@ class MinBertPreTrainedModel(PreTrainedModel):
                 parameter.data = parameter.data.clone()
         return loaded
 
-    def save_pretrained(self, save_directory, *args, save_original_format=False, **kwargs):
-        """As the library's, with two differences.
+    def save_pretrained(self, save_directory, is_main_process=True, *args, save_original_format=False, **kwargs):
+        """As the library's, with three differences.
 
         Weights keep our names (`save_original_format=False`), so that an old BERT file does not give its
         LayerNorm.gamma and beta to the new one. And `auto_map` names every class, so that all Auto classes
-        load the folder without this package, whichever class saved it.
+        load the folder without this package, whichever class saved it. And the code of plugins goes along.
+
+        Raises:
+            ValueError: `push_to_hub` is given, and the model needs plugins.
         """
         self.config.auto_map = dict(AUTO_MAP)
-        super().save_pretrained(save_directory, *args, save_original_format=save_original_format, **kwargs)
+        plugins = plugins_of(self.config.tasks or (), self.config.plugins or ())
+        if plugins and kwargs.get("push_to_hub"):  # which the library does before they are there
+            raise ValueError("`push_to_hub` would leave the plugins behind. Call `model.push_to_hub` instead.")
+        self.config.plugins = plugins or None
+        super().save_pretrained(
+            save_directory, is_main_process, *args, save_original_format=save_original_format, **kwargs
+        )
+        if is_main_process:
+            save_plugins(plugins, save_directory)
 
 
 def tokens_of(attention_mask: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """From the encoder's token states to one vector per sentence, and from a pair's two vectors to one.
 
-This file travels to the Hub with a model: it may import published libraries only. Letters in shapes:
-N sentences, T tokens, H hidden size, D size of a sentence's vector.
+This file travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in
+shapes: N sentences, T tokens, H hidden size, D size of a sentence's vector.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+
+from .registry import Registry
 
 
 class SelfInitialized(ABC):
@@ -213,17 +215,17 @@ def check_rate(name: str, value: object) -> float:
     return float(value)
 
 
-POOLINGS: dict[str, type[Pooling]] = {
+POOLINGS: Registry[type[Pooling]] = Registry("pooling", type[Pooling], {
     "pooler": EncoderPooler,
     "cls": FirstToken,
     "mean": Mean,
     "max": Max,
     "attention": Attention,
     "bigru": BiGRU,
-}
-JOINS: dict[str, Join] = {
+})  # fmt: skip
+JOINS: Registry[Join] = Registry("join", Join, {
     "concat": Join(_concat, lambda size: 2 * size),
     "concat_diff_product": Join(_concat_diff_product, lambda size: 4 * size),
     "concat_cosine": Join(_concat_cosine, lambda size: 2 * size + 1),
     "cosine": Join(_cosine, lambda size: 1),
-}
+})  # fmt: skip

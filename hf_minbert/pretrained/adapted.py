@@ -14,6 +14,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from ..errors import MinBertError, explain
 from ..model.modeling_minbert import MinBertForMultiTask
+from ..model.saving import plugins_of, save_plugins
 
 POOLER = "bert.pooler"
 NAME = "default"  # what peft calls an adapter that has no name
@@ -43,7 +44,9 @@ class AdaptedModel(PeftModel):
         super().save_pretrained(str(save_directory), *args, **kwargs)
         model = self.get_base_model()
         model.config.architectures = [type(model).__name__]
+        model.config.plugins = plugins_of(model.config.tasks or (), model.config.plugins or ()) or None
         custom_object_save(model, save_directory, config=cast(Any, model.config))  # its annotation says dict
+        save_plugins(model.config.plugins or (), save_directory)
         model.config.save_pretrained(save_directory)
 
     def create_or_update_model_card(self, output_dir: str) -> None:

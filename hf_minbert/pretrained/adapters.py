@@ -51,12 +51,11 @@ TARGETS = {"IA3": {"target_modules": ["key", "value", "output.dense"], "feedforw
 USUAL_TARGETS = {"target_modules": ["query", "value"]}
 #: Why not, where people will ask.
 _PROMPTS = "puts made-up tokens before the input, and poolings, packing and heads would take them for words"
-REFUSED = {
-    **dict.fromkeys(
-        ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"), _PROMPTS
-    ),
+REFUSED: dict[str, str] = {
+    "PROMPT_TUNING": _PROMPTS, "MULTITASK_PROMPT_TUNING": _PROMPTS, "P_TUNING": _PROMPTS,
+    "PREFIX_TUNING": _PROMPTS, "ADAPTION_PROMPT": _PROMPTS, "CPT": _PROMPTS,
     "ADALORA": "chooses its ranks by scores that no checkpoint keeps, so that a run could not go on where it stopped",
-}
+}  # fmt: skip
 
 
 # ---- What a recipe says ------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MinBertError
+from ..errors import MinBertError, explain
+from ..settings import plugins
 from ..settings.recipe import read_recipe
 from ..settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks
 
@@ -48,6 +50,7 @@ class RunData:
         recipe = last_stage(Path(name)) / RECIPE
         if not recipe.is_file():
             return cls(None, {}, {}, data_dir)
+        load_plugins(Path(name))
         lines = {key: value.value for key, value in read_recipe(recipe).items()}
         lines |= (lines.get("stages") or [{}])[-1]  # where the folders of the stages were deleted
         tasks = {task.name: task for task in get_tasks(lines["tasks"])} if lines.get("tasks") else {}
@@ -89,6 +92,23 @@ class RunData:
                 f"{error} {self.recipe} names these rows. If they have moved, give their folder by --data-dir, or "
                 f"correct a full path in that file."
             ) from error
+
+
+def load_plugins(folder: Path) -> None:
+    """Imports the plugins of the run in a folder, or of the models that the one there was merged from.
+
+    As `hf_minbert.settings.plugins.load_saved`: never a copy in the folder, and one that is missing is no error yet.
+    """
+    recipe, merge = folder / RECIPE, folder / "merge.json"
+    if recipe.is_file():
+        given = read_recipe(recipe).get("plugins")
+        plugins.load_saved(given.value or () if given else (), folder)
+    if merge.is_file():
+        with explain(f"Reading {merge}", "Correct it, or take it out of the folder."):
+            models = json.loads(merge.read_text(encoding="utf-8")).get("models", ())
+        for name in models:
+            if Path(name).resolve() != folder.resolve():
+                load_plugins(Path(name))
 
 
 def last_stage(folder: Path) -> Path:

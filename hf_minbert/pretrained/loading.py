@@ -21,6 +21,7 @@ from ..model.inference import length_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
 from ..settings.recipe import read_recipe
 from ..settings.tasks import Task, head_difference
+from .data import load_plugins
 from .weights import MODEL, hub_answers, kept_weights
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
             f"There is no folder {name} here, and the Hub does not answer. {REMEDY} For small weights without the Hub "
             f"run `minbert quickstart`: it keeps them, and {MODEL} then names them."
         )
+    load_plugins(path)
     with explain(f"Reading the config of {name!r}", REMEDY):
         return MinBertConfig.from_pretrained(place, revision=revision or "main", **changes)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..io import INDEX, json_line, whole_safetensors
+from ..model.saving import FILE, why_it_stays
 from ..pretrained.weights import MODEL
 from ..settings.recipe import read_recipe, recipe_text
 from ..settings.table import names
@@ -93,7 +94,7 @@ def _code(folder: Path) -> list[str]:
     """The files by which the model loads without this package: those that its config names, and what they import."""
     if not (folder / "config.json").is_file():  # an adapter's folder may have none
         return []
-    from transformers.dynamic_module_utils import get_relative_import_files
+    from transformers.dynamic_module_utils import get_relative_import_files, get_relative_imports
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     named = [
@@ -108,6 +109,14 @@ def _code(folder: Path) -> list[str]:
             f"The model's code needs {error.filename}, which is not there. Save the model again, with "
             f"`save_pretrained`."
         ) from error
+    plugins = config.get("plugins") or ()
+    for name in plugins:
+        if name not in get_relative_imports(folder / FILE):
+            raise MinBertError(
+                f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. "
+                f"It did not travel: {why_it_stays(name, plugins) or 'it was another file then'}. Then save the "
+                "model again."
+            )
     return sorted({*modules, *imported})
 
 

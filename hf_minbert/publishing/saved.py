@@ -11,6 +11,7 @@ from typing import Any
 from ..data.files import HUB, SAMPLE
 from ..data.hub import is_hub_id, licence_of, on_hub
 from ..errors import MinBertError, explain
+from ..pretrained.data import load_plugins
 from ..settings.keys import default_of
 from ..settings.table import OURS
 from ..settings.tasks import TASKS, Source, Task, data_files, get_tasks
@@ -66,6 +67,7 @@ class SavedModel:
                 f"The folder {folder} holds no model: it has no config.json. Give that of a finished run, or of "
                 f"another model that this package saved."
             )
+        load_plugins(folder)
         config = _read(folder / "config.json")
         if config and config.get("model_type") != "minbert":
             raise MinBertError(

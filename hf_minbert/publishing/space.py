@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..errors import MinBertError
 from ..io import check_writable, write_atomically
+from ..model.saving import plugins_of, why_it_stays
 from ..pretrained.loading import is_adapter, load_config, tasks_of
 from ..pretrained.prediction import Predictor
 
@@ -65,12 +66,17 @@ def export_space(model: str, folder: Path) -> None:
     there = [name for name in WRITTEN if (folder / name).exists()]
     if there:
         raise MinBertError(f"--export-space {folder} holds {there[0]} already. Delete it, or give another folder.")
-    tasks_of(load_config(model), model)
+    config = load_config(model)
+    tasks_of(config, model)
     title = Path(model).resolve().name
     # An adapter goes along too, merged: by its id alone it would need peft there, and its heads would be lost.
     copied = Path(model).exists() or is_adapter(model)
     if copied:
         predictor = Predictor.from_pretrained(model, device="cpu")
+        plugins = plugins_of(config.tasks or ())
+        for name in plugins:
+            if (why := why_it_stays(name, plugins)) is not None:
+                raise MinBertError(f"The Space would lack the plugin {name!r}, as {why}.")
         predictor.model.save_pretrained(folder / "model")  # with its code
         predictor.tokenizer.save_pretrained(folder / "model")
     place = 'str(Path(__file__).parent / "model")' if copied else repr(model)

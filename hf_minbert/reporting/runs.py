@@ -151,7 +151,8 @@ class Run:
         ours, theirs = (stage_recipes(run.recipe) for run in (self, other))
         if len(ours) != len(theirs):
             return [*whole, "stages"]
-        stages = {name: _differing(ours[name], of, [{}, {}]) for name, of in zip(ours, theirs.values(), strict=True)}
+        pairs = zip(ours, theirs, strict=True)
+        stages = {name: _differing(our, their, [{}, {}]) for (name, our), (_, their) in pairs}
         if stages:  # a line outside them has an effect only where a stage has none of its own
             whole = [key for key in whole if any(key in keys for keys in stages.values())]
         parts = [f"stages.{name}.{key}" for name, keys in stages.items() for key in keys if key not in whole]
@@ -163,7 +164,7 @@ class Run:
     def training_rows(self) -> list[dict[str, str]]:
         """Digests of the training rows by task, of the run or of each stage, but for rows that the seed draws."""
         folders, found = dict(stage_folders(self.path)), []
-        for name, recipe in (stage_recipes(self.recipe) or {"": self.recipe}).items():
+        for name, recipe in stage_recipes(self.recipe) or [("", self.recipe)]:
             began = self.environment
             if name:
                 began = _json(folders[name] / "environment.json") if name in folders else {}

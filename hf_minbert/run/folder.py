@@ -27,6 +27,7 @@ from ..model.configuration_minbert import MinBertConfig
 from ..model.inference import length_of
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
+from ..settings import plugins
 from ..settings.keys import default_of
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.run import RunSettings
@@ -116,6 +117,7 @@ class RunFolder(TrainerCallback):
         if begun is None:
             return
         (old_settings, old_given), environment = begun
+        self._check_plugins(environment["plugins"])
         old, new = all_values(old_settings, old_given), all_values(self.settings, self.given)
         keys = names(among=new, scope=("run", "seed"), objectives=("any", new["objective"]))
         if environment["processes"] != self.args.world_size:
@@ -133,6 +135,23 @@ class RunFolder(TrainerCallback):
                 f"{plain(new[key])}: it would be neither run. Keep the old value, or start anew."
             )
         self.changed = {key: (old[key], new[key]) for key in names(among=differing, resume=("free", "length"))}
+
+    def _check_plugins(self, old: Mapping[str, str]) -> None:
+        """Refuses to go on with other plugins, or with the same ones after a change of their files."""
+        if {*old} - {*self.plugins()}:
+            plugins.find_more((), "")  # it may be of an entry point, which is imported once a name is asked for
+        new, named = self.plugins(), {*map(plugins.module_of, self.settings.plugins)}
+        for name in {**old, **dict.fromkeys(sorted(named))}:
+            if old.get(name) != new.get(name):
+                then, now = (f"with digest {of[name]}" if name in of else "without it" for of in (old, new))
+                raise MinBertError(
+                    f"The run in {self.path} cannot be resumed, as the plugin {name!r} is another one: the run was "
+                    f"started {then}, now it would go on {now}. Put the plugin back as it was, or start anew."
+                )
+
+    def plugins(self) -> dict[str, str]:
+        """The plugins of the run, with digests of their files."""
+        return plugins.load(self.settings.plugins) | plugins.installed()
 
     def check_model(self, config: MinBertConfig) -> None:
         """Refuses to resume with a model of another shape than the checkpoint's."""
@@ -170,7 +189,8 @@ class RunFolder(TrainerCallback):
         split = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
         with explain(f"Reading {environment}", "Start anew with overwrite=true, or put the right file back."):
             begun = json.loads(environment.read_text(encoding="utf-8"))
-            return split, {key: begun[key] for key in ("processes", "datasets", "training_rows")}
+            kept = {key: begun[key] for key in ("processes", "datasets", "training_rows")}
+            return split, {**kept, "plugins": begun.get("plugins", {})}  # runs of before there were plugins
 
     def commits(self) -> dict[str, str]:
         """The commits of the Hub's datasets that the run began with, for a run that resumes."""
@@ -200,9 +220,11 @@ class RunFolder(TrainerCallback):
         return {key: value for key, value in keys.items() if traits_of(key).scope not in ("machine", "secret")}
 
     def digests(self, data: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-        """Of the rows that were read, by the words for them."""
+        """Of the plugins and of the rows that were read, by the words for them."""
+        of_plugins = {f"the plugin {name!r} with digest": digest for name, digest in self.plugins().items()}
         words = {"train": "a digest of the training rows", "dev": "a digest of the dev rows"}
-        return {f"{words[s]} of {name!r}": digest for s in words for name, digest in _digests(data[s]).items()}
+        of_rows = {f"{words[s]} of {name!r}": digest for s in words for name, digest in _digests(data[s]).items()}
+        return of_plugins | of_rows
 
     # ---- During the run --------------------------------------------------------------------------------------
 
@@ -257,6 +279,7 @@ class RunFolder(TrainerCallback):
             **environment(self.args),
             "datasets": revisions(get_tasks(self.settings.tasks)),
             "training_rows": self.training_rows,
+            "plugins": self.plugins(),
         }
 
 

@@ -180,7 +180,7 @@ def _check_stage(where: str, name: str, stage: Mapping[str, Any], earlier: Seque
         raise MinBertError(f"{where}: `name` becomes a folder's: letters, digits, `-` and `_`. Found {name!r}.")
     if name in earlier:
         raise MinBertError(f"{where}: another stage has that name already. Give each a name of its own.")
-    for key in OF_ALL:
+    for key in (*OF_ALL, "plugins"):
         if key in stage:
             raise MinBertError(f"{where}: `{key}` is of the whole recipe. Write it outside `stages`.")
 

@@ -31,6 +31,7 @@ from ..pretrained import adapters
 from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from ..pretrained.prediction import Predictor, score
 from ..pretrained.teachers import teacher_logits
+from ..settings import plugins
 from ..settings.dotted import Value
 from ..settings.keys import KEPT
 from ..settings.recipe import split_recipe
@@ -62,6 +63,7 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     Raises:
         MinBertError: anything wrong before the first step. Later errors pass as they are.
     """
+    plugins.load_named(values)
     stages = _plan_together(values)
     metrics = carry_out(values, stages, _train) if stages else _train(values)
     if dist.is_available() and dist.is_initialized():
@@ -279,6 +281,7 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
         MinBertError: anything wrong before the first step, fewer than two tasks, or no weights that two tasks share.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in `train`
+    plugins.load_named(values)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     with tempfile.TemporaryDirectory() as folder:
         with explain("Reading the training arguments", "Correct the recipe."):

@@ -102,12 +102,12 @@ def stage_names(stages: Sequence[Any]) -> list[str]:
     return [str(number if name is None else name) for number, name in enumerate(given, 1)]
 
 
-def stage_recipes(values: Mapping[str, Value]) -> dict[str, dict[str, Value]]:
-    """Each stage's recipe by its name: the lines outside `stages`, and its own before these. Empty without stages."""
+def stage_recipes(values: Mapping[str, Value]) -> list[tuple[str, dict[str, Value]]]:
+    """Name and recipe of each stage: the lines outside `stages`, and its own before these. Empty without stages."""
     stages = values["stages"].value if "stages" in values else None
     common = {key: value for key, value in values.items() if key != "stages"}
     own = [{key: as_value(line) for key, line in stage.items() if key != "name"} for stage in stages or ()]
-    return {name: common | lines for name, lines in zip(stage_names(stages or ()), own, strict=True)}
+    return [(name, common | lines) for name, lines in zip(stage_names(stages or ()), own, strict=True)]
 
 
 def stage_place(stages: Any, name: str, where: str) -> int:
@@ -216,19 +216,23 @@ def _with(tree: Any, path: Sequence[str], raw: Any, where: str) -> Any:
             return {**tree, **{_own_key(tree, key): value for key, value in raw.items()}}
         return raw
     name, *rest = path
-    if tree is None:
-        tree = {}
-    elif isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
-        tree = dict(path=tree)
-    inner = _part(tree, name)
-    if not isinstance(tree, dict) and inner is MISSING:
+    parts = _with_parts(tree, name)
+    inner = _part(parts, name)
+    if not isinstance(parts, dict) and inner is MISSING:
         raise MinBertError(f"{where} asks for {name!r} in {tree!r}, which has no such part.")
-    place = _own_key(tree, name) if isinstance(tree, dict) else int(name)
+    place = _own_key(parts, name) if isinstance(parts, dict) else int(name)
     if raw is None and not rest:
-        del tree[place]
+        del parts[place]
     else:
-        tree[place] = _with(None if inner is MISSING else inner, rest, raw, where)
-    return tree
+        parts[place] = _with(None if inner is MISSING else inner, rest, raw, where)
+    return parts
+
+
+def _with_parts(tree: Any, name: str) -> Any:
+    """A mapping where there is nothing, and where an option of a file is asked of its path."""
+    if isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
+        return {"path": tree}
+    return {} if tree is None else tree
 
 
 def _as_text(value: Any) -> str:

@@ -27,6 +27,7 @@ class Traits:
         objectives: which `objective` it has an effect on.
         per_process: whether it counts rows of one process.
         travels: whether the saved model's config keeps it.
+        by_task: whether it names tasks: a list of them, or a mapping from them.
         off: its value in a run that only measures: nothing is scored, written or stopped early.
     """
 
@@ -35,6 +36,7 @@ class Traits:
     objectives: Literal["any", "tasks", "mlm"] = "any"
     per_process: bool = False
     travels: bool = False
+    by_task: bool = False
     off: Any = KEPT
 
 

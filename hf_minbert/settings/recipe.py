@@ -20,10 +20,10 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from ..errors import MinBertError, unknown_name
-from .dotted import Value, in_order, set_for_all, set_key, stage_names
+from . import plugins
+from .dotted import Value, in_order, set_for_all, set_key
 from .run import RunSettings
 from .stock import stock_hints
-from .tasks import get_tasks
 from .training import TrainingKeys
 
 # ---- Reading YAML ----------------------------------------------------------------------------------------
@@ -153,6 +153,8 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
             all of the recipe's stages, also where one has a line of that key; one like `stages.heads.max_steps=2` is
             for the stage `heads` alone, and goes before those for all.
 
+    Plugins that lie beside the recipe or in the working directory are named with their folder. None is imported.
+
     Raises:
         MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
     """
@@ -180,6 +182,8 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     for key in in_order(dotted):
         of_one = key.startswith("stages.") or "stages" in words
         (set_key if of_one else set_for_all)(values, key, dotted[key], repr(key))
+    if "plugins" in values:
+        values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
     return values
 
 
@@ -246,23 +250,6 @@ def split_recipe(values: Mapping[str, Value], training_types: Mapping[str, Any])
     settings = RunSettings(**{key: value for key, value in typed.items() if key in ours})
     training = {key: value for key, value in typed.items() if key not in ours}
     return settings, {"output_dir": settings.output_dir, **training}
-
-
-def check_words(values: Mapping[str, Value]) -> None:
-    """Raises `MinBertError` for a mistake that the words of a recipe show, before torch is imported."""
-    hints = {**stock_hints(), **typing.get_type_hints(TrainingKeys)}
-    common = {key: value for key, value in values.items() if key != "stages"}
-    settings, _ = split_recipe(common, hints)
-    get_tasks(settings.tasks)
-    stages = values["stages"].value if "stages" in values else None
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
-        return  # what is wrong then is said where stages are planned
-    for number, (name, stage) in enumerate(zip(stage_names(stages), stages, strict=True), 1):
-        own = {key: Value(raw, None if isinstance(raw, list | dict) else str(raw)) for key, raw in stage.items()}
-        try:
-            split_recipe({**common, **{key: value for key, value in own.items() if key != "name"}}, hints)
-        except MinBertError as error:
-            raise MinBertError(f"Stage {number} ({name}): {error}") from error
 
 
 #: Names that people know from elsewhere, and from older versions of TrainingArguments.

@@ -35,6 +35,12 @@ class RunSettings:
         "The tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to fields of"
         " `Task` (see `hf_minbert.settings.tasks.get_tasks`), such as where its data lies.",
     )
+    plugins: list[str] = key(
+        [],
+        "Modules that register heads, losses, poolings, aggregators and so on when they are imported: names, of files "
+        "beside the recipe or in the working directory, or of installed modules. Their code runs.",
+        resume="contents",
+    )
     max_length: int | None = key(
         None,
         "Longest input in tokens; longer ones are cut. Unless given, the length that the model was trained for; of a "

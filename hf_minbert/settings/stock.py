@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from enum import Enum
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -80,25 +81,48 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
+def refusal(name: str, value: Any) -> str | None:
+    """Why an argument may not have this value, in a sentence; `None` where it may."""
+    if name not in REFUSED:
+        return None
+    allowed, reason = REFUSED[name]
+    asks_for_nothing = not value and allowed not in (True, -1)
+    return (
+        None
+        if value == allowed or asks_for_nothing
+        else f"`{name}: {value}` is not supported: {reason}. Leave it out."
+    )
+
+
 @cache
 def stock_hints() -> dict[str, Any]:
     """The types of transformers' training arguments, read from its source: importing it takes seconds.
 
-    A type that names a class of transformers is `Any` here; the class itself checks it.
+    Its enumerations are made anew. A type that names another class of transformers is `Any` here; the class itself
+    checks it.
     """
     spec = find_spec("transformers")
     assert spec is not None and spec.origin is not None
-    tree = ast.parse((Path(spec.origin).parent / "training_args.py").read_text(encoding="utf-8"))
-    (stock,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments")
+    classes: dict[str, ast.ClassDef] = {}
+    for file in ("trainer_utils.py", "training_args.py"):
+        tree = ast.parse((Path(spec.origin).parent / file).read_text(encoding="utf-8"))
+        classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    enums = [node for node in classes.values() if any("Enum" in ast.unparse(base) for base in node.bases)]
+    known = {"Any": Any, **{node.name: _enum(node) for node in enums}}
     return {
-        node.target.id: _plain_type(node.annotation)
-        for node in stock.body
+        node.target.id: _plain_type(node.annotation, known)
+        for node in classes["TrainingArguments"].body
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
-def _plain_type(annotation: ast.expr) -> Any:
+def _enum(node: ast.ClassDef) -> type[Enum]:
+    members = [statement for statement in node.body if isinstance(statement, ast.Assign)]
+    return Enum(node.name, {ast.unparse(each.targets[0]): ast.literal_eval(each.value) for each in members})
+
+
+def _plain_type(annotation: ast.expr, known: dict[str, Any]) -> Any:
     try:
-        return eval(compile(ast.Expression(annotation), "", "eval"), {"Any": Any})  # of the library's own source
+        return eval(compile(ast.Expression(annotation), "", "eval"), known)  # of the library's own source
     except (NameError, TypeError):
         return Any

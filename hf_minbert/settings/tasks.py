@@ -10,17 +10,11 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
+from .metrics import KIND_METRICS
 
 Kind = Literal["classes", "binary", "score"]
 PairEncoding = Literal["single", "cross", "bi"]
 
-#: The kinds of label that exist, and the metrics each is scored with. The first one is the task's
-#: score in `eval_overall` unless the task names another.
-KIND_METRICS: dict[str, tuple[str, ...]] = {
-    "classes": ("accuracy", "macro_f1"),
-    "binary": ("accuracy", "f1"),
-    "score": ("pearson", "spearman"),
-}
 SPLITS = ("train", "dev", "test")
 #: How a recipe names a file: its path, or a mapping of the fields of `DataFile`.
 FileEntry = str | dict[str, Any]
@@ -260,7 +254,7 @@ class Task:
                 f"column(s). Found {self.pair_encoding!r}."
             )
         if not self.metric:
-            object.__setattr__(self, "metric", KIND_METRICS[self.kind][0])
+            object.__setattr__(self, "metric", next(iter(KIND_METRICS[self.kind])))
         if self.metric not in KIND_METRICS[self.kind]:
             raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
         self._check_labels(where)
@@ -533,3 +527,53 @@ def with_revisions(
 def _at_commit(entry: Mapping[str, Any], commit: str) -> Mapping[str, Any]:
     fixed = re.fullmatch(r"[0-9a-f]{40}", entry.get("dataset_revision") or "")
     return entry if fixed else {**entry, "dataset_revision": commit}
+
+
+def chosen(option: str, named: Iterable[str] | str | None, tasks: Mapping[str, Any]) -> list[str]:
+    """The tasks that `option` names, each once; all of them where it says nothing.
+
+    Raises:
+        MinBertError: it names a task that is not among `tasks`, or none at all.
+    """
+    names = list(tasks) if named in (None, {}) else [named] if isinstance(named, str) else list(named)
+    for name in names:
+        if name not in tasks:
+            raise MinBertError(f"`{option}`: {unknown_name('task', name, tasks)}")
+    if not names:
+        raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
+    return list(dict.fromkeys(names))
+
+
+# ---- Names of metrics --------------------------------------------------------------------------------------------
+
+#: The course's 2024 leaderboard: the mean of these, with the correlation r entered as (r + 1) / 2.
+LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
+
+
+def metric_names(tasks: Iterable[Task]) -> list[str]:
+    """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
+    tasks = list(tasks)
+    names = [f"{task.name}_{metric}" for task in tasks for metric in (*KIND_METRICS[task.kind], "loss")]
+    return [*names, "overall", *(["leaderboard"] if has_leaderboard(tasks) else [])]
+
+
+def has_leaderboard(tasks: list[Task]) -> bool:
+    metrics = {task.name: KIND_METRICS[task.kind] for task in tasks}
+    return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())
+
+
+def check_metric(metric: str, evaluated: Iterable[Task], averaged: bool) -> None:
+    """Raises `MinBertError` if no evaluation of these tasks reports what `metric_for_best_model` names.
+
+    Args:
+        averaged: whether the weights of a teacher are scored too, `proximal_evaluate`.
+    """
+    name = metric.removeprefix("eval_")
+    if name.startswith("averaged_") and not averaged:
+        raise MinBertError(
+            f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, or leave "
+            "`averaged_` out."
+        )
+    known = metric_names(evaluated)
+    if name.removeprefix("averaged_") not in known:
+        raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, [f'eval_{n}' for n in known])}")

@@ -32,8 +32,11 @@ class TrainingKeys:
     train_tasks: list[str] | None = key(
         None,
         "Tasks that are trained. All of the model's unless given; the other heads stay as they are.",
+        by_task=True,
     )
-    eval_tasks: list[str] | None = key(None, "Tasks that are scored. All of the model's unless given.", resume="free")
+    eval_tasks: list[str] | None = key(
+        None, "Tasks that are scored. All of the model's unless given.", resume="free", by_task=True
+    )
     task_batch_sizes: dict[str, int] | BatchSizes | None = key(
         None,
         "Rows a round takes from a task, per device, where it differs from `per_device_train_batch_size`. "
@@ -41,12 +44,14 @@ class TrainingKeys:
         "whole numbers allow; `per_device_train_batch_size` is that of the largest.",
         objectives="tasks",
         per_process=True,
+        by_task=True,
     )
     task_weights: dict[str, float] | TaskWeights | None = key(
         None,
         "Factor on a task's loss, 1 unless given. `inverse_batch_size`: the smallest of the tasks' batch sizes over "
         "its own. A loss is a mean over its batch, so that weights tasks with large batches down.",
         objectives="tasks",
+        by_task=True,
     )
     mixing: str = key(
         "cycle",
@@ -63,6 +68,7 @@ class TrainingKeys:
         "How a task's rows are drawn, `shuffle` unless given. `shuffle`: each row once, in a new order; `balanced`: "
         "with replacement, each label equally often (for a score, each bin of its range).",
         objectives="tasks",
+        by_task=True,
     )
     score_bins: int = key(
         5,
@@ -74,6 +80,7 @@ class TrainingKeys:
         "How much of a task's rows an epoch takes, where that is not all of them: a number with a point is a share "
         "(`0.1` a tenth, `1.0` all), a whole number counts rows (`1` is one row).",
         objectives="tasks",
+        by_task=True,
     )
     redraw_rows: bool = key(
         True,
@@ -164,6 +171,11 @@ class TrainingKeys:
         " loss at the worst near words is added; `none`.",
         objectives="tasks",
     )
+    regularizer_options: dict | None = key(
+        None,
+        "Keyword arguments of a regularizer that a plugin registered; those of the package have keys of their own.",
+        objectives="tasks",
+    )
     smart_weight: float = key(1.0, "Factor on SMART's term.", objectives="tasks")
     smart_epsilon: float | None = key(
         None,
@@ -193,6 +205,7 @@ class TrainingKeys:
         "The divergence of two outputs: `smart_0` KL both ways; `smart_1` KL one way; `smart_2` the search by KL one "
         "way, the term by KL both ways. One for all, or by task, where the others have `smart_0`.",
         objectives="tasks",
+        by_task=True,
     )
     smart_score_divergence: ScoreDivergence | None = key(
         None,

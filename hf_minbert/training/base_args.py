@@ -11,10 +11,8 @@ from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from ..data.rounds import MIXING, Drawn
-from ..errors import MinBertError, unknown_name
-from ..evaluation.metrics import metric_names
 from ..settings.keys import key
-from ..settings.tasks import Task
+from ..settings.tasks import Task, chosen, metric_names
 from ..settings.training import TrainingKeys
 from .optimizers import OwnOptimizer
 
@@ -61,14 +59,7 @@ class BaseArguments(TrainingKeys, TrainingArguments):
         Raises:
             MinBertError: it names a task that is not among `tasks`, or none at all.
         """
-        names = getattr(self, option)
-        names = list(tasks) if names in (None, {}) else [names] if isinstance(names, str) else list(names)
-        for name in names:
-            if name not in tasks:
-                raise MinBertError(f"`{option}`: {unknown_name('task', name, tasks)}")
-        if not names:
-            raise MinBertError(f"`{option}` is empty. Name at least one of: {', '.join(tasks)}.")
-        return list(dict.fromkeys(names))
+        return chosen(option, getattr(self, option), tasks)
 
     def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
         """Names of what an evaluation during training reports on these tasks."""

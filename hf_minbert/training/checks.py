@@ -12,7 +12,8 @@ import torch
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, explain, unknown_name
-from ..settings.tasks import Task
+from ..settings.table import names
+from ..settings.tasks import Task, check_metric
 from ..settings.training import (
     BatchSizes,
     ConflictDetail,
@@ -194,10 +195,8 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
             have the weight 0, or the aggregator cannot serve so many tasks, or tasks of such names.
     """
     check_groups(args, tasks)
-    for option in ("train_tasks", "eval_tasks", "task_sampling", "rows_per_epoch"):
-        args.chosen_tasks(option, tasks)
-    for option in ("task_batch_sizes", "task_weights", "smart_variant"):
-        if args.by_task(option):  # else it may be one word for all
+    for option in names(by_task=True):
+        if not isinstance(getattr(args, option), str):  # else it is one word for all
             args.chosen_tasks(option, tasks)
     regularizer = regularizer_of(args)
     trained = [tasks[name] for name in args.chosen_tasks("train_tasks", tasks)]
@@ -211,18 +210,7 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
         raise MinBertError(reason)
     if args.metric_for_best_model is not None:
         evaluated = [tasks[name] for name in args.chosen_tasks("eval_tasks", tasks)]
-        _check_metric(args, args.metric_for_best_model, evaluated)
-
-
-def _check_metric(args: BaseArguments, metric: str, evaluated: Sequence[Task]) -> None:
-    known = args.metrics_of(evaluated)
-    if metric.removeprefix("eval_").startswith("averaged_") and not args.proximal_evaluate:
-        raise MinBertError(
-            f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, or leave "
-            "`averaged_` out."
-        )
-    if metric not in known and f"eval_{metric}" not in known:
-        raise MinBertError(f"`metric_for_best_model`: {unknown_name('metric', metric, known)}")
+        check_metric(args.metric_for_best_model, evaluated, args.proximal_evaluate)
 
 
 def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:

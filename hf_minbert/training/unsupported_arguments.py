@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import fields
 
 from ..errors import MinBertError
-from ..settings.stock import REFUSED
+from ..settings.stock import REFUSED, refusal
 from .base_args import BaseArguments
 
 
 def refuse_unsupported(args: BaseArguments) -> None:
     """Raises `MinBertError` if an argument of `REFUSED` asks for something."""
     known = {f.name for f in fields(args)}
-    for name, (allowed, reason) in REFUSED.items():
-        if name not in known:  # a field that only newer versions of transformers have
-            continue
-        value = getattr(args, name)
-        asks_for_nothing = not value and allowed not in (True, -1)
-        if value != allowed and not asks_for_nothing:
-            raise MinBertError(f"`{name}: {value}` is not supported: {reason}. Leave it out.")
+    for name in REFUSED.keys() & known:  # some are fields that only newer versions of transformers have
+        if reason := refusal(name, getattr(args, name)):
+            raise MinBertError(reason)
 
 
 def refuse_settings(args: BaseArguments) -> None:

@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,11 +21,13 @@ import hf_minbert
 from hf_minbert import Predictor
 from hf_minbert.cli import train as train_verb
 from hf_minbert.cli.predict import Dtype
+from hf_minbert.model.losses import LOSSES
 from hf_minbert.model.modeling_minbert import MinBertModel
 from hf_minbert.pretrained.prediction import DTYPES
-from hf_minbert.settings.recipe import settings_types
+from hf_minbert.settings.recipe import read_recipe, settings_types, type_in_words
 from hf_minbert.settings.stock import stock_hints
 from hf_minbert.settings.training import TrainingKeys
+from hf_minbert.settings.words import FURTHER_REGISTRIES, REGISTRIES, REGISTRIES_OF_TASKS, _declared, check_words
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -69,38 +72,84 @@ def test_the_help_of_train_names_every_key_of_ours():
 HEAVY = {"torch", "transformers", "numpy", "datasets", "peft", "evaluate", "scipy", "sklearn"}
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        (["--help"], 0),
-        (["train", "--help"], 0),
-        (["train", "cs224n/baseline", "learning_rat=1e-4"], 2),
-        (["conflicts", "cs224n/baseline", "max_steps=ten"], 2),
-        (["train", "cs224n/baseline", "tasks.sst.kinds=classes"], 2),
-        (["train", "reports/000/base", "stages.heads.seeds=1"], 2),
-        (["search", "quickstart", "--output-dir", "x", "--space", "{}", "max_step=1"], 2),
-        (["train", "no/such/recipe"], 2),
-    ],
-)
-def test_what_the_words_show_is_answered_before_anything_heavy_is_imported(words, status):
+MISTAKES = [
+    "learning_rat=1e-4", "max_steps=ten", "tasks.sst.kinds=classes", "aggregator=pcgard", "aggregator=mgda",
+    "regularizer=smrt", "mixing=cylce", "optim=adamww", "lr_scheduler_type=liner", "save_strategy=never",
+    "train_tasks=ssst", "task_weights.sts2=3", "metric_for_best_model=eval_ssst", "label_smoothing_factor=0.1",
+    "fsdp=full_shard", "tasks.sst.head=mlpp", "tasks.sst.pooling=men", "tasks.sts.loss=msee", "peft.peft_type=LORAA",
+    "tasks.sts.sources={task: para, mapping: sameish}",
+]  # fmt: skip
+
+
+def test_what_the_words_show_is_answered_before_anything_heavy_is_imported():
+    recipe = ["train", "cs224n/baseline", "output_dir=x", "model_name_or_path=x"]
+    given = [["--help"], ["train", "--help"], *([*recipe, word] for word in MISTAKES)]
+    given += [["train", "reports/000/base", "stages.heads.seeds=1"], ["train", "no/such/recipe"]]
+    given += [
+        ["conflicts", "cs224n/baseline", "max_step=1"],
+        ["report", "no-such-run"],
+        ["publish", "no-such", "me/x"],
+    ]
+    search = ["search", "cs224n/baseline", "--output-dir", "x", "--space"]
+    given += [[*search, "{}", "max_step=1"], [*search, "{learning_rat: [1, 2]}"], [*search, "{tasks.sst.haed: [mlp]}"]]
     code = f"""
 import sys
 from hf_minbert.cli import main
-try:
-    main({words!r})
-except SystemExit as exit:
-    print(exit.code, sorted({HEAVY} & set(sys.modules)))
+for words in {given!r}:
+    try:
+        main(words)
+    except SystemExit as exit:
+        print("END", exit.code, sorted({HEAVY} & set(sys.modules)), words, file=sys.stderr)
 """
     done = python("-c", code)
-    assert done.stdout.strip().splitlines()[-1] == f"{status} []", done.stderr
+    ended = [line.split(" ", 2)[1:] for line in done.stderr.splitlines() if line.startswith("END")]
+    assert [status for status, _ in ended] == ["0", "0"] + ["2"] * (len(given) - 2)
+    assert [rest for _, rest in ended if not rest.startswith("[] ")] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("minbert tr", ["train"]),
+        ("minbert train cs224n/base", ["cs224n/baseline"]),
+        ("minbert train quickstart learning_", ["learning_rates=", "learning_rate="]),
+    ],
+)
+def test_the_shell_completes_verbs_recipes_and_keys(line, offered):
+    words = {"_MINBERT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    code = f"import os; os.environ.update({words!r}); from hf_minbert.cli import main; main([])"
+    done = python("-c", code)
+    assert sorted(done.stdout.split()) == sorted(offered), done.stderr
+
+
+def test_names_in_words_are_those_of_the_registries():
+    for registry in (*REGISTRIES.values(), *REGISTRIES_OF_TASKS.values(), *FURTHER_REGISTRIES):
+        module, _, attribute = registry.rpartition(".")
+        assert _declared(registry) == tuple(getattr(import_module(f"hf_minbert.{module}"), attribute)), registry
+    for kind, losses in LOSSES.items():
+        assert _declared("model.losses.LOSSES", kind) == tuple(losses)
+
+
+def test_a_missing_registry_is_a_fault_of_ours():
+    with pytest.raises(LookupError, match=r"model\.heads\.HEADZ"):
+        _declared("model.heads.HEADZ")
+
+
+@pytest.mark.parametrize(
+    "word", ["optim=course_adamw", "aggregator=torchjd.UPGrad", "regularizer=none", "tasks.sst.join=null", "fsdp=null",
+             "metric_for_best_model=sst_accuracy", "peft={peft_type: LORA}", "train_tasks=[sts]"],
+)  # fmt: skip
+def test_right_words_pass(word):
+    check_words(read_recipe("cs224n/baseline", ["output_dir=x", "model_name_or_path=x", word]))
 
 
 def test_the_types_of_stock_arguments_are_read_from_their_source():
     hints = get_type_hints(TrainingArguments)
     names = {f.name for f in fields(TrainingArguments)}
     assert stock_hints().keys() == names
-    assert {name for name in names if stock_hints()[name] not in (hints[name], Any)} == set()
-    assert stock_hints()["learning_rate"] is float and stock_hints()["lr_scheduler_type"] is Any
+    for name in names:
+        assert type_in_words(stock_hints()[name]) in (type_in_words(hints[name]), "anything"), name
+    assert stock_hints()["learning_rate"] is float and stock_hints()["parallelism_config"] is Any
 
 
 @pytest.mark.parametrize("first", ["transformers", "hf_minbert"])

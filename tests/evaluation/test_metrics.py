@@ -14,10 +14,10 @@ from sklearn.metrics import f1_score
 
 from hf_minbert.errors import MinBertError
 from hf_minbert.evaluation.decoding import Decoded, clip, decode
-from hf_minbert.evaluation.metrics import metric_names, overall, task_metrics
+from hf_minbert.evaluation.metrics import overall, task_metrics
 from hf_minbert.evaluation.submission import write_course, write_predictions
 from hf_minbert.io import write_atomically, write_json
-from hf_minbert.settings.tasks import KIND_METRICS, TASKS, Task, get_tasks
+from hf_minbert.settings.tasks import KIND_METRICS, TASKS, Task, get_tasks, metric_names
 
 SST, PARA, STS = get_tasks(["sst", "para", "sts"])
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import explain, unknown_name
+from ...model.registry import Registry
 from .base import Aggregator, check_options
 from .gradvac import GradVac
 from .pcgrad import PCGrad
 from .sum import Sum
-from .torchjd import TorchJD
+from .torchjd import TorchJD, usable_classes
 from .unconditional import Unconditional
 
 
@@ -26,14 +27,21 @@ def make_aggregator(name: str, **options: Any) -> Aggregator:
         if name.startswith("torchjd."):
             return TorchJD(name.removeprefix("torchjd."), **options)
         if name not in AGGREGATORS:
-            raise unknown_name("aggregator", name, [*AGGREGATORS, "torchjd.<name>"])
+            raise unknown_name("aggregator", name, AGGREGATORS, _of_torchjd())
         check_options(name, AGGREGATORS[name], options)
         return AGGREGATORS[name](**options)
 
 
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "sum": Sum,
-    "pcgrad": PCGrad,
-    "gradvac": GradVac,
-    "unconditional": Unconditional,
-}
+def _of_torchjd() -> list[str]:
+    """Their names; where the library is not installed some of them, as examples."""
+    try:
+        return [f"torchjd.{name}" for name in usable_classes()]
+    except ModuleNotFoundError:
+        return ["torchjd.MGDA", "torchjd.UPGrad"]
+
+
+AGGREGATORS: Registry[type[Aggregator]] = Registry(
+    "aggregator",
+    type[Aggregator],
+    {"sum": Sum, "pcgrad": PCGrad, "gradvac": GradVac, "unconditional": Unconditional},
+)

@@ -11,6 +11,23 @@ from ...errors import MinBertError, unknown_name
 from .base import Aggregator, Tasks, check_options
 
 
+def usable_classes() -> dict[str, Any]:
+    """The classes of `torchjd.aggregation` that `TorchJD` takes, by name.
+
+    Raises:
+        ModuleNotFoundError: torchjd is not installed.
+    """
+    from torchjd import Stateful, aggregation
+
+    base = aggregation.GramianWeightedAggregator
+    classes = {name: getattr(aggregation, name) for name in aggregation.__all__}
+    return {
+        name: found
+        for name, found in classes.items()
+        if issubclass(found, base) and found is not base and not issubclass(found, Stateful)
+    }
+
+
 class TorchJD(Aggregator):
     """An aggregator of the library torchjd that works from the Gram matrix: `torchjd.UPGrad`, `torchjd.MGDA`, ...
 
@@ -29,18 +46,11 @@ class TorchJD(Aggregator):
 
     def __init__(self, name: str, **options: Any):
         try:
-            from torchjd import Stateful, aggregation
+            usable = usable_classes()
         except ModuleNotFoundError as error:
             raise MinBertError(
                 f"Aggregator 'torchjd.{name}' needs the library torchjd. Run: pip install 'hf_minbert[torchjd]'"
             ) from error
-        base = aggregation.GramianWeightedAggregator
-        classes = {each: getattr(aggregation, each) for each in aggregation.__all__}
-        usable = {
-            each: found
-            for each, found in classes.items()
-            if issubclass(found, base) and found is not base and not issubclass(found, Stateful)
-        }
         if name not in usable:
             raise unknown_name("aggregator", f"torchjd.{name}", [f"torchjd.{each}" for each in usable])
         check_options(f"torchjd.{name}", usable[name], options)

@@ -1,0 +1,103 @@
+"""Names that a recipe or a config may say, and what each stands for.
+
+This file travels to the Hub with a model: it may import published libraries only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+
+T = TypeVar("T")
+
+
+class Registry(dict[str, T], Generic[T]):
+    """A dict of names, to which a plugin adds its own by `register`.
+
+    Args:
+        what: a name is of, such as "head"; errors say it.
+        of: what all values are: `type[Head]` for subclasses of it, another class for instances.
+        content: what is there to begin with.
+        form: of names, a regular expression.
+        among: which names, where there are several registries of one kind, such as "for kind 'score'".
+    """
+
+    #: Called before a name is refused, with the plugins that a saved model names and where it was loaded from. A
+    #: package that can import plugins sets it. It returns a sentence on those that are missing.
+    find_more: ClassVar[Callable[[Sequence[str], str], str]] = staticmethod(lambda plugins, model: "")
+
+    def __init__(self, what: str, of: Any, content: Mapping[str, T], form: str = r"[a-z][a-z0-9_]*", among: str = ""):
+        super().__init__(content)
+        self.what, self.of, self.form, self.among = what, of, form, among
+        self.own = frozenset(content)
+        self.modules: dict[str, str] = {}  # which module added a name
+
+    def register(self, name: str, value: T) -> T:
+        """Adds a name, and returns the value. To register the same value again changes nothing.
+
+        Raises:
+            ValueError: the name stands for something else or is no word, or the value is of another type.
+        """
+        where = f"`register` of a {self.what}"
+        if not isinstance(name, str) or not re.fullmatch(self.form, name):
+            raise ValueError(f"{where}: a name must match {self.form}. Found {name!r}.")
+        is_class = get_origin(self.of) is type
+        base = get_args(self.of)[0] if is_class else self.of
+        if not (isinstance(value, type) and issubclass(value, base) if is_class else isinstance(value, base)):
+            of = "a function" if base is Callable else f"{'a subclass' if is_class else 'an instance'} of "
+            of += "" if base is Callable else f"{base.__module__}.{base.__qualname__}"
+            raise ValueError(f"{where}: {name!r} must stand for {of}. Found {value!r:.100}.")
+        if self.get(name, value) is not value:
+            by = f" of the plugin {self.modules[name]}" if name in self.modules else ""
+            raise ValueError(f"{where}: {name!r} is taken by {self[name]!r:.100}{by}. Choose another name.")
+        if not super().__contains__(name):
+            super().__setitem__(name, value)
+            self.modules[name] = sys._getframe(1).f_globals["__name__"]
+        return value
+
+    def __setitem__(self, name: str, value: T) -> None:
+        super().__setitem__(name, value)
+        if name not in self.own:
+            self.modules[name] = sys._getframe(1).f_globals["__name__"]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self.finds(name)
+
+    def finds(self, name: object, plugins: Sequence[str] = (), model: str = "") -> bool:
+        """Whether the name is there once further plugins are imported; see `find_more`."""
+        if not super().__contains__(name):
+            self.find_more(plugins, model)
+        return super().__contains__(name)
+
+    def unknown(self, name: object, others: Iterable[str] = (), what: str = "") -> str:
+        """The words for a name that is not there; `others` may be given beside those that are."""
+        return f"{unknown_in_words(what or self.what, name, [*self, *others], self.among)} {self.remedy()}"
+
+    def remedy(self) -> str:
+        """How to get a name that is not there, in a sentence."""
+        return self.find_more((), "") or "A plugin can add one: see `plugins`."
+
+
+def unknown_in_words(what: str, found: object, choices: Iterable[str], among: str = "") -> str:
+    """The words for a name that is none of `choices`, with the nearest right one where there is one."""
+    choices = sorted(choices)
+    listed = ", ".join(choices) or "(none)"
+    return f"unknown {what} {found!r}{among and ' '}{among}.{did_you_mean(found, choices)} Choose from: {listed}."
+
+
+def did_you_mean(found: object, choices: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` with the nearest choice, or nothing where none is near.
+
+    Nearest is one that differs in case, in signs or by what stands before its last dot: `mgda` and `torchjd.MGDA`.
+    """
+    choices = [*choices]
+    near = [name for name in choices if _bare(name) == _bare(str(found))]
+    near = near or get_close_matches(str(found), choices, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.rpartition(".")[2].casefold())
