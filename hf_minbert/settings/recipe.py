@@ -150,8 +150,9 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     Args:
         path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
         overrides: the words. A key with dots reaches into a line, `tasks.sst.head=mlp`; see `set_key`. Words hold for
-            all of the recipe's stages, also where one has a line of that key; one like `stages.heads.max_steps=2` is
-            for the stage `heads` alone, and goes before those for all.
+            all of the recipe's stages, also where one has a line of that key; one with dots only where that line has
+            what it reaches into. One like `stages.heads.max_steps=2` is for the stage `heads` alone, begins with the
+            recipe's line where the stage has none, and goes before those for all.
 
     Plugins that lie beside the recipe or in the working directory are named with their folder. None is imported.
 
