@@ -117,7 +117,9 @@ minbert train cs224n/baseline data_dir=data learning_rate=2e-5 task_batch_sizes=
 ```
 
 A key with dots reaches into a line and keeps the rest of it: `tasks.sst.head=mlp`, `tasks.sts.sources.0.rows=100`,
-`stages.heads.max_steps=2`. A mapping is merged into the one that is there, and `null` takes a part away.
+`stages.heads.max_steps=2`. A mapping is merged into the one that is there, and `null` takes a part away. What has no
+line begins with its default, and in a stage with the recipe's line. A key for all stages changes a stage's own line
+only if that line has the task, or the name, that it reaches into.
 
 The scalars are those of YAML 1.2: `3e-5` is a number, `no` is a word, `null` is nothing. A key that is not below is
 refused, with the nearest one that is; so is one that stands twice. A run's folder keeps its recipe, complete, as

@@ -6,7 +6,7 @@ import enum
 import math
 import types
 import typing
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -15,10 +15,12 @@ import pytest
 
 from hf_minbert import MinBertError, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.settings.dotted import Value
+from hf_minbert.settings.keys import default_of
 from hf_minbert.settings.recipe import cast, read_recipe, settings_types, split_recipe, write_recipe
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED as REFUSED_ARGUMENTS
-from hf_minbert.settings.table import names
+from hf_minbert.settings.table import OURS, names
+from hf_minbert.settings.tasks import TASKS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING_TYPES = typing.get_type_hints(MultiTaskTrainingArguments)
@@ -413,7 +415,117 @@ def test_a_key_with_dots_holds_for_stages_with_a_line_of_their_own(tmp_path):
     found = dotted(tmp_path, "tasks.sst.pooling=cls", "stages.all.tasks.sst.pooling=max")
     assert found["tasks"]["sst"]["pooling"] == "cls"
     assert found["stages"][0]["tasks"] == {"sst": {"pooling": "cls"}}
-    assert found["stages"][1] == {"name": "all", "tasks": {"sst": {"pooling": "max"}}}
+    expected = {**found["tasks"], "sst": {**found["tasks"]["sst"], "pooling": "max"}}
+    assert found["stages"][1] == {"name": "all", "tasks": expected}
+
+
+def words_on(read):
+    """`lines(text, *words)`: the recipe's plain values after the words."""
+    return lambda text, *words: {key: value.value for key, value in read(text, *words).items()}
+
+
+IN_STAGES = """
+tasks: {sst: {pooling: mean}, para: , sts: }
+task_weights: {para: 3}
+train_tasks: [sst, para]
+stages: [{name: a, tasks: [para]}, {name: b}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "line", "expected"),
+    [
+        (
+            "stages.b.tasks.sst.head=mlp",
+            "tasks",
+            {"sst": {"pooling": "mean", "head": "mlp"}, "para": None, "sts": None},
+        ),
+        ("stages.b.tasks.sst.pooling=null", "tasks", {"sst": {}, "para": None, "sts": None}),
+        ("stages.b.tasks.para=null", "tasks", {"sst": {"pooling": "mean"}, "sts": None}),
+        ("stages.b.task_weights.sst=5", "task_weights", {"para": 3, "sst": 5}),
+        ("stages.b.learning_rates.heads=0.1", "learning_rates", {"heads": 0.1}),
+        ("stages.b.train_tasks.0=sts", "train_tasks", ["sts", "para"]),
+        ("stages.b.proximal_momentum.0=0.5", "proximal_momentum", [0.5, 0.999]),
+        ("stages.b.task_weights=null", "task_weights", None),
+    ],
+)
+def test_a_key_of_a_stage_without_that_line_begins_with_the_recipe_s(read, word, line, expected):
+    values, before = words_on(read)(IN_STAGES, word), words_on(read)(IN_STAGES)
+    assert values["stages"] == [before["stages"][0], {"name": "b", line: expected}]
+    assert {**values, "stages": None} == {**before, "stages": None}
+
+
+def test_a_list_of_tasks_in_a_stage_is_the_mapping_that_it_stands_for(read):
+    values = words_on(read)(IN_STAGES, "stages.a.tasks.para.head=mlp")
+    assert values["stages"][0] == {"name": "a", "tasks": {"para": {"head": "mlp"}}}
+
+
+@pytest.mark.parametrize("word", ["tasks.sst.head=linear", "tasks.sst.pooling=null", "tasks.sst=null", "tasks.nli={}"])
+def test_a_word_for_all_stages_adds_nothing_to_a_stage_s_own_line(read, word):
+    assert words_on(read)(IN_STAGES, word)["stages"] == [{"name": "a", "tasks": ["para"]}, {"name": "b"}]
+
+
+def test_a_word_for_all_stages_changes_the_part_that_a_stage_has(read):
+    text = IN_STAGES.replace("tasks: [para]", "tasks: {sst: {pooling: max}}, task_weights: {sts: 2}")
+    words = "tasks.sst.head=mlp", "task_weights.para=4", "task_weights.sts=null"
+    values = words_on(read)(text, *words[:2])
+    assert values["stages"][0] == {
+        "name": "a", "tasks": {"sst": {"pooling": "max", "head": "mlp"}}, "task_weights": {"sts": 2},
+    }  # fmt: skip
+    assert words_on(read)(text, words[2])["stages"][0]["task_weights"] == {}
+    with pytest.raises(MinBertError, match=r"each stage has a line `tasks` of its own.* stages.a.tasks.sst.head"):
+        words_on(read)("stages: [{name: a, tasks: [para]}]", "tasks.sst.head=mlp")
+
+
+def test_keys_are_compared_by_their_characters(read):
+    text = "unfreeze: {1: 1, 2: none}"
+    assert words_on(read)(text, "unfreeze.2=null") == {"unfreeze": {1: 1}}
+    assert words_on(read)(text, "unfreeze.2=0", "unfreeze.3=none") == {"unfreeze": {1: 1, 2: 0, "3": "none"}}
+    assert words_on(read)("a: {b: {true: 1, 7: 2}}", 'a.b={"true": 3, "7": 4}') == {"a": {"b": {True: 3, 7: 4}}}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train_tasks.0=null"], ["b", "c"]),
+        (["train_tasks.0=null", "train_tasks.1=null"], ["c"]),
+        (["train_tasks.2=null", "train_tasks.0=null", "train_tasks.1=d"], ["d"]),
+    ],
+)
+def test_null_takes_entries_out_of_a_list_by_their_places_before(read, words, expected):
+    assert words_on(read)("train_tasks: [a, b, c]", *words) == {"train_tasks": expected}
+    many = words_on(read)(f"train_tasks: {[*range(12)]}", "train_tasks.2=null", "train_tasks.10=null")
+    assert many["train_tasks"] == [0, 1, 3, 4, 5, 6, 7, 8, 9, 11]
+
+
+def test_a_path_becomes_a_mapping_where_an_option_of_the_file_is_set(read):
+    text = "tasks: {q: {files: {train: a.tsv, dev: [b.tsv, c.tsv]}}, sts: {sources: [{files: d.tsv}]}}"
+    words = [f"tasks.{key}.quotes=false" for key in ("q.files.train", "q.files.dev.1", "sts.sources.0.files")]
+    tasks = words_on(read)(text, *words)["tasks"]
+    assert tasks["q"]["files"]["train"] == {"path": "a.tsv", "quotes": False}
+    assert tasks["q"]["files"]["dev"] == ["b.tsv", {"path": "c.tsv", "quotes": False}]
+    assert tasks["sts"]["sources"] == [{"files": {"path": "d.tsv", "quotes": False}}]
+
+
+def test_what_the_recipe_has_no_line_of_begins_with_its_default(read):
+    assert words_on(read)("seed: 1", "proximal_momentum.1=0.9")["proximal_momentum"] == [0.99, 0.9]
+    tasks = words_on(read)("seed: 1", "tasks.sst.files.train=own.csv")["tasks"]
+    own = get_tasks(tasks)[0]
+    assert own == replace(TASKS["sst"], files={**TASKS["sst"].files, "train": "own.csv"})
+    assert [*tasks] == default_of(OURS["tasks"])
+
+
+@pytest.mark.parametrize("where", ["file", "word", "dotted"])
+def test_text_keeps_its_characters_in_a_stage(read, where):
+    stage = "{name: 01, run_name: 007, max_steps: 007}"
+    if where == "dotted":
+        values = words_on(read)("stages: [{name: a}]", "stages.a.run_name=007", "stages.a.max_steps=007")
+    elif where == "word":
+        values = words_on(read)("seed: 1", f"stages=[{stage}]")
+    else:
+        values = words_on(read)(f"stages: [{stage}]")
+    assert values["stages"][0].items() >= {"run_name": "007", "max_steps": 7}.items()
+    assert values["stages"][0]["name"] in ("a", "01")
 
 
 @pytest.mark.parametrize(
@@ -422,12 +534,25 @@ def test_a_key_with_dots_holds_for_stages_with_a_line_of_their_own(tmp_path):
         ("tasks.sst.pooling.size=3", "'tasks.sst.pooling.size' asks for 'size' in 'max', which has no such part"),
         ("tasks.sts.sources.1.rows=3", "'tasks.sts.sources.1.rows' asks for '1' in"),
         ("stages.al.seed=3", "'stages.al.seed': Unknown stage 'al'. Did you mean 'all'"),
+        ("tasks.ssst=null", "'tasks.ssst': Unknown part 'ssst'. Did you mean 'sst'"),
+        ("tasks.sst.haed=null", "'tasks.sst.haed': Unknown part 'haed'. Did you mean 'head'"),
+        ("tasks.sts.sources.0.rowz=null", "Unknown part 'rowz'. Did you mean 'rows'"),
+        ("tasks.sts.sources.3=null", "Unknown part '3'. Choose from: 0."),
+        ("tasks.sst.head_options.dropuot=null", "Did you mean 'dropout'"),
+        ("stages.all.tasks.sst.haed=null", "Did you mean 'head'"),
+        ("task_weights.sst=null", "Unknown part 'sst'"),
+        ("held_out.nli=null", "the recipe has no line `held_out`, whose default depends on the files in `data_dir`"),
+        ("held_out.nli={}", "Write it whole"),
     ],
 )
 def test_a_key_with_dots_that_leads_nowhere_is_refused(tmp_path, word, said):
     with pytest.raises(MinBertError) as refusal:
         dotted(tmp_path, word)
     assert said in str(refusal.value)
+
+
+def test_a_field_that_is_not_set_may_be_unset(tmp_path):
+    assert dotted(tmp_path, "tasks.sst.loss=null", "tasks.sts.sources.0.fraction=null") == dotted(tmp_path)
 
 
 def test_a_key_that_only_a_newer_transformers_has_is_fixed_on_resume():

@@ -187,6 +187,8 @@ def test_a_key_may_lie_inside_a_task_a_stage_or_several_places():
     }  # fmt: skip
     assert recipe["stages"].value[1] == {"seed": 5}
     assert own_values(recipe, dict.fromkeys([*values, "stages.a.seed"], [0])) == {"stages.2.seed": 5}
+    for key in ("aggregator_options.reduction", "stages.a.task_weights.sst"):  # of [null, 2.0], the first
+        assert {**with_values(recipe, {key: None}), "stages": None} == {**recipe, "stages": None}
     with pytest.raises(MinBertError, match=r"`seed.low` asks for 'low' in 1, which has no such part"):
         with_values(recipe, {"seed.low": 1})
 

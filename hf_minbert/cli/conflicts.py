@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..settings.dotted import as_value
 from ..settings.recipe import read_recipe
 from ..settings.words import check_words
 from .recipe import Overrides, Recipe
@@ -38,7 +39,7 @@ def conflicts(
 
     Trains as the recipe says, on the sum of the losses, and keeps nothing of it.
     """
-    values = read_recipe(recipe, overrides or ())
+    values = {"output_dir": as_value("conflicts"), **read_recipe(recipe, overrides or ())}  # nothing is written there
     check_words(values)
     from ..io import check_writable, write_json
     from ..run.train import measure_conflicts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..settings.dotted import as_value
 from ..settings.recipe import read_recipe
 from ..settings.words import check_words
 from .recipe import Overrides, Recipe
@@ -55,7 +56,8 @@ def search(
     """
     from ..run.search_methods import read_space, with_values
 
-    values, read = read_recipe(recipe, overrides or ()), read_space(space)
+    values = {"output_dir": as_value(str(output_dir)), **read_recipe(recipe, overrides or ())}
+    read = read_space(space)
     check_words(values)
     for entry, choices in read.items():
         for choice in choices if isinstance(choices, list) else (choices.low, choices.high):

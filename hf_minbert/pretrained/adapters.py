@@ -82,6 +82,18 @@ def read_options(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return method, {**TARGETS.get(method, USUAL_TARGETS), **typed}
 
 
+def full_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's `peft` with the value of every option, which is peft's own where it names none.
+
+    Raises:
+        MinBertError: as `read_options`, or peft refuses a value.
+    """
+    method, typed = read_options(options)
+    with explain(f"Reading the adapter {method}", "Correct `peft` in the recipe."):
+        made = _config(method, typed)
+    return {"peft_type": method, **{name: _in_order(getattr(made, name)) for name in METHODS[method]}}
+
+
 def check(options: Mapping[str, Any], config: MinBertConfig) -> None:
     """Puts the adapter on a model without weights, so that what is wrong is said before data and weights are read.
 

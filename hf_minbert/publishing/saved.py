@@ -12,6 +12,8 @@ from ..data.files import HUB, SAMPLE
 from ..data.hub import is_hub_id, licence_of, on_hub
 from ..errors import MinBertError, explain
 from ..pretrained.data import load_plugins
+from ..settings.keys import default_of
+from ..settings.table import OURS
 from ..settings.tasks import TASKS, Source, Task, data_files, get_tasks
 from .files import ADAPTER_CONFIG, hub_name, is_local_path, plain_recipe
 
@@ -130,7 +132,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _data_of(run: dict[str, Any]) -> Iterator[Data]:
     """The training rows of one run's recipe; of one that only predicts words, its texts."""
     data_dir = run.get("data_dir")
-    tasks = {task.name: task for task in get_tasks(run.get("tasks") or ["sst", "para", "sts"])}
+    tasks = {task.name: task for task in get_tasks(run.get("tasks") or default_of(OURS["tasks"]))}
     trained = run.get("train_tasks") or list(tasks)
     for name in [trained] if isinstance(trained, str) else trained:
         task = tasks[name]

@@ -18,10 +18,10 @@ from .words import number, p_value, signed
 
 def seeds(runs: Sequence[Run]) -> list[Block]:
     """Mean and spread of the runs that have the first one's recipe."""
-    others = {run.name: runs[0].other_keys(run) for run in runs[1:]}
+    others = {run.name: runs[0].differences(run) for run in runs[1:]}
     same = [runs[0], *(run for run in runs[1:] if others[run.name] == [])]
     differing = [
-        Text(f"{name} is left out: its recipe differs in {', '.join(keys)}.") for name, keys in others.items() if keys
+        Text(f"{name} is left out: it differs in {', '.join(keys)}.") for name, keys in others.items() if keys
     ]
     if len(same) < 2:
         alone = "One run. Further runs of this recipe with other seeds, given by --compare, are summed up here."

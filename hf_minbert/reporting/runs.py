@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,9 +13,11 @@ import numpy as np
 
 from ..data.files import read_texts
 from ..errors import MinBertError, explain
+from ..pretrained.adapters import full_options
 from ..pretrained.data import RunData, last_stage, stage_folders
 from ..run.folder import all_values
-from ..settings.dotted import Value
+from ..settings.dotted import Value, stage_recipes
+from ..settings.meaning import meaning
 from ..settings.recipe import read_recipe, split_recipe
 from ..settings.table import names
 from ..settings.tasks import TASKS, Task, get_tasks
@@ -89,7 +91,8 @@ class Run:
     Args:
         name: what the report calls it.
         recipe: the values of its recipe.yaml; empty where there is none.
-        metrics, environment: of metrics.json and environment.json; empty where they are not there.
+        metrics, environment, config: of metrics.json, environment.json and config.json; empty where they are not
+            there.
         data: where its data lies.
         answers: by task, in the order of the tasks.
         notes: what is missing or odd, a sentence each.
@@ -101,6 +104,7 @@ class Run:
     recipe: dict[str, Value]
     metrics: Entry
     environment: Entry
+    config: Entry
     stages: list[Stage]
     data: RunData
     answers: dict[str, Answers] = field(default_factory=dict)
@@ -134,12 +138,40 @@ class Run:
         """All names in the log, in the order in which they come up."""
         return list(dict.fromkeys(key for stage in self.stages for entry in stage.log for key in entry))
 
-    def other_keys(self, other: Run) -> list[str] | None:
-        """In which keys the complete recipes differ, but for the seed and places; `None` where one has no recipe."""
+    def differences(self, other: Run) -> list[str] | None:
+        """In which keys the recipes differ, but for seeds and places, and `training rows` where these differ.
+
+        `None` where one has no recipe.
+        """
         if not (self.recipe and other.recipe):
             return None
-        ours, theirs = (complete(run.recipe) for run in (self, other))
-        return [key for key in names(among=ours, scope="run") if ours[key] != theirs[key]]
+        shared = self.config.keys() & other.config.keys()
+        configs = [{key: run.config[key] for key in shared} for run in (self, other)]
+        whole = _differing(self.recipe, other.recipe, configs)
+        ours, theirs = (stage_recipes(run.recipe) for run in (self, other))
+        if len(ours) != len(theirs):
+            return [*whole, "stages"]
+        pairs = zip(ours, theirs, strict=True)
+        stages = {name: _differing(our, their, [{}, {}]) for (name, our), (_, their) in pairs}
+        if stages:  # a line outside them has an effect only where a stage has none of its own
+            whole = [key for key in whole if any(key in keys for keys in stages.values())]
+        parts = [f"stages.{name}.{key}" for name, keys in stages.items() for key in keys if key not in whole]
+        rows = zip(self.training_rows(), other.training_rows(), strict=True)
+        if any(a[task] != b[task] for a, b in rows for task in a.keys() & b.keys()):
+            parts.append("training rows")
+        return [*whole, *parts]
+
+    def training_rows(self) -> list[dict[str, str]]:
+        """Digests of the training rows by task, of the run or of each stage, but for rows that the seed draws."""
+        folders, found = dict(stage_folders(self.path)), []
+        for name, recipe in stage_recipes(self.recipe) or [("", self.recipe)]:
+            began = self.environment
+            if name:
+                began = _json(folders[name] / "environment.json") if name in folders else {}
+            settings, _ = split_recipe(recipe, get_type_hints(MultiTaskTrainingArguments))
+            drawn = {t.name for t in get_tasks(settings.tasks) if any(s.rows or s.fraction for s in t.sources)}
+            found.append({task: rows for task, rows in began.get("training_rows", {}).items() if task not in drawn})
+        return found
 
     def training_texts(self, task: Task) -> list[tuple[str, ...]] | None:
         """The texts of the task's own training rows; `None` if there are none.
@@ -171,8 +203,8 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
     stages = list(_stages(path, notes))
     run = Run(
         path, path.resolve().name, data.tasks or _saved_tasks(home, notes), _recipe(path) or _recipe(home),
-        _json(path / "metrics.json"), _json(path / "environment.json") or _json(home / "environment.json"), stages,
-        data, notes=notes,
+        _json(path / "metrics.json"), _json(path / "environment.json") or _json(home / "environment.json"),
+        _json(path / "config.json"), stages, data, notes=notes,
     )  # fmt: skip
     predictions = path if (path / PREDICTIONS).is_dir() else home
     _note_what_is_missing(run, predictions)
@@ -193,16 +225,17 @@ def _json(path: Path) -> Entry:
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-def complete(recipe: Mapping[str, Value]) -> dict[str, Any]:
-    """A recipe with every key's value, whether it names the key or not."""
-    hints = get_type_hints(MultiTaskTrainingArguments)
-    values = all_values(*split_recipe(recipe, hints))
-    stages = [
-        {**recipe, **{key: Value(value, str(value)) for key, value in stage.items() if key != "name"}}
-        for stage in values["stages"] or ()
-    ]
-    stages = [{key: value for key, value in stage.items() if key != "stages"} for stage in stages]
-    return {**values, "tasks": get_tasks(values["tasks"]), "stages": [complete(stage) for stage in stages]}
+def _differing(
+    ours: Mapping[str, Value], theirs: Mapping[str, Value], configs: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """In which keys two recipes mean something else, leaving out stages, seeds and places."""
+    hints, found = get_type_hints(MultiTaskTrainingArguments), []
+    for recipe, config in zip((ours, theirs), configs, strict=True):
+        values = all_values(*split_recipe(recipe, hints))
+        values["peft"] = None if values["peft"] is None else full_options(values["peft"])
+        found.append(meaning(values, config))
+    first, second = found
+    return [key for key in names(among=first, scope="run") if key in second and first[key] != second[key]]
 
 
 def _recipe(path: Path) -> dict[str, Value]:

@@ -169,7 +169,7 @@ def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[
     changed = dict(recipe)
     for entry, raw in values.items():
         for key in keys_of(entry):
-            set_key(changed, key, raw, f"`--space`: `{key}`")
+            set_key(changed, key, raw, f"`--space`: `{key}`", absent=True)
     return changed
 
 

@@ -26,7 +26,7 @@ from ..errors import MinBertError, explain
 from ..io import check_writable, write_json
 from ..model.inference import length_of
 from ..pretrained.loading import load_config
-from ..settings.dotted import Value, stage_names
+from ..settings.dotted import Value, as_value, stage_names
 from ..settings.recipe import split_recipe, write_recipe
 from ..settings.run import RunSettings
 from ..settings.table import names
@@ -111,15 +111,15 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
     for number, (name, stage) in enumerate(zip(stage_names(given), given, strict=True), 1):
         where = f"Stage {number} ({name})"
         _check_stage(where, name, stage, [earlier.name for earlier in stages])
-        own = {key: _value(value) for key, value in stage.items() if key != "name"}
+        own = {key: as_value(value) for key, value in stage.items() if key != "name"}
         if before is None or "model_name_or_path" in own:
             chain = []
         else:
-            own["model_name_or_path"] = _value(str(before))
+            own["model_name_or_path"] = as_value(str(before))
             own |= _said_again(chain, {**common, **own})
         before = root / FOLDER / f"{number}-{name}"
         try:
-            stages.append(_typed(name, {**common, **own, "output_dir": _value(str(before))}))
+            stages.append(_typed(name, {**common, **own, "output_dir": as_value(str(before))}))
         except MinBertError as error:
             raise MinBertError(f"{where}: {error}") from error
         chain.append(stages[-1])
@@ -137,7 +137,7 @@ def _said_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str
         return {}
     first = chain[0].settings
     config = load_config(first.model_name_or_path, first.model_revision)
-    return {name: _value(length_of(config) if name == "max_length" else getattr(config, name)) for name in missing}
+    return {name: as_value(length_of(config) if name == "max_length" else getattr(config, name)) for name in missing}
 
 
 def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:
@@ -191,11 +191,6 @@ def _typed(name: str, values: dict[str, Value]) -> Stage:
         return Stage(name, values, settings, given, MultiTaskTrainingArguments(**given))
 
 
-def _value(raw: Any) -> Value:
-    """As read from a line of its own; what stands in a list has lost its characters, which only text needs."""
-    return Value(raw, None if isinstance(raw, list | dict) else str(raw))
-
-
 def _text(values: Mapping[str, Value], key: str) -> str:
     text = values[key].text if key in values else None
     if not text:
@@ -237,7 +232,7 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
         _forget_accelerator()
         again = resumes and newest_complete_checkpoint(stage.folder, stage.args.world_size) is not None
         how = "resume_from_checkpoint" if again else "overwrite"
-        finished[stage.name] = run({**stage.values, how: _value(True)}, [_Begun(root, stages[:number])], number > 1)
+        finished[stage.name] = run({**stage.values, how: as_value(True)}, [_Begun(root, stages[:number])], number > 1)
     if not stages[0].args.should_save:
         return {}
     return _collect(root, values, stages, finished)

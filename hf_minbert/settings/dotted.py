@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import MinBertError, unknown_name
+from .keys import default_of
+from .table import OURS
+from .tasks import TASKS, DataFile, Source, Task
 
-#: What a recipe without a line of that key stands for, where a dotted key may reach into it.
-USUAL_TASKS = ("sst", "para", "sts")
+MISSING = object()
+#: Keys that hold tasks: a list of names stands for a mapping of them to nothing.
+OF_TASKS = ("tasks", "held_out")
 
 
 @dataclass(frozen=True)
@@ -21,45 +25,89 @@ class Value:
     text: str | None
 
 
-def set_key(values: dict[str, Value], key: str, raw: Any, where: str) -> None:
+def as_value(raw: Any) -> Value:
+    """A value that was not read from a line of its own."""
+    return Value(raw, None if isinstance(raw, list | dict) else _as_text(raw))
+
+
+def set_key(values: dict[str, Value], key: str, raw: Any, where: str, *, absent: bool = False) -> None:
     """Sets a key of a recipe, in place.
 
-    A mapping is merged into the one that is there, and `None` takes the part away. A stage goes by its name, or its
-    number from 1; another list's entry by its place from 0.
+    A mapping is merged into the one that is there, and `None` takes the part away. What the recipe has no line of
+    begins with its default, and a stage that has none with the recipe's. A stage goes by its name, or its number from
+    1; another list's entry by its place from 0.
 
     Args:
         key: with dots, or a plain one, whose line is replaced.
         where: begins an error.
+        absent: `None` may be for a part that is not there and is no field of a task.
 
     Raises:
         MinBertError: the key leads into something that is not there or has no parts.
     """
-    first, *path = _parts(values, key, where)
-    whole = copy.deepcopy(raw)
-    if path:
-        whole = _tree(values, first)
-        whole = _with(whole, path, copy.deepcopy(raw), where)
-    values[first] = Value(whole, None if isinstance(whole, list | dict) else _as_text(whole))
+    first, *path = key.split(".")
+    if first == "stages" and path:
+        _set_in_stage(values, path, raw, where, absent)
+    elif not path:
+        values[first] = as_value(copy.deepcopy(raw))
+    elif raw is not None or _is_there(values, first, path, where, absent):
+        values[first] = as_value(_with(_line(values, first, path, where), path, copy.deepcopy(raw), where))
 
 
 def value_of(values: Mapping[str, Value], key: str, where: str) -> Any:
-    """What a recipe says of a key; `None` where it says nothing."""
-    first, *path = _parts(values, key, where)
-    tree = _tree(values, first)
-    for name in path:
-        if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
-            tree = tree[int(name)]
-        elif isinstance(tree, dict):
-            tree = tree.get(name)
-        else:
-            return None
-    return tree
+    """What a recipe says of a key, or of a stage's key in that stage; `None` where it says nothing."""
+    first, *path = key.split(".")
+    if first == "stages" and path:
+        return value_of(_stage(values, path, where)[1], ".".join(path[1:]), where)
+    found = _found(values, key, where)
+    return None if found is MISSING else found
+
+
+def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str) -> None:
+    """Sets a key with dots for the recipe and those stages whose own line has that part. Raises as `set_key`."""
+    first, *path = key.split(".")
+    stages = values["stages"].value if "stages" in values else None
+    stages = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+    own = [stage for stage in stages if first in stage]
+    # Of a line without the task or the name, another one is not meant; of one with it, a field may be new.
+    part = key if raw is None else f"{first}.{path[0]}"
+    reached = [stage for stage in own if _found({first: as_value(stage[first])}, part, where) is not MISSING]
+    for stage in reached:
+        line = {first: as_value(stage[first])}
+        set_key(line, key, raw, where)
+        stage[first] = line[first].value
+    if raw is not None and own and not reached and len(own) == len(stages):
+        raise MinBertError(
+            f"{where}: each stage has a line `{first}` of its own, and none has {path[0]!r} there. Write for example "
+            f"stages.{stage_names(own)[0]}.{key}."
+        )
+    if raw is not None or not reached or _found(values, key, where) is not MISSING:
+        set_key(values, key, raw, where)
+
+
+def in_order(keys: Mapping[str, Any]) -> list[str]:
+    """Keys with dots as they are set: those of a stage last, and list entries are taken away from the end."""
+
+    def order(key: str) -> tuple[bool, list[int]]:
+        places = key.split(".")
+        entry = keys[key] is None and places[-1].isdecimal()
+        return places[0] == "stages", [-int(place) if place.isdecimal() else 0 for place in places if entry]
+
+    return sorted(keys, key=order)
 
 
 def stage_names(stages: Sequence[Any]) -> list[str]:
     """What the stages of a recipe are called: by their `name`, or by their number from 1."""
     given = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
     return [str(number if name is None else name) for number, name in enumerate(given, 1)]
+
+
+def stage_recipes(values: Mapping[str, Value]) -> list[tuple[str, dict[str, Value]]]:
+    """Name and recipe of each stage: the lines outside `stages`, and its own before these. Empty without stages."""
+    stages = values["stages"].value if "stages" in values else None
+    common = {key: value for key, value in values.items() if key != "stages"}
+    own = [{key: as_value(line) for key, line in stage.items() if key != "name"} for stage in stages or ()]
+    return [(name, common | lines) for name, lines in zip(stage_names(stages or ()), own, strict=True)]
 
 
 def stage_place(stages: Any, name: str, where: str) -> int:
@@ -72,42 +120,122 @@ def stage_place(stages: Any, name: str, where: str) -> int:
     return names.index(name)
 
 
-def _parts(values: Mapping[str, Value], key: str, where: str) -> list[str]:
-    """A key's way into the recipe, with the place of a stage instead of its name."""
-    first, *path = key.split(".")
-    if first == "stages" and path:
-        if len(path) == 1 or not path[1]:
-            raise MinBertError(f"{where} names no key of a stage. Write for example stages.{path[0]}.max_steps=2.")
-        path[0] = str(stage_place(values["stages"].value if "stages" in values else None, path[0], where))
-    return [first, *path]
+def _stage(values: Mapping[str, Value], path: Sequence[str], where: str) -> tuple[int, dict[str, Value]]:
+    """The place of a stage, and its own lines."""
+    if len(path) == 1 or not path[1]:
+        raise MinBertError(f"{where} names no key of a stage. Write for example stages.{path[0]}.max_steps=2.")
+    stages: Any = values["stages"].value if "stages" in values else None
+    place = stage_place(stages, path[0], where)
+    return place, {key: as_value(line) for key, line in stages[place].items()}
 
 
-def _tree(values: Mapping[str, Value], key: str) -> Any:
-    """The value of a recipe's line; a list of tasks as the mapping that it stands for."""
+def _set_in_stage(values: dict[str, Value], path: Sequence[str], raw: Any, where: str, absent: bool) -> None:
+    place, own = _stage(values, path, where)
+    lines = {**{key: value for key, value in values.items() if key != "stages"}, **own}
+    name = path[1]
+    set_key(lines, ".".join(path[1:]), raw, where, absent=absent)
+    stages = copy.deepcopy(values["stages"].value)
+    if raw is None and len(path) == 2 and name in stages[place] and name not in values:
+        del stages[place][name]
+    elif name in lines:
+        stages[place][name] = lines[name].value
+    values["stages"] = Value(stages, None)
+
+
+def _line(values: Mapping[str, Value], key: str, path: Sequence[str], where: str) -> Any:
+    """A copy of a recipe's line, or of the default, as a tree that has the parts of a path."""
     value = copy.deepcopy(values[key].value) if key in values else None
-    if key not in ("tasks", "held_out") or isinstance(value, dict):
+    if value is None and key == "held_out":
+        raise MinBertError(
+            f"{where}: the recipe has no line `held_out`, whose default depends on the files in `data_dir`. Write it "
+            f"whole, such as held_out=[sst, para, sts]."
+        )
+    if value is None and key in OURS and isinstance(default := default_of(OURS[key]), list):
+        value = default
+    if key not in OF_TASKS:
         return value
-    names = USUAL_TASKS if value is None else [value] if isinstance(value, str) else value
-    return dict.fromkeys(names)
+    names = [value] if isinstance(value, str) else value
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        value = dict.fromkeys(names)
+    name, *inner = path
+    if len(inner) > 1 and name in TASKS and isinstance(value, dict) and name in value:
+        entry = {} if value[name] is None else value[name]
+        if isinstance(entry, dict) and inner[0] not in entry:
+            given = getattr(TASKS[name], inner[0], None)
+            value[name] = {**entry, inner[0]: [*given] if isinstance(given, tuple) else copy.deepcopy(given)}
+    return value
+
+
+def _found(values: Mapping[str, Value], key: str, where: str) -> Any:
+    """What stands there; `MISSING` if nothing does."""
+    first, *path = key.split(".")
+    if first not in values and not (path and first in OURS):
+        return MISSING
+    tree = _line(values, first, path, where) if path else values[first].value
+    for name in path:
+        tree = _part(tree, name)
+    return tree
+
+
+def _part(tree: Any, name: str) -> Any:
+    if isinstance(tree, list):
+        return tree[int(name)] if name.isdecimal() and int(name) < len(tree) else MISSING
+    return tree.get(_own_key(tree, name), MISSING) if isinstance(tree, dict) else MISSING
+
+
+def _own_key(tree: Mapping[Any, Any], name: Any) -> Any:
+    """The mapping's key with the characters of `name`: YAML reads `{100: 4}` as a number."""
+    return next((key for key in tree if _as_text(key) == _as_text(name)), name)
+
+
+def _is_there(values: Mapping[str, Value], first: str, path: Sequence[str], where: str, absent: bool) -> bool:
+    """Whether there is a part to take away. Raises `MinBertError` for a name that nothing there could have."""
+    tree = _line(values, first, path, where)
+    for depth, name in enumerate(path):
+        above, tree = tree, _part(tree, name)
+        if tree is MISSING:
+            known = _fields(path[:depth]) if first in OF_TASKS else []
+            if absent or name in known:
+                return False
+            there = above if isinstance(above, dict) else range(len(above)) if isinstance(above, list) else ()
+            raise MinBertError(f"{where}: {unknown_name('part', name, {*map(_as_text, there), *known})}")
+    return True
+
+
+def _fields(path: Sequence[str]) -> list[str]:
+    """The fields of what stands at a path in the recipe's tasks, where that is a task or a source."""
+    if len(path) == 1:
+        return [f.name for f in fields(Task) if f.name != "name"]
+    return [f.name for f in fields(Source)] if len(path) == 3 and path[1] == "sources" else []
 
 
 def _with(tree: Any, path: Sequence[str], raw: Any, where: str) -> Any:
     """The tree with `raw` at the end of the path."""
     if not path:
-        return {**tree, **raw} if isinstance(tree, dict) and isinstance(raw, dict) else raw
+        if isinstance(tree, dict) and isinstance(raw, dict):
+            return {**tree, **{_own_key(tree, key): value for key, value in raw.items()}}
+        return raw
     name, *rest = path
-    if tree is None:
-        tree = {}
-    if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
-        tree[int(name)] = _with(tree[int(name)], rest, raw, where)
-    elif isinstance(tree, dict):
-        tree[name] = _with(tree.get(name), rest, raw, where)
-        if raw is None and not rest:
-            del tree[name]
-    else:
+    parts = _with_parts(tree, name)
+    inner = _part(parts, name)
+    if not isinstance(parts, dict) and inner is MISSING:
         raise MinBertError(f"{where} asks for {name!r} in {tree!r}, which has no such part.")
-    return tree
+    place = _own_key(parts, name) if isinstance(parts, dict) else int(name)
+    if raw is None and not rest:
+        del parts[place]
+    else:
+        parts[place] = _with(None if inner is MISSING else inner, rest, raw, where)
+    return parts
+
+
+def _with_parts(tree: Any, name: str) -> Any:
+    """A mapping where there is nothing, and where an option of a file is asked of its path."""
+    if isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
+        return {"path": tree}
+    return {} if tree is None else tree
 
 
 def _as_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

@@ -21,8 +21,10 @@ from yaml.constructor import ConstructorError
 
 from ..errors import MinBertError, unknown_name
 from . import plugins
-from .dotted import Value, set_key
+from .dotted import Value, in_order, set_for_all, set_key
 from .run import RunSettings
+from .stock import stock_hints
+from .training import TrainingKeys
 
 # ---- Reading YAML ----------------------------------------------------------------------------------------
 
@@ -78,9 +80,14 @@ def _read_yaml(text: str, where: str) -> Any:
         loader = _Yaml12Loader(text)  # refuses control characters
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
+            for _, value in node.value:
+                _keep_characters(value)
             loader.construct_mapping(node, deep=True)  # refuses a key that stands twice, at any depth
             return {loader.construct_object(key): _value(loader, value) for key, value in node.value}
-        return Value(None, "") if node is None else _value(loader, node)
+        if node is None:
+            return Value(None, "")
+        _keep_characters(node)
+        return _value(loader, node)
     except (yaml.YAMLError, ValueError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         said = (error.problem if isinstance(error, yaml.MarkedYAMLError) else None) or " ".join(str(error).split())
@@ -95,6 +102,14 @@ def _read_yaml(text: str, where: str) -> Any:
 def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Value:
     text = node.value if isinstance(node, yaml.ScalarNode) else None
     return Value(loader.construct_object(node, deep=True), text)
+
+
+def _keep_characters(node: yaml.Node) -> None:
+    """Makes text of a number where the key of a stage takes text, as outside stages: `run_name: 007`."""
+    for stage in node.value if isinstance(node, yaml.SequenceNode) else ():
+        for key, value in stage.value if isinstance(stage, yaml.MappingNode) else ():
+            if value.tag.endswith((":int", ":float")) and _takes_text(key.value):
+                value.tag = "tag:yaml.org,2002:str"
 
 
 def recipes_folder() -> Path:
@@ -135,8 +150,9 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     Args:
         path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
         overrides: the words. A key with dots reaches into a line, `tasks.sst.head=mlp`; see `set_key`. Words hold for
-            all of the recipe's stages, also where one has a line of that key; one like `stages.heads.max_steps=2` is
-            for the stage `heads` alone, and goes before those for all.
+            all of the recipe's stages, also where one has a line of that key; one with dots only where that line has
+            what it reaches into. One like `stages.heads.max_steps=2` is for the stage `heads` alone, begins with the
+            recipe's line where the stage has none, and goes before those for all.
 
     Plugins that lie beside the recipe or in the working directory are named with their folder. None is imported.
 
@@ -159,32 +175,38 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
         if key in words:
             raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
         words[key] = read_value(written, f"`{word}`")
+    for stage in _stages(values):
+        for key in words.keys() & stage.keys():
+            del stage[key]
     values |= {key: value for key, value in words.items() if "." not in key}
-    _override_stages(values, words)
-    # One like `stages.heads.max_steps=2` goes before those for all stages.
-    for key in sorted((key for key in words if "." in key), key=lambda key: key.startswith("stages.")):
-        set_key(values, key, words[key].value, repr(key))
+    dotted = {key: _raw(key, value) for key, value in words.items() if "." in key}
+    for key in in_order(dotted):
+        of_one = key.startswith("stages.") or "stages" in words
+        (set_key if of_one else set_for_all)(values, key, dotted[key], repr(key))
     if "plugins" in values:
         values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
     return values
 
 
-def _override_stages(values: Mapping[str, Value], words: Mapping[str, Value]) -> None:
-    """Lets words hold for the stages that have a line of that key of their own."""
-    stages = values["stages"].value if "stages" in values and "stages" not in words else None
-    for stage in stages if isinstance(stages, list) else ():
-        if not isinstance(stage, dict):
-            continue
-        for key, value in words.items():
-            first = key.split(".")[0]
-            if first not in stage or first == "stages":
-                continue
-            if key == first:
-                del stage[first]
-            else:
-                own = {first: Value(stage[first], None)}
-                set_key(own, key, value.value, repr(key))
-                stage[first] = own[first].value
+def _stages(values: Mapping[str, Value]) -> list[dict[str, Any]]:
+    stages = values["stages"].value if "stages" in values else None
+    return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
+
+
+def _raw(key: str, value: Value) -> Any:
+    """The value of a key with dots. That of a stage's line, `stages.all.run_name=007`, may be text."""
+    line = key.split(".", 2)[2:] if key.startswith("stages.") else []
+    return value.text if type(value.value) in (int, float) and line and _takes_text(line[0]) else value.value
+
+
+def _takes_text(key: Any) -> bool:
+    if key == "name":  # of the stage
+        return True
+    hints = {**stock_hints(), **typing.get_type_hints(TrainingKeys), **settings_types()}
+    try:
+        return isinstance(cast("", Value(7, "007"), hints.get(str(key))), str)
+    except MinBertError:
+        return False
 
 
 def read_value(written: str, where: str) -> Value:

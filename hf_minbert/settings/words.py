@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import MinBertError, unknown_name
 from ..model.registry import unknown_in_words
 from . import plugins
-from .dotted import Value, stage_names
+from .dotted import Value, stage_recipes
 from .recipe import split_recipe
 from .run import RunSettings
 from .stock import refusal, stock_hints
@@ -52,10 +52,9 @@ def check_words(values: Mapping[str, Value]) -> None:
     stages = values["stages"].value if "stages" in values else None
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         return  # what is wrong then is said where stages are planned
-    for number, (name, stage) in enumerate(zip(stage_names(stages), stages, strict=True), 1):
-        own = {key: Value(raw, None if isinstance(raw, list | dict) else str(raw)) for key, raw in stage.items()}
+    for number, (name, recipe) in enumerate(stage_recipes(values), 1):
         try:
-            _check({**common, **{key: value for key, value in own.items() if key != "name"}}, hints)
+            _check(recipe, hints)
         except MinBertError as error:
             raise MinBertError(f"Stage {number} ({name}): {error}") from error
 

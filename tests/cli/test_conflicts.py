@@ -99,3 +99,17 @@ def test_the_verdict_says_whether_surgery_has_anything_to_do():
     hardly = verdict({**some, "surgery_turn": 0.0042})
     assert hardly.startswith("Surgery has hardly anything to remove: of 2 pairs, 1.25 were in conflict")
     assert hardly.endswith("and PCGrad's gradient would be only 0.42% off the direction of the sum.")
+
+
+def test_an_output_dir_that_is_not_used_is_not_asked_for(minbert, write_recipe_file):
+    recipe = write_recipe_file()
+    lines = [line for line in recipe.read_text().splitlines() if not line.startswith("output_dir")]
+    recipe.write_text("\n".join(lines))
+    ended = minbert("conflicts", recipe, "tasks=[sst]")
+    assert ended.status == 2 and "Conflicts are between two tasks' gradients" in ended.err
+    ended = minbert("search", recipe, "--output-dir", recipe.parent / "search", "--space", "{seed: [1]}", "lr=1")
+    assert ended.status == 2 and "Unknown key 'lr'" in ended.err
+    ended = minbert(
+        "search", recipe, "--output-dir", recipe.parent / "search", "--space", "{seed: [1]}", "--metric", "loss"
+    )
+    assert ended.status == 2 and "Unknown metric 'loss'" in ended.err

@@ -1,0 +1,107 @@
+"""What a recipe means: of two that train alike every key is the same here, however they say it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from .table import names
+from .tasks import Source, Task, data_files, get_tasks
+
+
+def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The keys that have an effect, each in one form.
+
+    Args:
+        values: every key of a recipe with its typed value, those with their defaults that it does not name; `peft`
+            as `hf_minbert.pretrained.adapters.full_options` gives it. Their `stages` are left out.
+        config: of the model that the run saved. It has what a recipe without that line takes from its checkpoint.
+
+    Raises:
+        MinBertError: `tasks` or `held_out` names no tasks.
+    """
+    tasks, config = get_tasks(values["tasks"]), config or {}
+    by_name = [task.name for task in tasks]
+    idle = _idle(values, tasks)
+    kept = names(among=values, objectives=("any", values["objective"]))
+    found: dict[str, Any] = {
+        key: None if values[key] == {} else values[key] for key in kept if key != "stages" and not key.startswith(idle)
+    }
+    found["tasks"] = [*map(_task, tasks)]
+    if found["held_out"] is not None:
+        found["held_out"] = [*map(_task, get_tasks(found["held_out"]))]
+    for key in ("train_tasks", "eval_tasks"):
+        found[key] = by_name if found[key] is None else [*dict.fromkeys(found[key])]
+    for key, usual in {
+        "task_weights": 1.0, "rows_per_epoch": 1.0, "task_sampling": "shuffle", "smart_variant": "smart_0",
+        "task_batch_sizes": values["per_device_train_batch_size"],
+        "learning_rates": values["learning_rate"], "weight_decays": values["weight_decay"],
+    }.items():  # fmt: skip
+        if key in found:
+            found[key] = _without(found[key], usual, by_name, key)
+    for key in (*names(travels=True), "private_layers"):
+        if found[key] is None:
+            found[key] = config.get("max_input_length" if key == "max_length" else key)
+    found["private_layers"] = found["private_layers"] or 0
+    found["model_name_or_path"] = _place(found["model_name_or_path"])
+    if found.get("teachers"):
+        found["teachers"] = [*map(_place, found["teachers"])]
+    best = (found["metric_for_best_model"] or "eval_overall").removeprefix("eval_")
+    found["metric_for_best_model"] = best
+    if found["greater_is_better"] is None:
+        found["greater_is_better"] = not best.endswith("loss")
+    for key in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # the older names
+        newer = found.pop(key.replace("gradient", "activation"), None)
+        found[key] = (found[key] if newer is None else newer) or None
+    return found
+
+
+def _idle(values: Mapping[str, Any], tasks: list[Task]) -> tuple[str, ...]:
+    """How the keys begin that have no effect with these values of other keys."""
+    smart, mt_dnn = values["regularizer"] == "smart", values["smart_form"] == "mt-dnn"
+    effective = {
+        **{f"{name}_": values["regularizer"] == name for name in ("smart", "r_drop", "fgm")},
+        "smart_norm": smart and not mt_dnn, "smart_level": smart and not mt_dnn,
+        "smart_score_divergence": smart and any(task.kind == "score" for task in tasks),
+        "distill_": bool(values["teachers"]),
+        "proximal_": values["proximal"] != "none", "proximal_momentum": values["proximal"] == "momentum",
+        "mixing_temperature": values["mixing"] == "temperature",
+        "score_bins": "balanced" in (values["task_sampling"] or {}).values(),
+        "redraw_rows": bool(values["rows_per_epoch"]),
+    }  # fmt: skip
+    return tuple(start for start, has in effective.items() if not has)
+
+
+def _without(value: Any, usual: Any, tasks: list[str], key: str) -> Any:
+    """A value by task without the entries that say what holds anyway; `None` if there are no others."""
+    if key == "smart_variant" and isinstance(value, str):
+        value = dict.fromkeys(tasks, value)
+    if not isinstance(value, Mapping):
+        return value
+    # `rows_per_epoch: 1` is one row, and 1.0 are all; a task's own rate goes before that of the heads
+    droppable = ("encoder", "heads") if key in ("learning_rates", "weight_decays") else value
+    says_nothing = {name for name in droppable if name in value and repr(value[name]) == repr(usual)}
+    return {name: value[name] for name in value if name not in says_nothing} or None
+
+
+def _task(task: Task) -> dict[str, Any]:
+    from ..model.losses import LOSSES  # which imports torch
+
+    return {
+        **vars(task),
+        "loss": task.loss or next(iter(LOSSES[task.kind])),
+        "join": task.join or "concat",
+        "files": {split: data_files(files) for split, files in task.files.items()},
+        "sources": [*map(_source, task.sources)],
+    }
+
+
+def _source(source: Source) -> dict[str, Any]:
+    split = source.split or (None if source.dataset is None else "train")
+    return {**vars(source), "files": source.data_files(), "quotes": True, "split": split}
+
+
+def _place(name: str) -> str:
+    """A model's folder by its full path, a name on the Hub as it is."""
+    return os.path.realpath(name) if os.path.isdir(name) else os.path.normpath(name)
