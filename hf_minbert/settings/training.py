@@ -33,7 +33,7 @@ class TrainingKeys:
         None,
         "Tasks that are trained. All of the model's unless given; the other heads stay as they are.",
     )
-    eval_tasks: list[str] | None = key(None, "Tasks that are scored. All of the model's unless given.", resume="free")
+    eval_tasks: list[str] | None = key(None, "Tasks that are scored. All of the model's unless given.", resume="after")
     task_batch_sizes: dict[str, int] | BatchSizes | None = key(
         None,
         "Rows a round takes from a task, per device, where it differs from `per_device_train_batch_size`. "
@@ -250,7 +250,7 @@ class TrainingKeys:
         "Whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`, and `minbert train`"
         " leaves them as a model in the folder `averaged` of the run's. In Python: `with trainer.proximal.in_place():"
         ' trainer.save_model("averaged")`.',
-        resume="free",
+        resume="after",
         objectives="tasks",
         off=False,
     )

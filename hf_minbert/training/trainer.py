@@ -27,7 +27,7 @@ from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
 from .aggregation.registry import make_aggregator
 from .aggregation.smoothing import Smoothing
 from .args import MultiTaskTrainingArguments
-from .checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, load_gradients, save_gradients, to_resume
+from .checkpoints import WholeCheckpoints, flow_callbacks, load_gradients, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
 from .data import data_loader, loss_weights_of, rounds_of
 from .distributed import without_ddp
@@ -119,7 +119,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            callbacks=[*(callbacks or []), *early_stopping(args), SavesAfterEpoch()],
+            callbacks=[*(callbacks or []), *flow_callbacks(args)],
             optimizers=optimizers,
         )
         # Read from the signature of the model's class, both would be wrong for a compiled or wrapped model.
