@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import BertConfig, BertModel
+from transformers import TrainerState
 
-from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments
 from hf_minbert.run import train as run
 from hf_minbert.run.folder import RunFolder
 from hf_minbert.settings.recipe import read_recipe, split_recipe
@@ -386,7 +386,9 @@ def test_a_finished_run_can_be_made_longer(train, tmp_path):
         ("max_length=16", "max_length", "64", "16"),
         ("learning_rate=1e-2", "learning_rate", "0.001", "0.01"),
         ("optim=sgd", "optim", "adamw_torch_fused", "sgd"),
-        ("private_layers=1", "private_layers", "None", "1"),
+        ("private_layers=1", "private_layers", "0", "1"),
+        ("metric_for_best_model=eval_sst_accuracy", "metric_for_best_model", "None", "eval_sst_accuracy"),
+        ("greater_is_better=false", "greater_is_better", "None", "False"),
         ("lr_scheduler_type=cosine", "lr_scheduler_type", "linear", "cosine"),
     ],
 )
@@ -406,7 +408,7 @@ def test_a_key_is_fixed_on_resume_or_its_change_is_told(finished_run, name):
     settings, given = split_recipe(
         read_recipe(finished_run / "recipe.yaml"), get_type_hints(MultiTaskTrainingArguments)
     )
-    args = MultiTaskTrainingArguments(**{**given, "resume_from_checkpoint": True})
+    args = MultiTaskTrainingArguments(**{**given, "resume_from_checkpoint": str(finished_run / "checkpoint-3")})
     folder = RunFolder(settings, {**given, name: "new"}, args)
     if TRAITS[name].objectives == "mlm" or TRAITS[name].resume == "contents":
         folder.check_same_run()
@@ -430,16 +432,116 @@ def test_what_takes_effect_on_resume_is_said_with_its_step(train, caplog):
     assert "The schedule linear now ends at step 4" in caplog.text
 
 
-def test_a_model_of_another_shape_is_not_resumed_with(train, tiny_config, tiny_tokenizer, tmp_path):
+STEPS = [f.name for f in fields(TrainerState) if f.name in EVERY_KEY]
+
+
+def test_what_a_checkpoint_keeps_of_free_keys_takes_effect(train, tmp_path):
+    """Its state and the callbacks' have values of their own, which the stock loop goes on with."""
+    assert {"logging_steps", "eval_steps", "save_steps", "max_steps"} <= {*STEPS}
+    evaluated = ["eval_strategy=steps", "metric_for_best_model=eval_sst_accuracy", "learning_rate=1e-7"]  # it stays
+    train("max_steps=4", *evaluated, "eval_steps=2", "early_stopping_patience=1", "early_stopping_threshold=0.5")
+    state = json.loads((tmp_path / "run" / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 1}
+    other = {
+        "max_steps": 12, "eval_steps": 4, "save_steps": 4, "logging_steps": 3, "early_stopping_patience": 9,
+        "early_stopping_threshold": 0.25,
+    }  # fmt: skip
+    train(*evaluated, "resume_from_checkpoint=true", *(f"{key}={value}" for key, value in other.items()))
+    state = json.loads((tmp_path / "run" / "checkpoint-12" / "trainer_state.json").read_text())
+    state |= state["stateful_callbacks"]["EarlyStoppingCallback"]["args"]
+    assert {key: state[key] for key in other} == other
+    for key, steps in (("loss", [6, 9, 12]), ("eval_overall", [8, 12])):
+        assert [entry["step"] for entry in state["log_history"] if key in entry and entry["step"] > 4] == steps
+    assert not (tmp_path / "run" / "checkpoint-6").exists() and (tmp_path / "run" / "checkpoint-8").exists()
+
+
+def test_early_stopping_can_be_added_and_left_out_on_resume(train, tmp_path):
+    begun = ["eval_strategy=steps", "eval_steps=1", "save_steps=1"]
+    begun += ["metric_for_best_model=eval_sst_accuracy", "learning_rate=1e-7"]  # at which it stays
+    words = [*begun, "resume_from_checkpoint=true"]
+    train("max_steps=2", *begun)
+    assert train("max_steps=9", "early_stopping_patience=2", *words)["global_step"] == 4
+    for more in (["max_steps=12"], ["max_steps=9", "packing=true"]):
+        with pytest.raises(
+            MinBertError, match="stopped early by early_stopping_patience = 2 with step 4, so .* no eff"
+        ):
+            train("early_stopping_patience=2", *words, *more)
+    assert train("max_steps=7", *words)["global_step"] == 7
+    state = json.loads((tmp_path / "run" / "checkpoint-7" / "trainer_state.json").read_text())
+    assert "EarlyStoppingCallback" not in state["stateful_callbacks"]
+
+
+def test_a_longer_run_takes_its_first_step_at_the_rate_of_the_new_schedule(train, tmp_path):
+    train("max_steps=3")
+    train("max_steps=6", "resume_from_checkpoint=true")
+    rates = [entry["learning_rate"] for entry in log_of(tmp_path / "run") if "learning_rate" in entry]
+    assert rates[3:] == pytest.approx([1e-3 * (6 - step) / 6 for step in (3, 4, 5)])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["max_steps=1"], "has come to step 2 in epoch 0.6667, behind its end with max_steps = 1"),
+        (
+            ["max_steps=-1", "num_train_epochs=0.5"],
+            "behind its end with num_train_epochs = 0.5 and max_steps = -1|max_steps = -1 and num_train_epochs = 0.5",
+        ),
+        (["max_steps=2", "packing=true"], "has ended with step 2, so packing = True would have no effect. Keep False"),
+    ],
+)
+def test_what_no_step_would_heed_is_refused_on_resume(train, tmp_path, words, said):
     train("max_steps=2")
-    ours = tiny_config(num_hidden_layers=1).to_dict()
-    sizes = {key: value for key, value in ours.items() if key in BertConfig().to_dict() and key != "model_type"}
-    BertModel(BertConfig(**sizes)).save_pretrained(tmp_path / "other")
+    before = contents(tmp_path / "run")
+    with pytest.raises(MinBertError, match=said):
+        train("resume_from_checkpoint=true", *words)
+    assert contents(tmp_path / "run") == before
+
+
+def test_an_ended_run_takes_what_is_for_its_end(train):
+    train("max_steps=2")
+    metrics = train("max_steps=2", "resume_from_checkpoint=true", "eval_tasks=[sst]", "num_train_epochs=9")
+    assert "eval_sst_accuracy" in metrics and "eval_para_accuracy" not in metrics
+
+
+def test_the_recipe_beside_a_named_checkpoint_counts(train, tmp_path):
+    train("max_steps=2")
+    there = ["max_steps=4", f"resume_from_checkpoint={tmp_path}/run/checkpoint-2", f"output_dir={tmp_path / 'new'}"]
+    for word in ("learning_rate=1e-2", "optim=sgd", "seed=1", "tasks.sst.head=mlp"):
+        with pytest.raises(MinBertError, match=f"was started with {word.replace('.', '=').split('=')[0]} = "):
+            train(*there, word)
+    assert not (tmp_path / "new").exists()
+    assert train(*there)["global_step"] == 4
+    with pytest.raises(MinBertError, match="holds a run already, and not that of .*run/checkpoint-2"):
+        train(*there)
+    (tmp_path / "run" / "environment.json").unlink()
+    shutil.rmtree(tmp_path / "new")
+    for words in (there, ["max_steps=4", "resume_from_checkpoint=true"]):
+        with pytest.raises(MinBertError, match=r"lacks recipe.yaml or environment.json, .*model_name_or_path=.*nt-2"):
+            train(*words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 1}, "num_hidden_layers = 1, and .*checkpoint-2 has 2. Resume with the model"),
+        ({"layer_norm_eps": 1e-3}, "layer_norm_eps = 0.001, and .*checkpoint-2 has 1e-12"),
+        ({"attention_probs_dropout_prob": 0.2}, "attention_probs_dropout_prob = 0.0 and cannot .* with 0.2, that of"),
+        ({"max_input_length": 16}, "started with max_length = 64 and cannot be resumed with 16, that of .*other"),
+        ({}, "started with model_name_or_path = .* and cannot be resumed with .*other"),
+    ],
+)
+def test_another_model_is_not_resumed_with(train, tiny_config, tiny_tokenizer, tmp_path, changes, said):
+    train("max_steps=2")
+    MinBertModel(tiny_config(**changes)).save_pretrained(tmp_path / "other")
     tiny_tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(
-        MinBertError, match="num_hidden_layers = 1, and the checkpoint .* has 2. Resume with the model"
-    ):
+    with pytest.raises(MinBertError, match=said):
         train("max_steps=4", "resume_from_checkpoint=true", f"model_name_or_path={tmp_path / 'other'}")
+
+
+def test_the_same_model_elsewhere_is_resumed_with(train, tiny_bert, tmp_path):
+    train("max_steps=2")
+    shutil.copytree(tiny_bert, tmp_path / "moved")
+    assert train("max_steps=4", "resume_from_checkpoint=true", f"model_name_or_path={tmp_path / 'moved'}")
 
 
 def test_other_data_is_not_gone_on_with_and_moved_data_is(train, write_course_files, tmp_path):
@@ -454,7 +556,12 @@ def test_other_data_is_not_gone_on_with_and_moved_data_is(train, write_course_fi
 
 def test_values_that_were_not_written_out_are_the_same_as_their_defaults(train):
     train("max_steps=2")
-    words = ["seed=42", "gradient_accumulation_steps=1", "mixing=cycle", "tasks=[sst, para, sts]"]
+    words = [
+        "seed=42", "gradient_accumulation_steps=1", "mixing=cycle", "tasks=[sst, para, sts]", "task_batch_sizes={}",
+        "aggregator_options={}", "lr_scheduler_kwargs={}", "learning_rates={}", "learning_rates.heads=null",
+        "train_tasks=[sst, para, sts]", "attention_probs_dropout_prob=0", "max_length=64", "private_layers=0",
+        "metric_for_best_model=eval_overall", "greater_is_better=true",
+    ]  # fmt: skip
     assert train("max_steps=4", "resume_from_checkpoint=true", *words)["global_step"] == 4
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_minbert import MinBertError, MultiTaskTrainer, Predictor
+from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, Predictor
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
 
@@ -149,6 +149,51 @@ def test_a_finished_run_that_is_resumed_trains_nothing_and_says_the_same(train, 
     assert again == metrics
 
 
+def test_the_last_stage_can_be_made_longer_as_a_plain_run_can(train, stop_at, tmp_path):
+    train()
+    stopped = stop_at(2)  # more steps than these would fail
+    metrics = train("resume_from_checkpoint=true", "stages.3.max_steps=4")
+    stopped.undo()
+    assert metrics["global_step"] == metrics["stages"]["3"]["global_step"] == 4
+    assert read_recipe(tmp_path / "run" / "recipe.yaml")["stages"].value[2]["max_steps"] == 4
+    assert changed(weights(tmp_path / "run" / "stages" / "3-3"), weights(tmp_path / "run")) == set()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("packing=true", "'heads' has finished. The run .* with packing = False and .* goes by stages.<name>.<key>"),
+        ("stages.heads.packing=true", "'heads' has finished. The run .* was started with packing = False"),
+        ("stages.heads.max_steps=4", "'heads' has finished. The run .* was started with max_steps = 3"),
+        ("stages.3.packing=true", "'3' has finished. The run .* has ended with step 2, so packing = True would have"),
+        (
+            "stages.3.max_steps=1",
+            "'3' has finished. The run .* has come to step 2 .*, behind its end with max_steps = 1",
+        ),
+        ("model_name_or_path={other}", "'heads' has finished. .*num_hidden_layers = 1, and .* has 2"),
+        ("stages.all.model_name_or_path={bert}", "'all' has finished. The run .* with model_name_or_path = "),
+    ],
+)
+def test_what_has_finished_takes_no_other_values(train, whole, tiny_bert, tiny_config, tmp_path, word, said):
+    MinBertModel(tiny_config(num_hidden_layers=1)).save_pretrained(tmp_path / "other")
+    shutil.copytree(whole, tmp_path / "run")
+    before = (tmp_path / "run" / "recipe.yaml").read_bytes()
+    with pytest.raises(MinBertError, match=said):
+        train("resume_from_checkpoint=true", word.format(other=tmp_path / "other", bert=tiny_bert))
+    assert (tmp_path / "run" / "recipe.yaml").read_bytes() == before
+
+
+def test_a_stage_in_its_middle_goes_on_with_its_model(train, stop_at, tiny_bert, tmp_path):
+    stopped = stop_at(6)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train()
+    stopped.undo()
+    with pytest.raises(
+        MinBertError, match="was started with model_name_or_path = .*1-heads and cannot be resumed with"
+    ):
+        train("resume_from_checkpoint=true", f"stages.all.model_name_or_path={tiny_bert}")
+
+
 def test_behind_a_stage_that_has_not_finished_none_has(train, whole, tmp_path):
     """A new run over an old one may be killed while it clears the folder."""
     train("seed=7")
@@ -156,9 +201,7 @@ def test_behind_a_stage_that_has_not_finished_none_has(train, whole, tmp_path):
     train("resume_from_checkpoint=true")
     assert_same_end(tmp_path / "run", whole)
     (tmp_path / "run" / "stages" / "1-heads" / "environment.json").unlink()
-    with pytest.raises(
-        MinBertError, match=r"Stage 'heads' has finished, but .* lacks recipe.yaml or environment.json"
-    ):
+    with pytest.raises(MinBertError, match=r"Stage 'heads' has finished. .* lacks recipe.yaml or environment.json"):
         train("resume_from_checkpoint=true")
 
 

@@ -8,6 +8,7 @@ the model of averaged weights in `averaged`, and, last of all, `metrics.json`: w
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import logging
@@ -16,6 +17,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from ..pretrained.data import READ_FROM
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
 from ..settings import plugins
+from ..settings.complete import same_value
 from ..settings.keys import default_of
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.run import RunSettings
@@ -43,11 +46,10 @@ RUN_FILES = (
     "metrics.json", "recipe.yaml", "environment.json", "log.jsonl", "model.safetensors",
     "adapter_model.safetensors", "adapter_config.json", "predictions", AVERAGED, "report",
 )  # fmt: skip
-#: What the shape of the trained weights depends on, in the config of a checkpoint.
-SHAPE = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "type_vocab_size",
-    "max_position_embeddings", "private_layers",
-)  # fmt: skip
+#: Keys of a recipe that stand for what the model has where they are left out.
+MODELS = ("max_length", "hidden_dropout_prob", "attention_probs_dropout_prob", "private_layers")
+#: Fields of a model's config that they set, or that follow from its tasks.
+ARRANGED = (*MODELS, "max_input_length", "tasks", "active_task", "private_owner")
 
 
 class RunFolder(TrainerCallback):
@@ -82,6 +84,11 @@ class RunFolder(TrainerCallback):
             if self.settings.overwrite:
                 raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
             self._check_checkpoint()
+            if self.origin.resolve() != self.path.resolve() and self.holds_run():
+                raise MinBertError(
+                    f"`output_dir` {self.path} holds a run already, and not that of {self.checkpoint}. Give "
+                    f"{self.origin}, or a folder without a run."
+                )
             self.check_same_run()
         elif self.holds_run() and not self.settings.overwrite:
             raise MinBertError(
@@ -89,7 +96,14 @@ class RunFolder(TrainerCallback):
                 f"it by overwrite=true, or give another output_dir."
             )
 
-    def _checkpoint(self) -> Path | None:
+    @property
+    def origin(self) -> Path:
+        """The folder of the run that is gone on with. It is another than this where a checkpoint of it is named."""
+        checkpoint = self.args.resume_from_checkpoint
+        return Path(checkpoint).resolve().parent if isinstance(checkpoint, str) else self.path
+
+    @cached_property
+    def checkpoint(self) -> Path | None:
         """The checkpoint that the run resumes from."""
         if isinstance(self.args.resume_from_checkpoint, str):
             return Path(self.args.resume_from_checkpoint)
@@ -98,14 +112,14 @@ class RunFolder(TrainerCallback):
 
     def _check_checkpoint(self) -> None:
         remedy = "Leave `resume_from_checkpoint` out to start anew. What is left of a run here goes by overwrite=true."
-        checkpoint = self._checkpoint()
-        if checkpoint is None:
+        if self.checkpoint is None:
             raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
         if self.args.resume_from_checkpoint is True:
             return
-        problem = incomplete(checkpoint, self.args.world_size) if checkpoint.is_dir() else "there is no such folder"
+        found = self.checkpoint.is_dir()
+        problem = incomplete(self.checkpoint, self.args.world_size) if found else "there is no such folder"
         if problem is not None:
-            raise MinBertError(f"`resume_from_checkpoint` {checkpoint}: {problem}. {remedy}")
+            raise MinBertError(f"`resume_from_checkpoint` {self.checkpoint}: {problem}. {remedy}")
 
     def check_same_run(self, finished: bool = False) -> None:
         """Refuses to go on with a run that began with other values of what decides a step.
@@ -115,28 +129,42 @@ class RunFolder(TrainerCallback):
         """
         begun = self.begun_with()
         if begun is None:
-            return
+            raise MinBertError(
+                f"{self.origin} lacks recipe.yaml or environment.json, which say what its run began with. Put them "
+                f"back, or begin a new run with the weights by model_name_or_path={self.checkpoint or self.path}."
+            )
         (old_settings, old_given), environment = begun
         self._check_plugins(environment["plugins"])
         old, new = all_values(old_settings, old_given), all_values(self.settings, self.given)
-        if new["objective"] == "tasks" and old["model_name_or_path"] == new["model_name_or_path"]:
-            old["max_length"] = old["max_length"] or self._length_begun()
+        self._complete_by_models(old, new)
         keys = names(among=new, scope=("run", "seed"), objectives=("any", new["objective"]))
         if environment["processes"] != self.args.world_size:
             self._check_rows_of_steps(old, new, environment["processes"])
             keys = names(among=keys, per_process=False)
-        differing = [key for key in keys if not is_same(key, old, new)]
+        differing = [key for key in keys if not same_value(key, old, new)]
         # The order of what is drawn depends on how long the run is.
         drawn = (new["objective"] == "mlm" and new["mlm_order"] == "sequence") or new["mixing"] == "annealed"
         kept = names(among=differing, resume="fixed")
+        if old_settings.model_name_or_path != self.settings.model_name_or_path and not _same_weights(
+            Path(old_settings.model_name_or_path), Path(self.settings.model_name_or_path)
+        ):
+            kept += ("model_name_or_path",)
         if finished or drawn:
             kept += names(among=differing, resume="length")
+        if finished:
+            kept += names(among=differing, resume=("free", "after"))
         for key in kept:
+            of_model = key != "model_name_or_path" and vars(self.settings).get(key, new[key]) != new[key]
             raise MinBertError(
-                f"The run in {self.path} was started with {key} = {plain(old[key])} and cannot be resumed with "
-                f"{plain(new[key])}: it would be neither run. Keep the old value, or start anew."
+                f"The run in {self.origin} was started with {key} = {plain(old[key])} and cannot be resumed with "
+                f"{plain(new[key])}{f', that of {self.settings.model_name_or_path}' * of_model}: it would be neither "
+                "run. Keep the old value, or start anew."
             )
-        self.changed = {key: (old[key], new[key]) for key in names(among=differing, resume=("free", "length"))}
+        self.changed = {
+            key: (old[key], new[key]) for key in names(among=differing, resume=("free", "after", "length"))
+        }
+        if self.checkpoint is not None:
+            self._check_what_is_left(json.loads((self.checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
 
     def _check_plugins(self, old: Mapping[str, str]) -> None:
         """Refuses to go on with other plugins, or with the same ones after a change of their files."""
@@ -155,30 +183,58 @@ class RunFolder(TrainerCallback):
         """The plugins of the run, with digests of their files."""
         return plugins.load(self.settings.plugins) | plugins.installed()
 
-    def check_model(self, config: MinBertConfig) -> None:
-        """Refuses to resume with a model of another shape than the checkpoint's."""
-        checkpoint = self._checkpoint() if self.args.resume_from_checkpoint else None
-        if checkpoint is None or not (checkpoint / "config.json").is_file():  # an adapter's checkpoint has none
-            return
-        saved = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        for name in SHAPE:
-            if name in saved and saved[name] != getattr(config, name):
-                raise MinBertError(
-                    f"`model_name_or_path` {self.settings.model_name_or_path} has {name} = {getattr(config, name)}, "
-                    f"and the checkpoint {checkpoint} has {saved[name]}. Resume with the model that the run was "
-                    "started with, or start anew."
-                )
+    def _complete_by_models(self, old: dict[str, Any], new: dict[str, Any]) -> None:
+        """Sets the keys that two recipes leave to the models: that of the checkpoint, and the one that is named now.
 
-    def _length_begun(self) -> int | None:
-        """The length that the run is trained at, as what it has saved says it; `None` if nothing does.
-
-        Without `max_length` it is the model's own, and the model may come to say another one.
+        Raises:
+            MinBertError: the models are of another kind or shape.
         """
-        for folder in (self._checkpoint(), self.path):
-            if folder is not None and (folder / "config.json").is_file():
-                saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-                return saved.get("max_input_length") or saved["max_position_embeddings"]
-        return None
+        name, saved = self.settings.model_name_or_path, self.checkpoint or self.path
+        config = begun = load_config(name, self.settings.model_revision)
+        if (saved / "config.json").is_file():
+            begun = load_config(str(saved))
+        for key in MinBertConfig.__annotations__:
+            if key not in ARRANGED and getattr(begun, key) != getattr(config, key):
+                raise MinBertError(
+                    f"`model_name_or_path` {name} has {key} = {getattr(config, key)}, and {saved} has "
+                    f"{getattr(begun, key)}. Resume with the model that the run was started with, or start anew."
+                )
+        for values, of in ((old, begun), (new, config)):
+            # Pre-training is not for a task, and so takes no model's length.
+            length = of.max_position_embeddings if values["objective"] == "mlm" else length_of(of)
+            own = {key: length if key == "max_length" else getattr(of, key) for key in MODELS}
+            values |= {key: value for key, value in own.items() if values[key] is None}
+
+    def _check_what_is_left(self, state: Mapping[str, Any]) -> None:
+        """Refuses what is to take effect in steps that the run does not come to.
+
+        Args:
+            state: of the checkpoint.
+        """
+        done, args, longer = state["global_step"], self.args, names(among=self.changed, resume="length")
+        left = state["max_steps"] - done
+        if longer:
+            left = args.max_steps - done if args.max_steps > 0 else args.num_train_epochs - state["epoch"]
+        where, patience = f"The run in {self.origin}", args.early_stopping_patience
+        if longer and left < 0:
+            said = " and ".join(f"{key} = {self.changed[key][1]}" for key in longer)
+            raise MinBertError(
+                f"{where} has come to step {done} in epoch {state['epoch']:.4g}, behind its end with {said}. Let it "
+                f"end later, or start anew."
+            )
+        stopping = state["stateful_callbacks"].get("EarlyStoppingCallback")
+        stopped = patience is not None and args.restore_callback_states_from_checkpoint and stopping is not None
+        stopped = stopped and stopping["attributes"]["early_stopping_patience_counter"] >= patience
+        if not stopped and left > 0:
+            return
+        for key in names(among=self.changed, resume=("free", "length") if stopped else "free"):
+            how = f"was stopped early by early_stopping_patience = {patience}" if stopped else "has ended"
+            more = "a larger early_stopping_patience" if stopped else "a larger max_steps or num_train_epochs"
+            old, new = map(plain, self.changed[key])
+            raise MinBertError(
+                f"{where} {how} with step {done}, so {key} = {new} would have no effect. Keep {old}, or give {more} "
+                "too."
+            )
 
     def _check_rows_of_steps(self, old: Mapping[str, Any], new: Mapping[str, Any], processes: int) -> None:
         """Refuses another number of processes, unless their batches together are as large as they were."""
@@ -186,17 +242,17 @@ class RunFolder(TrainerCallback):
         sizes = names(per_process=True)
         wanted = {key: _rescaled(old[key], processes, now) for key in sizes}
         needed = [wanted[key] for key in sizes if old[key] is not None]
-        where = f"The run in {self.path} was started with {_counted(processes)}, and {_counted(now)} cannot resume it"
+        where = f"The run in {self.origin} was started with {_counted(processes)}, and {_counted(now)} cannot"
         if None in needed or any(wanted[key] != new[key] for key in sizes):
             words = " ".join(f"{key}={value}" for key, value in wanted.items() if value is not None)
             raise MinBertError(
-                f"{where} with these batches: steps would see other rows. Resume it with "
+                f"{where} resume it with these batches: steps would see other rows. Resume it with "
                 f"{_counted(processes) if None in needed else words}, or start anew."
             )
 
     def begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
-        """What the run here began with, recipe and environment; `None` if a checkpoint from elsewhere does."""
-        recipe, environment = self.path / "recipe.yaml", self.path / "environment.json"
+        """What the run that is gone on with began with, recipe and environment; `None` if nothing says it."""
+        recipe, environment = self.origin / "recipe.yaml", self.origin / "environment.json"
         if not (recipe.is_file() and environment.is_file()):
             return None
         split = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
@@ -221,8 +277,8 @@ class RunFolder(TrainerCallback):
         for name, digest in self.training_rows.items():
             if begun is not None and begun[1]["training_rows"].get(name) != digest:
                 raise MinBertError(
-                    f"The training rows of {name!r} are not those that the run in {self.path} was started with, so it "
-                    f"cannot be resumed. Give the same data, or start anew."
+                    f"The training rows of {name!r} are not those that the run in {self.origin} was started with, so "
+                    f"it cannot be resumed. Give the same data, or start anew."
                 )
 
     # ---- On several processes --------------------------------------------------------------------------------
@@ -307,14 +363,12 @@ def plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-def is_same(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two recipes, as `all_values` gives them, mean the same by a key. What neither has is the same."""
-    if old.get(key) == new.get(key):
+def _same_weights(one: Path, other: Path) -> bool:
+    """Whether two models have the same files of weights. One that has moved, or is on the Hub, cannot be compared."""
+    if not (one.is_dir() and other.is_dir()) or one.samefile(other):
         return True
-    if key == "max_length":  # the model's own length may be written out
-        own = length_of(load_config(new["model_name_or_path"], new["model_revision"]))
-        return (old[key] or own) == (new[key] or own)
-    return key == "tasks" and get_tasks(old[key]) == get_tasks(new[key])
+    files = [{f.name for p in ("*model*.safetensors", "pytorch_model*.bin") for f in x.glob(p)} for x in (one, other)]
+    return files[0] == files[1] and not any(filecmp.cmpfiles(one, other, files[0], shallow=False)[1:])
 
 
 def _counted(processes: int) -> str:

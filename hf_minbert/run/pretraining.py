@@ -38,7 +38,7 @@ from ..settings.table import names
 from ..settings.tasks import Task
 from ..settings.training import TrainingKeys
 from ..training.args import MultiTaskTrainingArguments
-from ..training.checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, to_resume
+from ..training.checkpoints import WholeCheckpoints, flow_callbacks, to_resume
 from ..training.data import data_seed_of
 from ..training.distributed import without_ddp
 from ..training.gradients import average_over_processes
@@ -294,7 +294,7 @@ def make_trainer(
             eval_dataset=HeldOutTexts(dev),
             data_collator=collator,
             processing_class=tokenizer,
-            callbacks=[*callbacks, *early_stopping(args), SavesAfterEpoch()],
+            callbacks=[*callbacks, *flow_callbacks(args)],
             held_out=held_out,
             about={"train_texts": sizes, "held_out_texts": held_out, "leaks": data["leaks"]},
         )

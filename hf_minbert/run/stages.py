@@ -73,22 +73,19 @@ class Stage:
         path = self.folder / "metrics.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
-    def check_finished(self) -> None:
-        """Refuses to go on after this stage with a recipe that says something else of it.
+    def goes_on(self, is_last: bool) -> bool:
+        """Whether this stage, which has finished, has more to do with the recipe now: the last one may be made longer.
 
         Raises:
-            MinBertError: with the first such key.
+            MinBertError: the recipe says something else of it.
         """
         run = RunFolder(self.settings, self.given, self.args)
-        if run.begun_with() is None:
-            raise MinBertError(
-                f"Stage {self.name!r} has finished, but {self.folder} lacks recipe.yaml or environment.json, which "
-                f"say how. Put them back, or start anew with overwrite=true."
-            )
         try:
-            run.check_same_run(finished=True)
+            run.check_same_run(finished=not is_last)
         except MinBertError as error:
-            raise MinBertError(f"Stage {self.name!r} has finished. {error}") from error
+            later = "" if is_last else " What is for a later stage alone goes by stages.<name>.<key>."
+            raise MinBertError(f"Stage {self.name!r} has finished. {error}{later}") from error
+        return bool(run.changed)
 
 
 def plan(values: Mapping[str, Value]) -> list[Stage]:
@@ -221,16 +218,17 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
         if metrics is None:
             break
         finished[stage.name] = metrics
-    for stage in stages[: len(finished)]:
-        stage.check_finished()
+    goes_on = [stage.name for stage in stages[: len(finished)] if stage.goes_on(stage is stages[-1])]
     for number, stage in enumerate(stages, 1):
         where = f"Stage {number} of {len(stages)}, {stage.name}"
-        if stage.name in finished:
+        if stage.name in finished and stage.name not in goes_on:
             logger.info("%s: finished earlier, in %s.", where, stage.folder)
             continue
         logger.info("%s: in %s.", where, stage.folder)
         _forget_accelerator()
-        again = resumes and newest_complete_checkpoint(stage.folder, stage.args.world_size) is not None
+        again = stage.name in goes_on or (
+            resumes and newest_complete_checkpoint(stage.folder, stage.args.world_size) is not None
+        )
         how = "resume_from_checkpoint" if again else "overwrite"
         finished[stage.name] = run({**stage.values, how: as_value(True)}, [_Begun(root, stages[:number])], number > 1)
     if not stages[0].args.should_save:

@@ -187,8 +187,6 @@ def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
     if args.should_save:
         folder.check()
     config = _config(settings, args, tasks)
-    if args.should_save:
-        folder.check_model(config)
     tasks = _pinned(tasks, folder)
     data = _load(folder.settings, args, tasks)
     if args.should_save:

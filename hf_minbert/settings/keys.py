@@ -20,8 +20,9 @@ class Traits:
     """What is true of a key, beside its type and default.
 
     Attributes:
-        resume: what a run that resumes may do. `fixed`: it keeps the value. `free`: another value takes effect.
-            `length`: the run may become longer. `contents`: what the key names is compared, not its name.
+        resume: what a run that resumes may do. `fixed`: it keeps the value. `free`: another value takes effect in the
+            steps to come; `after`: also where none are to come. `length`: the run may become longer. `contents`: what
+            the key names is compared, not its name.
         scope: `run`: part of what the run is; `seed`: runs of one recipe differ in it; `start`: of one start of the
             command; `machine`: of who runs it, and where; `secret`: nobody else's, and never written.
         objectives: which `objective` it has an effect on.
@@ -31,7 +32,7 @@ class Traits:
         off: its value in a run that only measures: nothing is scored, written or stopped early.
     """
 
-    resume: Literal["fixed", "free", "length", "contents"] = "fixed"
+    resume: Literal["fixed", "free", "after", "length", "contents"] = "fixed"
     scope: Literal["run", "seed", "start", "machine", "secret"] = "run"
     objectives: Literal["any", "tasks", "mlm"] = "any"
     per_process: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 from .keys import Traits
 
 FREE = Traits(resume="free")
+AFTER = Traits(resume="after")
 MACHINE = Traits(resume="free", scope="machine")
 #: Those that a step of several tasks can honour. A test fails where transformers has one that is missing here.
 STOCK: dict[str, Traits] = {
@@ -20,15 +21,19 @@ STOCK: dict[str, Traits] = {
     "per_device_train_batch_size": Traits(per_process=True),
     "seed": Traits(scope="seed"), "data_seed": Traits(scope="seed"),
     "hub_token": Traits(resume="free", scope="secret"),
-    "eval_strategy": Traits(resume="free", off="no"), "do_eval": Traits(resume="free", off=False),
+    "eval_strategy": Traits(resume="free", off="no"), "do_eval": Traits(off=False),
     "eval_on_start": Traits(resume="free", off=False), "save_strategy": Traits(resume="free", off="no"),
-    "logging_strategy": Traits(resume="free", off="no"), "load_best_model_at_end": Traits(resume="free", off=False),
-    "metric_for_best_model": Traits(resume="free", off=None),
+    "logging_strategy": Traits(resume="free", off="no"), "load_best_model_at_end": Traits(resume="after", off=False),
+    "metric_for_best_model": Traits(off=None),
     **dict.fromkeys((
         "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
         "optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
         "max_grad_norm", "bf16", "fp16", "neftune_noise_alpha", "accelerator_config", "ignore_data_skip",
+        "greater_is_better", "logging_first_step",
     ), Traits()),
+    **dict.fromkeys((
+        "per_device_eval_batch_size", "push_to_hub", "hub_private_repo", "hub_model_id", "hub_revision",
+    ), AFTER),
     **dict.fromkeys((
         "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id",
         "trackio_static_space_id", "use_cpu", "ddp_backend", "ddp_timeout", "log_level", "log_level_replica",
@@ -38,11 +43,10 @@ STOCK: dict[str, Traits] = {
     **dict.fromkeys((
         "bf16_full_eval", "fp16_full_eval", "tf32", "activation_checkpointing", "activation_checkpointing_kwargs",
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile", "torch_compile_backend",
-        "torch_compile_mode", "logging_steps", "logging_first_step", "logging_nan_inf_filter", "eval_steps",
-        "eval_delay", "per_device_eval_batch_size", "eval_use_gather_object", "eval_accumulation_steps",
-        "save_only_model", "save_steps", "save_total_limit", "enable_jit_checkpoint", "push_to_hub",
-        "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "greater_is_better",
-        "restore_callback_states_from_checkpoint", "full_determinism", "resume_from_checkpoint",
+        "torch_compile_mode", "logging_steps", "logging_nan_inf_filter", "eval_steps", "eval_delay",
+        "eval_use_gather_object", "eval_accumulation_steps", "save_only_model", "save_steps", "save_total_limit",
+        "enable_jit_checkpoint", "hub_strategy", "hub_always_push", "restore_callback_states_from_checkpoint",
+        "full_determinism", "resume_from_checkpoint",
     ), FREE),
 }  # fmt: skip
 

@@ -35,7 +35,7 @@ class TrainingKeys:
         by_task=True,
     )
     eval_tasks: list[str] | None = key(
-        None, "Tasks that are scored. All of the model's unless given.", resume="free", by_task=True
+        None, "Tasks that are scored. All of the model's unless given.", resume="after", by_task=True
     )
     task_batch_sizes: dict[str, int] | BatchSizes | None = key(
         None,
@@ -263,7 +263,7 @@ class TrainingKeys:
         "Whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`, and `minbert train`"
         " leaves them as a model in the folder `averaged` of the run's. In Python: `with trainer.proximal.in_place():"
         ' trainer.save_model("averaged")`.',
-        resume="free",
+        resume="after",
         objectives="tasks",
         off=False,
     )

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+import transformers
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from ..errors import MinBertError
 from ..io import INDEX, whole_safetensors
@@ -39,6 +42,9 @@ class WholeCheckpoints(Trainer):
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+        # The stock state has the callbacks of the checkpoint that it was loaded from, and lacks those that are new.
+        callbacks = [c for c in (*self.callback_handler.callbacks, self.control) if isinstance(c, ExportableState)]
+        self.state.stateful_callbacks = TrainerState(stateful_callbacks=callbacks).stateful_callbacks
         super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -48,9 +54,10 @@ class WholeCheckpoints(Trainer):
 
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
         """As the stock one, which takes a step before it checks whether the run that it resumes had ended."""
-        stopping = (each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback))
         out_of_patience = any(
-            each.early_stopping_patience_counter >= each.early_stopping_patience for each in stopping
+            each.early_stopping_patience_counter >= each.early_stopping_patience
+            for each in self.callback_handler.callbacks
+            if isinstance(each, transformers.EarlyStoppingCallback)
         )
         if self.state.global_step >= self.state.max_steps or out_of_patience:
             logger.info("Training had ended already, with step %d.", self.state.global_step)
@@ -76,6 +83,33 @@ class SavesAfterEpoch(TrainerCallback):
     def on_epoch_end(self, args, state, control, **kwargs):
         control.should_save |= self.is_due
         self.is_due = False
+
+
+class TakesChanges(TrainerCallback):
+    """Lets what a resumed run has otherwise take effect where the stock loop goes on with the checkpoint's state."""
+
+    def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
+        state.compute_steps(args, state.max_steps)  # between two logs, evaluations, checkpoints
+        if state.global_step and isinstance(lr_scheduler, LambdaLR):
+            # Else the first step has the rate of the old schedule, which the optimizer was saved with.
+            lr_scheduler.last_epoch -= 1
+            lr_scheduler.step()
+
+
+class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
+    """The stock one, which would go on with the patience and the threshold of the checkpoint."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.early_stopping_patience = args.early_stopping_patience
+        self.early_stopping_threshold = args.early_stopping_threshold
+        super().on_train_begin(args, state, control, **kwargs)
+
+
+def flow_callbacks(args: BaseArguments) -> list[TrainerCallback]:
+    """What decides, beside the stock callbacks, when is logged, evaluated, saved and stopped."""
+    patience = args.early_stopping_patience
+    early = [] if patience is None else [EarlyStoppingCallback(patience, args.early_stopping_threshold)]
+    return [*early, SavesAfterEpoch(), TakesChanges()]
 
 
 def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:
@@ -115,13 +149,6 @@ def to_resume(resume_from: str | bool | None, args: TrainingArguments) -> str | 
             args.world_size,
         )
     return str(checkpoint)
-
-
-def early_stopping(args: BaseArguments) -> list[TrainerCallback]:
-    """The callback that stops a training without progress, if the arguments ask for it."""
-    if args.early_stopping_patience is None:
-        return []
-    return [EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold)]
 
 
 def save_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:

@@ -28,7 +28,7 @@ from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
 from .aggregation.registry import make_aggregator
 from .aggregation.smoothing import Smoothing
 from .args import MultiTaskTrainingArguments
-from .checkpoints import SavesAfterEpoch, WholeCheckpoints, early_stopping, load_gradients, save_gradients, to_resume
+from .checkpoints import WholeCheckpoints, flow_callbacks, load_gradients, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
 from .data import data_loader, loss_weights_of, rounds_of
 from .distributed import without_ddp
@@ -128,7 +128,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             train_dataset=cast(Any, rows),  # annotated as one dataset, and kept as it is
             eval_dataset=cast(Any, eval_rows),
             processing_class=processing_class,
-            callbacks=[*(callbacks or []), *early_stopping(args), SavesAfterEpoch()],
+            callbacks=[*(callbacks or []), *flow_callbacks(args)],
             optimizers=optimizers,
         )
         # The stock constructor reads both from a signature, which is another one if the model is compiled or wrapped.
