@@ -43,7 +43,9 @@ class WholeCheckpoints(Trainer):
             shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         # The stock state has the callbacks of the checkpoint that it was loaded from, and lacks those that are new.
-        callbacks = [c for c in (*self.callback_handler.callbacks, self.control) if isinstance(c, ExportableState)]
+        callbacks: list[Any] = [
+            c for c in (*self.callback_handler.callbacks, self.control) if isinstance(c, ExportableState)
+        ]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=callbacks).stateful_callbacks
         super()._save_checkpoint(model, trial)
 

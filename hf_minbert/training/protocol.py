@@ -143,14 +143,15 @@ def check_model(model: nn.Module) -> TaskModel:
     missing += ["encoder_path"] if not hasattr(model, "encoder_path") or not callable(model.encoder_path) else []
     if missing:
         raise MinBertError(f"The model lacks {' and '.join(f'`{name}`' for name in missing)}. {found}. {_REMEDY}")
-    for task in model.config.tasks:
-        path = model.encoder_path(task["name"])
+    checked = cast(TaskModel, model)  # torch's stubs take every attribute of a module for a tensor or a module
+    for task in checked.config.tasks:
+        path = checked.encoder_path(task["name"])
         if not isinstance(path, Sequence) or not path or not hasattr(path[0], "embeddings"):
             raise MinBertError(
                 f"`encoder_path({task['name']!r})` must give the encoder, which has `embeddings`, then its layers. "
                 f"Found {path!r:.100} of a {type(model).__name__}. {_REMEDY}"
             )
-    return cast(TaskModel, model)  # torch's stubs take every attribute of a module for a tensor or a module
+    return checked
 
 
 def check_stock(model: nn.Module, args: TrainingArguments) -> None:
@@ -165,7 +166,7 @@ def check_stock(model: nn.Module, args: TrainingArguments) -> None:
         )
     if args.neftune_noise_alpha is not None:
         try:
-            model.get_input_embeddings()
+            cast(Any, model).get_input_embeddings()  # as in `check_model`
         except (AttributeError, NotImplementedError):
             raise MinBertError(
                 f"`neftune_noise_alpha` needs a model with `get_input_embeddings`. {found}. Leave it out."
