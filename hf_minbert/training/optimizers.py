@@ -131,4 +131,4 @@ class OwnOptimizer(ExplicitEnum):
     COURSE_ADAMW = "course_adamw"
 
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {OwnOptimizer.COURSE_ADAMW.value: CourseAdamW}
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"course_adamw": CourseAdamW}
