@@ -238,14 +238,25 @@ def test_an_old_run_is_reported(minbert, own_old):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("run", "words", "expected"),
-    [("run", [], "run"), ("run", ["num_train_epochs=3"], "longer"), ("adapter", [], "adapter")],
+    ("run", "expected"),
+    [("run", "run"), ("adapter", "adapter")],
 )
-def test_an_old_run_goes_on_to_the_weights_of_version_0_1(minbert, own_old, run, words, expected):
-    ended = minbert("train", f"{run}/recipe.yaml", "resume_from_checkpoint=true", *words)
+def test_an_old_run_goes_on_to_the_weights_of_version_0_1(minbert, own_old, run, expected):
+    ended = minbert("train", f"{run}/recipe.yaml", "resume_from_checkpoint=true")
     assert ended.status == 0, ended.err
     assert f"Resuming from {run}/checkpoint-4" in ended.err
     assert_answers(run, expected, within=1e-3)
+
+
+@pytest.mark.slow
+def test_an_old_run_becomes_longer_by_the_new_schedule(minbert, own_old):
+    ended = minbert("train", "run/recipe.yaml", "resume_from_checkpoint=true", "num_train_epochs=3")
+    assert ended.status == 0, ended.err
+    entries = [json.loads(line) for line in Path("run", "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    rates = {entry["step"]: entry["learning_rate"] for entry in entries if "learning_rate" in entry}
+    assert {step: rates[step] for step in range(5, 13)} == pytest.approx(
+        {n: 0.01 * (13 - n) / 12 for n in range(5, 13)}
+    )
 
 
 @pytest.mark.slow

@@ -558,7 +558,7 @@ def test_values_that_were_not_written_out_are_the_same_as_their_defaults(train):
     train("max_steps=2")
     words = [
         "seed=42", "gradient_accumulation_steps=1", "mixing=cycle", "tasks=[sst, para, sts]", "task_batch_sizes={}",
-        "aggregator_options={}", "lr_scheduler_kwargs={}", "learning_rates={}", "learning_rates.heads=null",
+        "aggregator_options={}", "lr_scheduler_kwargs={}", "learning_rates={}",
         "train_tasks=[sst, para, sts]", "attention_probs_dropout_prob=0", "max_length=64", "private_layers=0",
         "metric_for_best_model=eval_overall", "greater_is_better=true",
     ]  # fmt: skip

@@ -128,7 +128,7 @@ def test_wherever_one_is_killed_a_whole_checkpoint_is_left(
     ended = together(until_killed)
     assert ended.status[killed] == -signal.SIGKILL and ended.status[1 - killed] == 1
     assert f"is {tmp_path / 'run' / f'checkpoint-{left}'}. Go on with" in ended.said[1 - killed].splitlines()[-1]
-    ended = together(lambda rank: minbert_train(tmp_path / "run", "resume_from_checkpoint=true"))
+    ended = together(lambda rank: minbert_train(tmp_path / "run", "save_total_limit=1", "resume_from_checkpoint=true"))
     assert ended.status == [0, 0], ended.said
     entries = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in entries if "loss_sst" in entry] == [1, 2, 3, 4, 5, 6]
