@@ -400,7 +400,8 @@ def test_a_folder_of_before_has_the_length_of_its_recipe(save, tmp_path, recipe,
     assert predictor.tokenizer.model_max_length == length
     for wrong, says in (
         ("max_length: 65", "`max_length` of `.*recipe.yaml` must be a whole number of tokens from 1 to 64.*Found 65"),
-        ("max_length: '16'", "Found '16'"), ("- 1", "expected lines of"), ("a: [", "not readable"), ("stages: 3", "no recipe"),
+        ("max_length: '16'", "Found '16'"), ("- 1", "expected lines of"), ("a: [", "not readable"),
+        ("stages: 3", "no recipe"),
     ):  # fmt: skip
         (folder / "recipe.yaml").write_text(f"{wrong}\n")
         with pytest.raises(MinBertError, match=says):

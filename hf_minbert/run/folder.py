@@ -27,13 +27,12 @@ from ..errors import MinBertError, explain
 from ..io import check_writable, json_line, write_atomically, write_json
 from ..model.configuration_minbert import AVERAGED, MinBertConfig
 from ..model.inference import length_of
-from ..pretrained.adapters import full_options
 from ..pretrained.data import READ_FROM
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
 from ..settings import plugins
+from ..settings.complete import same_value
 from ..settings.keys import default_of
-from ..settings.meaning import meaning
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.run import RunSettings
 from ..settings.table import names, traits_of
@@ -142,10 +141,7 @@ class RunFolder(TrainerCallback):
         if environment["processes"] != self.args.world_size:
             self._check_rows_of_steps(old, new, environment["processes"])
             keys = names(among=keys, per_process=False)
-        meant_then, meant_now = (
-            meaning({**values, "peft": values["peft"] and full_options(values["peft"])}) for values in (old, new)
-        )
-        differing = [key for key in keys if key in meant_now and meant_then.get(key) != meant_now[key]]
+        differing = [key for key in keys if not same_value(key, old, new)]
         # The order of what is drawn depends on how long the run is.
         drawn = (new["objective"] == "mlm" and new["mlm_order"] == "sequence") or new["mixing"] == "annealed"
         kept = names(among=differing, resume="fixed")

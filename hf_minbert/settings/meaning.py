@@ -51,8 +51,6 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
     found["metric_for_best_model"] = best
     if found["greater_is_better"] is None:
         found["greater_is_better"] = not best.endswith("loss")
-    if (found["max_steps"] or 0) > 0:
-        found["num_train_epochs"] = None  # steps go before epochs
     for key in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # the older names
         newer = found.pop(key.replace("gradient", "activation"), None)
         found[key] = (found[key] if newer is None else newer) or None
