@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from .idle import idle_keys
 from .table import names
 from .tasks import Source, Task, data_files, get_tasks
 
@@ -23,7 +24,7 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
     """
     tasks, config = get_tasks(values["tasks"]), config or {}
     by_name = [task.name for task in tasks]
-    idle = _idle(values, tasks)
+    idle = tuple(keys.start for keys in idle_keys(values, tasks))
     kept = names(among=values, objectives=("any", values["objective"]))
     found: dict[str, Any] = {
         key: None if values[key] == {} else values[key] for key in kept if key != "stages" and not key.startswith(idle)
@@ -55,22 +56,6 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
         newer = found.pop(key.replace("gradient", "activation"), None)
         found[key] = (found[key] if newer is None else newer) or None
     return found
-
-
-def _idle(values: Mapping[str, Any], tasks: list[Task]) -> tuple[str, ...]:
-    """How the keys begin that have no effect with these values of other keys."""
-    smart, mt_dnn = values["regularizer"] == "smart", values["smart_form"] == "mt-dnn"
-    effective = {
-        **{f"{name}_": values["regularizer"] == name for name in ("smart", "r_drop", "fgm")},
-        "smart_norm": smart and not mt_dnn, "smart_level": smart and not mt_dnn,
-        "smart_score_divergence": smart and any(task.kind == "score" for task in tasks),
-        "distill_": bool(values["teachers"]),
-        "proximal_": values["proximal"] != "none", "proximal_momentum": values["proximal"] == "momentum",
-        "mixing_temperature": values["mixing"] == "temperature",
-        "score_bins": "balanced" in (values["task_sampling"] or {}).values(),
-        "redraw_rows": bool(values["rows_per_epoch"]),
-    }  # fmt: skip
-    return tuple(start for start, has in effective.items() if not has)
 
 
 def _without(value: Any, usual: Any, tasks: list[str], key: str) -> Any:

@@ -11,13 +11,13 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.training_args import OptimizerNames
 
 from ..errors import MinBertError, unknown_name
+from ..settings.idle import idle_keys
 from ..settings.keys import default_of, documented
 from ..settings.tasks import Task
 from .base_args import BaseArguments
 from .checks import check_ranges, check_tasks, check_values
 from .distributed import check_launch, launched_precision, warn_about_idle_gpus, warn_about_mps
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .terms.registry import REGULARIZERS
 from .unsupported_arguments import refuse_settings, refuse_unsupported
 
 
@@ -88,23 +88,11 @@ class MultiTaskTrainingArguments(BaseArguments):
         They are no errors: a recipe with `regularizer=none` after it is how a term is left out to compare.
         """
         tasks = [*tasks]
-        chosen = f"`regularizer: {self.regularizer}`"
-        idle = [(f"{name}_", chosen, f"`regularizer: {name}`") for name in REGULARIZERS if name != self.regularizer]
-        if self.teachers is None:
-            idle.append(("distill_", "`teachers` left out", "distillation"))
-        if self.proximal != "momentum":
-            key = "proximal_" if self.proximal == "none" else "proximal_momentum"
-            idle.append((key, f"`proximal: {self.proximal}`", "`proximal: momentum`"))
-        if self.regularizer == "smart":
-            if self.smart_form == "mt-dnn":
-                idle += [(key, "`smart_form: mt-dnn`", "`smart_form: paper`") for key in ("smart_norm", "smart_level")]
-            if not any(task.kind == "score" for task in tasks):
-                idle.append(("smart_score_divergence", "these tasks", "scores, and none of them is one"))
         given = [f.name for f in fields(self) if getattr(self, f.name) != default_of(f)]
         said = []
         if self.aggregator != "sum" and (reason := self.why_none_conflict([task.name for task in tasks])):
             said.append(f"`aggregator: {self.aggregator}` has no effect: {reason}.")
-        for start, without, purpose in idle:
+        for start, without, purpose in idle_keys(vars(self), tasks):
             if names := [f"`{name}`" for name in given if name.startswith(start)]:
                 has, it = ("has", "It is") if len(names) == 1 else ("have", "They are")
                 said.append(f"{', '.join(names)} {has} no effect with {without}. {it} for {purpose}.")
