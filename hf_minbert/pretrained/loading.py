@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from huggingface_hub import constants, try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -40,7 +41,7 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
         MinBertError: there is no such checkpoint, or it is not a BERT encoder.
     """
     path = Path(name)
-    if not path.exists() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if not path.exists() and not _is_id(name):
         raise MinBertError(f"There is no model {name}: no such folder. {REMEDY}")
     if path.exists() and not path.is_dir():
         raise MinBertError(f"The model {name} is not a folder. {REMEDY}")
@@ -61,6 +62,15 @@ def _place(name: str, revision: str | None) -> str:
     """Where to load `name` from: what the quickstart keeps stands for its name on the Hub."""
     kept = kept_weights() if name == MODEL and revision is None and not Path(name).exists() else None
     return name if kept is None else str(kept)
+
+
+def _is_id(name: str) -> bool:
+    """Whether it could be a name on the Hub; `../run` is none."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
 
 
 def _can_be_had(name: str, revision: str | None) -> bool:

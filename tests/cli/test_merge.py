@@ -90,6 +90,7 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
         ("average", ["a", "b", "--method", "weighted", "--weights", "1"], "`weights` must be 2 numbers"),
         ("average", ["a", "b", "--method", "greedy"], "give --data-dir too"),
         ("average", ["a", "nowhere/at/all"], "no such folder"),
+        ("average", ["a", "../nowhere"], "There is no model ../nowhere: no such folder"),
         (
             "average",
             ["a", "b", "--output-dir", "c"],
