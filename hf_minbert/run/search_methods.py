@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..errors import MinBertError, unknown_name
 from ..settings.dotted import Value, set_key, value_of
-from ..settings.recipe import read_value, recipes_folder
+from ..settings.recipe import find_packaged, read_value
 from ..settings.table import names
 
 SPACE_FILE = ".space.yaml"  # ending of the spaces that come with the package
@@ -100,9 +98,8 @@ def read_space(given: str) -> Space:
     Raises:
         MinBertError: it is none of these, or one of its entries is neither a list of values nor a range.
     """
-    packaged = recipes_folder() / f"{given}{SPACE_FILE}"
-    path = next((path for path in (given, packaged) if os.path.isfile(path)), None)
-    text = given if path is None else Path(path).read_text(encoding="utf-8-sig")
+    path = find_packaged(given, SPACE_FILE)
+    text = given if path is None else path.read_text(encoding="utf-8-sig")
     where = "`--space`" if path is None else f"`--space` {path}"
     read = read_value(text, where).value
     if not isinstance(read, dict) or not read:

@@ -63,7 +63,7 @@ def value_of(values: Mapping[str, Value], key: str, where: str) -> Any:
     return None if found is MISSING else found
 
 
-def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str) -> None:
+def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str, *, absent: bool = False) -> None:
     """Sets a key with dots for the recipe and those stages whose own line has that part. Raises as `set_key`."""
     first, *path = key.split(".")
     stages = values["stages"].value if "stages" in values else None
@@ -82,7 +82,7 @@ def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str) -> Non
             f"stages.{stage_names(own)[0]}.{key}."
         )
     if raw is not None or not reached or _found(values, key, where) is not MISSING:
-        set_key(values, key, raw, where)
+        set_key(values, key, raw, where, absent=absent)
 
 
 def in_order(keys: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ It needs neither the Trainer nor a model, so that a misspelt line is answered at
 from __future__ import annotations
 
 import enum
+import os
 import re
 import types
 import typing
@@ -122,8 +123,14 @@ def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name: the path in their folder without `.yaml`."""
     folder = recipes_folder()
     names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
-    # no recipes, those: settings of accelerate, and what `minbert search` tries
-    return {n: path for n, path in names.items() if not n.startswith("accelerate/") and not n.endswith(".space")}
+    # no recipes, those: settings of accelerate, and files such as `search.space.yaml`, whose second ending says what
+    return {n: path for n, path in names.items() if not n.startswith("accelerate/") and not Path(n).suffix}
+
+
+def find_packaged(given: str | Path, ending: str) -> Path | None:
+    """The file that is given, by its path or as a name in the package without its ending; `None` if there is none."""
+    places = (given, recipes_folder() / f"{given}{ending}")
+    return next((Path(place) for place in places if os.path.isfile(place)), None)  # also of a text that is no path
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -175,6 +182,18 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
         if key in words:
             raise MinBertError(f"{key!r} is given twice after the recipe. Give it once.")
         words[key] = read_value(written, f"`{word}`")
+    override(values, words)
+    if "plugins" in values:
+        values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
+    return values
+
+
+def override(values: dict[str, Value], words: Mapping[str, Value], absent: bool = False) -> None:
+    """Sets keys for the whole recipe, in place, as `read_recipe` says it of its words.
+
+    Args:
+        absent: a part that `None` takes away may not be there.
+    """
     for stage in _stages(values):
         for key in words.keys() & stage.keys():
             del stage[key]
@@ -182,10 +201,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     dotted = {key: _raw(key, value) for key, value in words.items() if "." in key}
     for key in in_order(dotted):
         of_one = key.startswith("stages.") or "stages" in words
-        (set_key if of_one else set_for_all)(values, key, dotted[key], repr(key))
-    if "plugins" in values:
-        values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
-    return values
+        (set_key if of_one else set_for_all)(values, key, dotted[key], repr(key), absent=absent)
 
 
 def _stages(values: Mapping[str, Value]) -> list[dict[str, Any]]:

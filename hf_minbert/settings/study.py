@@ -1,0 +1,200 @@
+"""A study: the recipes and seeds of one table, and what that table shows.
+
+    title: Gradient surgery
+    reference: sum                        # the row that others are compared with; the first unless given
+    seeds: 3                              # 1, 2 and 3; or a list of numbers
+    keys: {data_dir: data}                # of every row, as `key=value` after its recipe; `null` unsets
+    rows:
+      sum: {recipe: cs224n/baseline}
+      pcgrad: {recipe: cs224n/baseline, keys: {aggregator: pcgrad, tasks.sst.head: mlp}, reported: {overall: .744}}
+      nli: {recipe: reports/003/baseline, not_run: needs MultiNLI}
+
+A file of overrides has `keys` for every row, and `recipes`, keys by the name of a recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import MinBertError, unknown_name
+from .dotted import Value, as_value
+from .recipe import find_packaged, override, read_recipe, read_value
+from .table import names
+
+STUDY_FILE = ".study.yaml"  # endings of those that come with the package
+OVERRIDES_FILE = ".overrides.yaml"
+#: What a run's score is: of its best evaluation, of the last one, or the mean of all.
+REDUCTIONS = ("best", "last", "mean")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Args:
+        name: its name, and that of its runs' folder.
+        recipe: path or name; that of the packaged recipes.
+        keys: what it changes of it.
+        reported: scores that others report for it, by the names of `Study.metrics`.
+        note: a sentence for the table.
+        not_run: why it is only listed.
+    """
+
+    name: str
+    recipe: str = ""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    reported: Mapping[str, float] = field(default_factory=dict)
+    note: str = ""
+    not_run: str = ""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's file, read; its fields are the keys of the file.
+
+    Args:
+        rows: in the order of the table.
+        reference: the row that the others are compared with.
+        seeds: of each row's runs.
+        keys: of every row; they go before the row's own.
+        title, source: for the table; where the reported scores come from.
+        reduction: one of `REDUCTIONS`.
+        metrics: columns, such as `sst_accuracy`; the tasks' main metrics and `overall` unless given.
+        overrides: a file of overrides, read: keys for every row, and by recipe. They go after the row's own.
+    """
+
+    rows: tuple[Row, ...]
+    reference: str
+    seeds: tuple[int, ...] = (1, 2, 3)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    source: str = ""
+    reduction: str = "best"
+    metrics: tuple[str, ...] = ()
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def row(self, name: str) -> Row:
+        return next(row for row in self.rows if row.name == name)
+
+    def recipe(self, row: Row, words: Iterable[str] = ()) -> dict[str, Value]:
+        """A row's recipe with all keys that the study changes, and `key=value` words. Raises as `read_recipe`."""
+        values = read_recipe(row.recipe)
+        by_recipe = self.overrides.get("recipes", {}).get(row.recipe, {})
+        for keys in (self.keys, row.keys, self.overrides.get("keys", {}), by_recipe):
+            override(values, {key: as_value(raw) for key, raw in keys.items()}, absent=True)
+        read = {key: read_value(text, f"`{key}`") for key, _, text in (word.partition("=") for word in words)}
+        override(values, read, absent=True)
+        return {key: value for key, value in values.items() if value.value is not None}
+
+
+def read_study(path: str | Path, overrides: str | Path | None = None) -> Study:
+    """Reads a study, given by its path or the name of one in the package, and a file of overrides.
+
+    Raises:
+        MinBertError: there is no such file, or it says something that a study cannot have.
+    """
+    found = find_packaged(path, STUDY_FILE)
+    if found is None:
+        raise MinBertError(f"Study {path}: there is no such file. Give the path of a .yaml file with `rows`.")
+    where, read = f"Study {path}", _read(found)
+    _check_keys(where, read, Study, without=("overrides",))
+    rows = _mapping(f"{where}: `rows`", read.get("rows"))
+    if not rows:
+        raise MinBertError(f"{where}: `rows` must name one row or more, like `sum: {{recipe: cs224n/baseline}}`.")
+    given = {key: value for key, value in read.items() if key in ("title", "source")}
+    given["keys"] = _keys(f"{where}: `keys`", read.get("keys"))
+    given["rows"] = tuple(_row(f"{where}: row {name!r}", str(name), row, found) for name, row in rows.items())
+    given["seeds"] = _seeds(where, read.get("seeds", 3))
+    given["metrics"] = tuple(_list(f"{where}: `metrics`", read.get("metrics")))
+    given["reduction"] = read.get("reduction", "best")
+    if given["reduction"] not in REDUCTIONS:
+        raise unknown_name(f"{where}: `reduction`", given["reduction"], REDUCTIONS)
+    run = [row.name for row in given["rows"] if not row.not_run]
+    given["reference"] = str(read.get("reference", next(iter(run), given["rows"][0].name)))
+    if run and given["reference"] not in run:
+        raise unknown_name(f"{where}: `reference`, a row that is run,", given["reference"], run)
+    return Study(**given, overrides={} if overrides is None else _overrides(overrides))
+
+
+def _overrides(given: str | Path) -> dict[str, dict[str, Any]]:
+    found = find_packaged(given, OVERRIDES_FILE)
+    if found is None:
+        raise MinBertError(f"`--overrides` {given}: there is no such file. Give the path of a .yaml file.")
+    where, read = f"Overrides {given}", _read(found)
+    for key in read:
+        if key not in ("keys", "recipes"):
+            raise unknown_name(f"{where}: key", key, ("keys", "recipes"))
+    recipes = _mapping(f"{where}: `recipes`", read.get("recipes"))
+    by_recipe = {name: _keys(f"{where}: `recipes.{name}`", keys) for name, keys in recipes.items()}
+    return {"keys": _keys(f"{where}: `keys`", read.get("keys")), "recipes": by_recipe}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise MinBertError(f"{path}: cannot be read as UTF-8 text: {error}.") from error
+    return _mapping(str(path), read_value(text, str(path)).value)
+
+
+def _row(where: str, name: str, given: Any, path: Path) -> Row:
+    if Path(name).name != name or name.startswith("."):
+        raise MinBertError(f"{where}: the name becomes a folder's. Use letters, digits, `-`, `_`, `+` and spaces.")
+    read = _mapping(where, given)
+    _check_keys(where, read, Row, without=("name",))
+    if not read.get("recipe") and not read.get("not_run"):
+        raise MinBertError(f"{where}: `recipe` is missing. Give a recipe, or `not_run` with the reason.")
+    recipe = str(read.get("recipe", ""))
+    beside = path.parent / recipe
+    reported = _mapping(f"{where}: `reported`", read.get("reported"))
+    for metric, score in reported.items():
+        if isinstance(score, bool) or not isinstance(score, int | float):
+            raise MinBertError(f"{where}: `reported.{metric}` must be a number. Found {score!r}.")
+    return Row(
+        name, str(beside) if recipe and beside.is_file() else recipe, _keys(f"{where}: `keys`", read.get("keys")),
+        reported, str(read.get("note", "")), str(read.get("not_run", "")),
+    )  # fmt: skip
+
+
+def _seeds(where: str, given: Any) -> tuple[int, ...]:
+    seeds = [*range(1, given + 1)] if type(given) is int else given
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise MinBertError(f"{where}: `seeds` must be how many, or a list like [1, 2, 3]. Found {given!r}.")
+    if len({*seeds}) < len(seeds):
+        raise MinBertError(f"{where}: `seeds` has a number twice. Found {given!r}.")
+    return tuple(seeds)
+
+
+def _keys(where: str, given: Any) -> dict[str, Any]:
+    keys = _mapping(where, given)
+    for key in keys:
+        if key in (*names(scope="start"), "seed"):
+            raise MinBertError(f"{where}: `{key}` is given to each run by the study. Leave it out.")
+    return keys
+
+
+def _mapping(where: str, given: Any) -> dict[str, Any]:
+    if not (given is None or isinstance(given, dict)):
+        raise MinBertError(f"{where} must be a mapping, `key: value`. Found {given!r}.")
+    return given or {}
+
+
+def _list(where: str, given: Any) -> list[str]:
+    if not (given is None or isinstance(given, list)):
+        raise MinBertError(f"{where} must be a list. Found {given!r}.")
+    return given or []
+
+
+def _check_keys(where: str, read: Mapping[str, Any], kind: type[Study | Row], without: Iterable[str]) -> None:
+    known = [f.name for f in fields(kind) if f.name not in without]
+    for key in read:
+        if key not in known:
+            raise unknown_name(f"{where}: key", key, known)
+
+
+def run_folder(root: str | Path, row: str, seed: int) -> Path:
+    """Where a run of a study lies."""
+    return Path(root) / "runs" / row / f"seed-{seed}"
