@@ -18,7 +18,7 @@ import typer
 
 from .. import __version__
 from ..errors import MinBertError, did_you_mean
-from . import conflicts, demo, evaluate, export, merge, predict, publish, quickstart, report, search, train
+from . import conflicts, demo, evaluate, export, merge, predict, publish, quickstart, report, search, study, train
 
 app = typer.Typer(
     name="minbert",
@@ -34,6 +34,7 @@ app.command("demo")(demo.demo)
 app.command("export")(export.export)
 app.command("conflicts")(conflicts.conflicts)
 app.command("search")(search.search)
+app.command("study")(study.study)
 app.command("report")(report.report)
 app.command("publish")(publish.publish)
 app.command("quickstart")(quickstart.quickstart)
@@ -46,7 +47,7 @@ def _say_version(wanted: bool) -> None:
 
 
 #: Verbs that say themselves what several processes are to them.
-KNOW_PROCESSES = ("train", "search")
+KNOW_PROCESSES = ("train", "search", "study")
 
 
 @app.callback()

@@ -1,10 +1,9 @@
-"""A search over a recipe's keys: every trial an ordinary run in a process and a folder of its own.
+"""A search over a recipe's keys: every trial an ordinary run in a folder of its own.
 
 What has happened is read from the trials' folders, so that the same command goes on with a search that was cut off:
 
     search.json           the recipe and the space; another one is refused
-    trials/<n>/           a run's folder, with trial.json (its values), trial.yaml (its recipe), trial.log (what it
-                          said) and, if it failed, failed.json
+    trials/<n>/           a run's folder, with trial.json (its values); see `hf_minbert.run.workers`
     trials.csv, .json     the trials, the best first; trials.png where matplotlib is installed
     best.yaml             the recipe of the best
 """
@@ -16,12 +15,8 @@ import io
 import json
 import logging
 import os
-import subprocess
-import sys
-import threading
-import time
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,7 +28,6 @@ from ..settings.recipe import split_recipe, write_recipe
 from ..settings.table import names
 from ..settings.tasks import get_tasks
 from ..training.args import MultiTaskTrainingArguments
-from ..training.checkpoints import newest_complete_checkpoint
 from .search_methods import (
     ENDING,
     OF_THE_SEARCH,
@@ -47,14 +41,13 @@ from .search_methods import (
     own_values,
     with_values,
 )
-from .stages import FOLDER as STAGES
 from .stages import plan
 from .train import check_stages, model_config
+from .workers import FINISHED, RECIPE, carry_out, failure
 
 logger = logging.getLogger(__name__)
 
 USUAL_TRIALS = 20  # of methods that do not end by themselves
-POLL = 0.2  # seconds between two looks at the running trials
 
 
 def search(
@@ -99,36 +92,23 @@ def search(
     folder.check(method)
     own = own_values(recipe, space)
     folder.begin(method)
-    running: dict[int, tuple[int, subprocess.Popen]] = {}  # slot to number and process
-    try:
-        while True:
-            _collect(folder, running)
-            while len(running) < parallel:
-                number = _next(folder, running, trials, lambda tried: propose(space, tried, own, seed))
-                if number is None:
-                    break
-                slot = min(set(range(parallel)) - running.keys())
-                logger.info("Trial %d: %s.", number, in_words(folder.trial(number).values))
-                running[slot] = number, folder.start(number, _gpu(slot) if parallel > 1 else None)
-            if not running:
-                break
-            time.sleep(POLL)
-    finally:
-        for _, process in running.values():
-            _close(process)  # which ends it
-            process.wait()
+
+    def next_run(running: Collection[Path]) -> Path | None:
+        busy = {int(path.name) for path in running}
+        number = _next(folder, busy, trials, lambda tried: propose(space, tried, own, seed))
+        if number is None:
+            return None
+        logger.info("Trial %d: %s.", number, in_words(folder.trial(number).values))
+        folder.write_run(number)
+        return folder.of_trial(number)
+
+    carry_out(next_run, lambda path, _: _say_how_it_ended(folder, int(path.name)), parallel)
     return folder.finish()
 
 
-def _close(process: subprocess.Popen) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _next(folder: SearchFolder, running: Mapping[int, Any], limit: int | None, propose: Any) -> int | None:
+def _next(folder: SearchFolder, busy: Collection[int], limit: int | None, propose: Any) -> int | None:
     """The trial to start: one that was cut off, or a new one; `None` if there is none now."""
     tried = folder.trials()
-    busy = {number for number, _ in running.values()}
     for trial in tried:
         if trial.state == "begun" and trial.number not in busy:
             return trial.number
@@ -138,37 +118,20 @@ def _next(folder: SearchFolder, running: Mapping[int, Any], limit: int | None, p
     if values is None:
         return None
     number = min(set(range(1, len(tried) + 2)) - {trial.number for trial in tried})
-    folder.prepare(number, values)
+    write_json(folder.of_trial(number) / "trial.json", values)  # from here on it is a trial
     return number
 
 
-def _collect(folder: SearchFolder, running: dict[int, tuple[int, subprocess.Popen]]) -> None:
-    """Takes those that have ended out of `running`, and says what came of them."""
-    for slot, (number, process) in list(running.items()):
-        if process.poll() is None:
-            continue
-        del running[slot]
-        _close(process)
-        folder.end(number, process.returncode)
-        trial, best = folder.trial(number), best_of(folder.trials())
-        folder.write_results()
-        if trial.state == "failed":
-            logger.warning("Trial %d failed: %s", number, trial.error)
-        elif best is not None:
-            logger.info(
-                "Trial %d: %s %.4f. The best so far is trial %d with %.4f.",
-                number, folder.metric, trial.score, best.number, best.score,
-            )  # fmt: skip
-
-
-def _gpu(slot: int) -> str | None:
-    """The GPU of the slot, as CUDA_VISIBLE_DEVICES calls it; `None` without one."""
-    import torch
-
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = given.split(",") if given is not None else [str(gpu) for gpu in range(torch.cuda.device_count())]
-    gpus = [gpu for gpu in gpus if gpu.strip()]
-    return gpus[slot % len(gpus)] if gpus else None
+def _say_how_it_ended(folder: SearchFolder, number: int) -> None:
+    trial, best = folder.trial(number), best_of(folder.trials())
+    folder.write_results()
+    if trial.state == "failed":
+        logger.warning("Trial %d failed: %s", number, trial.error)
+    elif best is not None:
+        logger.info(
+            "Trial %d: %s %.4f. The best so far is trial %d with %.4f.",
+            number, folder.metric, trial.score, best.number, best.score,
+        )  # fmt: skip
 
 
 def in_words(values: Mapping[str, Any]) -> str:
@@ -289,38 +252,19 @@ class SearchFolder:
         settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
         write_recipe(path, settings, {key: value for key, value in given.items() if key not in names(scope="secret")})
 
-    def prepare(self, number: int, values: Mapping[str, Any]) -> None:
-        """Writes what a new trial starts from."""
+    def write_run(self, number: int) -> None:
+        """Writes the recipe that a trial's process reads."""
         folder = self.of_trial(number)
-        self._write_recipe(folder / "trial.yaml", values, folder, disable_tqdm=Value(True, "true"))
-        write_json(folder / "trial.json", values)  # last: from here on it is a trial
-
-    def start(self, number: int, gpu: str | None) -> subprocess.Popen:
-        """Starts a trial's process, or goes on where it was cut off."""
-        folder = self.of_trial(number)
-        whole = newest_complete_checkpoint(folder) is not None or (folder / STAGES).is_dir()
-        word = "resume_from_checkpoint=true" if whole else "overwrite=true"
-        return start_trial(folder, word, gpu)
-
-    def end(self, number: int, status: int) -> None:
-        """Writes down the failure of a trial whose process ended without having finished."""
-        folder = self.of_trial(number)
-        if status == 0 and (folder / "metrics.json").is_file():
-            return
-        log = (folder / "trial.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        said = next((line for line in reversed(log) if line.strip()), "")
-        error = f"killed by signal {-status}" if status < 0 else said.removeprefix("minbert: error: ").strip()
-        write_json(folder / "failed.json", {"error": error or f"ended with status {status}"})
+        self._write_recipe(folder / RECIPE, self.trial(number).values, folder, disable_tqdm=Value(True, "true"))
 
     def trial(self, number: int) -> Trial:
         folder = self.of_trial(number)
         values = json.loads((folder / "trial.json").read_text(encoding="utf-8"))
-        failed, finished = folder / "failed.json", folder / "metrics.json"
-        if failed.is_file():
-            return Trial(number, values, "failed", **json.loads(failed.read_text(encoding="utf-8")))
-        if not finished.is_file():
+        if (error := failure(folder)) is not None:
+            return Trial(number, values, "failed", error=error)
+        if not (folder / FINISHED).is_file():
             return Trial(number, values)
-        metrics = json.loads(finished.read_text(encoding="utf-8"))
+        metrics = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
         if metrics.get(self.metric) is None:
             return Trial(number, values, "failed", error=f"it has no {self.metric}", metrics=metrics)
         return Trial(number, values, "finished", metrics[self.metric], metrics=metrics)
@@ -357,7 +301,7 @@ class SearchFolder:
         if best_of(trials) is None:
             said = f" Trial {trials[0].number}: {trials[0].error}" if trials else ""
             raise MinBertError(
-                f"No trial in {self.path} finished.{said} What each said is in its trial.log; delete its folder to "
+                f"No trial in {self.path} finished.{said} What each said is in its run.log; delete its folder to "
                 f"have it run again."
             )
         plot(self.path / "trials.png", self.space, trials, self.metric)
@@ -392,31 +336,3 @@ def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None
         axes.plot([value for value, _ in shown], [score for _, score in shown], "o")
         axes.set_xlabel(key.replace(", ", "\n"))
     figure.savefig(path, dpi=120)
-
-
-# ---- A trial's process -------------------------------------------------------------------------------------------
-
-
-def start_trial(folder: Path, word: str, gpu: str | None) -> subprocess.Popen:
-    """`minbert train FOLDER/trial.yaml WORD` in a process of its own, which ends when its stdin is closed."""
-    code = (
-        "from hf_minbert.run.search import end_with_the_search; end_with_the_search(); "
-        "from hf_minbert.cli import main; main()"
-    )
-    environment = os.environ if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
-    with (folder / "trial.log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-c", code, "train", str(folder / "trial.yaml"), word],
-            stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment,
-        )  # fmt: skip
-
-
-def end_with_the_search() -> None:
-    """Ends this process when its stdin is closed, also as the search is killed: the next would start a second one."""
-    threading.Thread(target=_wait_for_the_end, daemon=True).start()
-
-
-def _wait_for_the_end() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock a thread may not hold while Python ends
-        pass
-    os._exit(1)

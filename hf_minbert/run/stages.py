@@ -225,7 +225,7 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
             logger.info("%s: finished earlier, in %s.", where, stage.folder)
             continue
         logger.info("%s: in %s.", where, stage.folder)
-        _forget_accelerator()
+        forget_accelerator()
         again = stage.name in goes_on or (
             resumes and newest_complete_checkpoint(stage.folder, stage.args.world_size) is not None
         )
@@ -286,7 +286,7 @@ class _Begun(TrainerCallback):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _forget_accelerator() -> None:
+def forget_accelerator() -> None:
     """accelerate keeps one setting of mixed precision per process, and each stage may have its own."""
     from accelerate.state import AcceleratorState, GradientState
 
@@ -303,9 +303,9 @@ def _collect(
         if path.name in ("metrics.json", "recipe.yaml"):
             continue
         if path.is_dir():
-            shutil.copytree(path, root / path.name, dirs_exist_ok=True, copy_function=_linked)
+            shutil.copytree(path, root / path.name, dirs_exist_ok=True, copy_function=linked)
         else:
-            _linked(path, root / path.name)
+            linked(path, root / path.name)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     kept = {key: given[key] for key in given if key not in ("resume_from_checkpoint", "hub_token")}
     settings.overwrite = False  # the recipe of a run never deletes a run
@@ -315,7 +315,7 @@ def _collect(
     return whole
 
 
-def _linked(source: Path | str, target: Path | str) -> None:
+def linked(source: Path | str, target: Path | str) -> None:
     """Copies a file; weights get a second name where the disk allows it, so that they need no second place."""
     Path(target).unlink(missing_ok=True)
     if Path(source).suffix == ".safetensors":

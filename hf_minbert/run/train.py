@@ -54,8 +54,11 @@ from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 logger = logging.getLogger(__name__)
 
 
-def train(values: Mapping[str, Value]) -> dict[str, Any]:
+def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
     """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
+
+    Args:
+        callbacks: of the trainer, in each stage.
 
     Returns:
         what `metrics.json` holds; on other processes than the first, an empty dict.
@@ -65,7 +68,11 @@ def train(values: Mapping[str, Value]) -> dict[str, Any]:
     """
     plugins.load_named(values)
     stages = _plan_together(values)
-    metrics = carry_out(values, stages, _train) if stages else _train(values)
+
+    def run(stage: Mapping[str, Value], more: Sequence[TrainerCallback], behind_stage: bool) -> dict[str, Any]:
+        return _train(stage, [*callbacks, *more], behind_stage)
+
+    metrics = carry_out(values, stages, run) if stages else _train(values, callbacks)
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
     return metrics

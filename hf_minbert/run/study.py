@@ -1,0 +1,261 @@
+"""A study carried out: every row of its table with every seed, each an ordinary run in a folder of its own.
+
+    runs/<row>/seed-<n>/  a run's folder; see `hf_minbert.run.workers`
+    cache/                tokenized rows, which the runs share
+    study.json            the study as it was carried out last, all its keys
+
+What has happened is read from the runs' folders, so that the same command goes on with a study that was cut off, and
+runs what a changed file has more. How the table is made of the runs is in `hf_minbert.reporting.study`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import statistics
+import time
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..errors import MinBertError
+from ..io import check_writable, write_json
+from ..settings.dotted import Value, as_value
+from ..settings.recipe import read_recipe, split_recipe, write_recipe
+from ..settings.study import Study, run_folder
+from ..settings.table import names
+from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import checkpoints
+from .stages import Stage, linked, plan, with_later_held_out
+from .workers import FINISHED, LOG, RECIPE, Outcome, Progress, carry_out, failure
+
+logger = logging.getLogger(__name__)
+
+SURE_ABOVE = 3600.0  # seconds of all GPUs together, above which a study asks
+STEPS_TO_TELL = 20  # of the first run, before its speed is taken for that of all
+
+
+@dataclass(frozen=True)
+class Run:
+    """A row with a seed.
+
+    Args:
+        values: its recipe.
+    """
+
+    row: str
+    seed: int
+    folder: Path
+    values: dict[str, Value]
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}, seed {self.seed}"
+
+    @property
+    def has_ended(self) -> bool:
+        return (self.folder / FINISHED).is_file() or failure(self.folder) is not None
+
+
+def runs_of(study: Study, root: Path, words: Iterable[str] = ()) -> list[Run]:
+    """The runs of a study, all rows with one seed before those with the next. Raises as `Study.recipe`."""
+    recipes = {row.name: study.recipe(row, words) for row in study.rows if not row.not_run}
+    found = []
+    for seed in study.seeds:
+        for row, recipe in recipes.items():
+            folder = run_folder(root, row, seed)
+            own = {"output_dir": str(folder), "seed": seed, "disable_tqdm": True}
+            values = {"cache_dir": as_value(str(root / "cache"))} | recipe
+            found.append(Run(row, seed, folder, values | {key: as_value(value) for key, value in own.items()}))
+    return found
+
+
+def run_study(
+    study: Study, root: Path, *, words: Iterable[str] = (), parallel: int = 1, agree: Callable[[str], bool]
+) -> None:
+    """Carries out the runs that have not ended. Those that fail are noted, and the others go on.
+
+    Args:
+        root: the study's folder.
+        words: `key=value` words for every row.
+        parallel: how many run at a time. They share the GPUs that there are.
+        agree: whether to go on, from a sentence on how long the whole will take; asked above an hour.
+
+    Raises:
+        MinBertError: the folder cannot be written, a run there is of another recipe, or `agree` said no.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise MinBertError("A study starts its runs itself. Run it without a launcher, and with --jobs.")
+    check_writable(root / "study.json")
+    runs = {run.folder: run for run in runs_of(study, root, words)}
+    for run in runs.values():
+        _check_same(run)
+    write_json(root / "study.json", asdict(study) | {"words": [*words]})
+    waiting = [run for run in runs.values() if not run.has_ended]
+    logger.info("%d runs: %d have ended, %d are to come.", len(runs), len(runs) - len(waiting), len(waiting))
+    if not waiting:
+        return
+    shared = SharedStages(runs.values())
+    clock = _Clock(len(waiting), parallel, agree)
+
+    def next_run(running: Collection[Path]) -> Path | None:
+        for run in waiting:
+            if not run.has_ended and run.folder not in running and not shared.waits_for(run, running):
+                shared.take(run)
+                _write_recipe(run)
+                clock.begin(run.folder)
+                return run.folder
+        return None
+
+    def ended(folder: Path, outcome: Outcome) -> None:
+        clock.end(folder, outcome)
+        left = sum(not run.has_ended for run in waiting)
+        if (error := failure(folder)) is not None:
+            logger.warning("%s failed: %s See %s.", runs[folder].name, error, folder / LOG)
+        logger.info("%s: %.1f s; %d of %d to come.", runs[folder].name, clock.took[folder], left, len(waiting))
+
+    carry_out(next_run, ended, parallel, clock.watch)
+    clock.tell()
+
+
+def _write_recipe(run: Run) -> None:
+    settings, given = split_recipe(run.values, typing.get_type_hints(MultiTaskTrainingArguments))
+    write_recipe(run.folder / RECIPE, settings, given)
+
+
+def _check_same(run: Run) -> None:
+    """Refuses a folder whose run was begun with another recipe than the study has now."""
+    path = run.folder / RECIPE
+    if not path.is_file():
+        return
+    hints = typing.get_type_hints(MultiTaskTrainingArguments)
+    old, new = ({**vars(s), **g} for s, g in (split_recipe(v, hints) for v in (read_recipe(path), run.values)))
+    for key in names(among={**old, **new}, scope=("run", "seed")):
+        if old.get(key) != new.get(key):
+            raise MinBertError(
+                f"Row {run.row!r} has {key} = {new.get(key)}, and {run.folder} was begun with {old.get(key)}. Delete "
+                "this folder, give the row another name, or give another --output-dir."
+            )
+
+
+# ---- Stages that rows share --------------------------------------------------------------------------------------
+
+
+class SharedStages:
+    """The first stages that several runs have in common: done by one, and taken over by the others.
+
+    Args:
+        runs: all of the study.
+    """
+
+    def __init__(self, runs: Iterable[Run]):
+        self.runs = {run.folder: run for run in runs}
+        self._stages = {folder: self._plan(run) for folder, run in self.runs.items()}
+        self._keys = {folder: self._prefixes(folder, stages) for folder, stages in self._stages.items()}
+
+    @staticmethod
+    def _plan(run: Run) -> list[Stage]:
+        try:
+            return with_later_held_out(plan(run.values))
+        except MinBertError:  # said by the run itself, which fails
+            return []
+
+    @staticmethod
+    def _prefixes(folder: Path, stages: list[Stage]) -> list[str]:
+        """What each stage is with all before it, however the runs' folders are called."""
+        found = []
+        for stage in stages:
+            keys = {**vars(stage.settings), **stage.given}
+            kept = {key: keys[key] for key in names(among=keys, scope=("run", "seed")) if key != "run_name"}
+            before = found[-1] if found else ""
+            found.append(before + repr(sorted(kept.items())).replace(str(folder), ""))
+        return found
+
+    def _others(self, run: Run, number: int) -> list[Path]:
+        """The runs with the same stages up to this one."""
+        own = self._keys[run.folder][number]
+        return [folder for folder, keys in self._keys.items() if folder != run.folder and own in keys[: number + 1]]
+
+    def waits_for(self, run: Run, running: Collection[Path]) -> bool:
+        """Whether a run that is going on does a stage that this one needs too."""
+        for number, stage in enumerate(self._stages[run.folder]):
+            if (stage.folder / FINISHED).is_file():
+                continue
+            others = self._others(run, number)
+            if not any((self._stages[folder][number].folder / FINISHED).is_file() for folder in others):
+                return any(folder in running for folder in others)
+        return False
+
+    def take(self, run: Run) -> None:
+        """Puts the stages that another run has done into the folder of this one, which goes on from there."""
+        for number, stage in enumerate(self._stages[run.folder][:-1]):
+            if (stage.folder / FINISHED).is_file():
+                continue
+            done = (self._stages[folder][number].folder for folder in self._others(run, number))
+            source = next((folder for folder in done if (folder / FINISHED).is_file()), None)
+            if source is None or stage.folder.exists():
+                return
+            part = stage.folder.with_name(f".{stage.folder.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            left_out = [path.name for path in checkpoints(source)]
+            shutil.copytree(source, part, copy_function=linked, ignore=lambda _, found, out=left_out: out)
+            part.rename(stage.folder)
+            logger.info("%s takes its stage %s from %s.", run.name, stage.name, source)
+
+
+# ---- Time --------------------------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """How long runs take, and will take."""
+
+    def __init__(self, runs: int, parallel: int, agree: Callable[[str], bool]):
+        self.runs, self.parallel, self.agree = runs, min(parallel, runs), agree
+        self.begun = time.monotonic()
+        self.took: dict[Path, float] = {}
+        self.starts: list[float] = []
+        self._begun: dict[Path, float] = {}
+        self._asked = runs == 1
+
+    def begin(self, folder: Path) -> None:
+        self._begun[folder] = time.monotonic()
+
+    def end(self, folder: Path, outcome: Outcome) -> None:
+        self.took[folder] = time.monotonic() - self._begun[folder]
+        if outcome.first_step is not None:
+            self.starts.append(outcome.first_step - self._begun[folder])
+
+    def watch(self, progress: Mapping[Path, Progress]) -> None:
+        """Says how long the whole will take, as soon as the first run tells, and asks if that is long."""
+        told = next((each for each in progress.values() if each.step >= min(STEPS_TO_TELL, each.steps)), None)
+        if self._asked or told is None:
+            return
+        self._asked = True
+        whole = told.steps * told.seconds * self.runs / self.parallel
+        said = (
+            f"About {in_words(whole)} in all, {self.parallel} at a time, if each of the {self.runs} runs takes as "
+            f"long as the first: {told.steps:,} rounds of {told.seconds:.3g} s"
+        )
+        logger.info("%s.", said)
+        if whole > SURE_ABOVE and not self.agree(said):
+            raise MinBertError(f"{said}. Give --yes to go on; what has begun goes on from its last checkpoint.")
+
+    def tell(self) -> None:
+        whole = time.monotonic() - self.begun
+        later = self.starts[self.parallel :]
+        said = f"{statistics.median(later):.1f} s" if later else "not measured"
+        logger.info(
+            "%d runs in %s, %.2f a minute. Start-up until the first step: %.1f s for the first run of a process, %s "
+            "for later ones (medians).",
+            self.runs, in_words(whole), self.runs / whole * 60,
+            statistics.median(self.starts[: self.parallel] or [0.0]), said,
+        )  # fmt: skip
+
+
+def in_words(seconds: float) -> str:
+    """`45 s`, `12 min` or `3.2 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,206 @@
+"""Runs side by side and one after another, in processes that stay alive.
+
+A run is a folder with `run.yaml`, its recipe. Its process writes `run.log`. `metrics.json` says that it has finished,
+`failed.json` that it failed, and why. A run that has neither was cut off, and goes on from its checkpoint.
+
+A process imports the libraries once, which takes longer than a short run trains. On one GPU, several share it through
+NVIDIA's MPS where that is installed; the threads of the CPU are divided.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..io import write_json
+
+logger = logging.getLogger(__name__)
+
+RECIPE, LOG, FAILED, FINISHED = "run.yaml", "run.log", "failed.json", "metrics.json"
+POLL = 0.1  # seconds between two looks at the workers
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: its last step, how many there are, and the seconds that the last ones took, each."""
+
+    step: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `error` is empty unless it failed, `first_step` is the monotonic clock's time of its first one."""
+
+    error: str
+    first_step: float | None = None
+
+
+class Worker:
+    """A process that carries out the runs that it is given, and ends when it is let go of."""
+
+    def __init__(self, environment: dict[str, str]):
+        code = "from hf_minbert.run.worker import serve; serve()"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._said = b""
+        self.runs = 0
+        self.progress: Progress | None = None
+
+    def start(self, folder: Path, resume: bool) -> None:
+        assert self._process.stdin is not None
+        self.runs, self.progress = self.runs + 1, None
+        order = {"recipe": str(folder / RECIPE), "log": str(folder / LOG), "resume": resume}
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def poll(self) -> Outcome | None:
+        """How the run that was started last ended; `None` while it goes on."""
+        status = self._process.poll()  # first: what an ended process said is all there then
+        for reply in self._replies():
+            if "error" in reply:
+                return Outcome(**reply)
+            self.progress = Progress(**reply)
+        if status is None:
+            return None
+        return Outcome(f"killed by signal {-status}" if status < 0 else f"its process ended with status {status}")
+
+    def _replies(self) -> list[dict]:
+        assert self._process.stdout is not None
+        while True:
+            try:
+                said = os.read(self._process.stdout.fileno(), 65536)
+            except BlockingIOError:
+                break
+            if not said:
+                break
+            self._said += said
+        *lines, self._said = self._said.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the process, in the middle of a run too."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+
+
+def carry_out(
+    next_run: Callable[[Collection[Path]], Path | None],
+    ended: Callable[[Path, Outcome], None],
+    parallel: int,
+    watch: Callable[[dict[Path, Progress]], None] = lambda progress: None,
+) -> None:
+    """Carries out runs, `parallel` at a time, until there is none to begin and none going on.
+
+    Args:
+        next_run: from the folders of those going on to that of the next; `None` if there is none now.
+        ended: called as soon as a run has finished or failed.
+        watch: called again and again with how far the runs are; what it raises ends all.
+    """
+    workers: dict[int, Worker] = {}
+    running: dict[int, Path] = {}
+    with ExitStack() as stack:
+        stack.callback(lambda: [worker.close() for worker in workers.values()])
+        environments = stack.enter_context(environments_of(parallel))
+        while True:
+            for slot, folder in [*running.items()]:
+                outcome = workers[slot].poll()
+                if outcome is not None:
+                    del running[slot]
+                    if not workers[slot].is_alive:
+                        workers.pop(slot).close()
+                    if outcome.error or not (folder / FINISHED).is_file():
+                        write_json(folder / FAILED, {"error": outcome.error or "it wrote no metrics.json"})
+                    ended(folder, outcome)
+            while len(running) < parallel and (folder := next_run(running.values())) is not None:
+                slot = min({*range(parallel)} - running.keys())
+                if slot not in workers:
+                    workers[slot] = Worker(environments[slot])
+                running[slot] = folder
+                workers[slot].start(folder, resume=can_go_on(folder))
+            if not running:
+                return
+            watch({folder: p for slot, folder in running.items() if (p := workers[slot].progress) is not None})
+            time.sleep(POLL)
+
+
+def can_go_on(folder: Path) -> bool:
+    """Whether a run that was cut off has saved something to go on from."""
+    from ..training.checkpoints import newest_complete_checkpoint
+    from .stages import FOLDER
+
+    return newest_complete_checkpoint(folder) is not None or (folder / FOLDER).is_dir()
+
+
+def failure(folder: Path) -> str | None:
+    """Why the run in a folder failed; `None` unless it did."""
+    path = folder / FAILED
+    return json.loads(path.read_text(encoding="utf-8"))["error"] if path.is_file() else None
+
+
+# ---- What a worker's process is given ----------------------------------------------------------------------------
+
+
+@contextmanager
+def environments_of(parallel: int) -> Generator[list[dict[str, str]]]:
+    """The environment variables of each worker: its GPU, its share of the CPU's threads, and MPS where that helps."""
+    gpus = _gpus()
+    threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
+    shared = {} if parallel == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
+    own = [{"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {} for slot in range(parallel)]
+    with _mps() if gpus and parallel > len(gpus) else ExitStack() as of_mps:
+        yield [{**shared, **(of_mps if isinstance(of_mps, dict) else {}), **each} for each in own]
+
+
+def _gpus() -> list[str]:
+    """The GPUs, as CUDA_VISIBLE_DEVICES calls them."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = given.split(",") if given is not None else [str(gpu) for gpu in range(torch.cuda.device_count())]
+    return [gpu for gpu in gpus if gpu.strip()]
+
+
+@contextmanager
+def _mps() -> Generator[dict[str, str]]:
+    """NVIDIA's Multi-Process Service, so that kernels of several processes run on one GPU at once.
+
+    One that runs already is used. Where it is not installed or does not start, processes take turns.
+    """
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ or os.path.exists("/tmp/nvidia-mps/control"):
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        environment = {**os.environ, **variables}
+        started = subprocess.run([control, "-d"], env=environment, capture_output=True, text=True, check=False)
+        if started.returncode != 0:
+            logger.info("NVIDIA's MPS did not start, so runs on one GPU take turns: %s", started.stderr.strip())
+            yield {}
+            return
+        try:
+            yield variables
+        finally:
+            subprocess.run([control], input="quit\n", env=environment, capture_output=True, text=True, check=False)
