@@ -9,14 +9,14 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hf_minbert import MinBertError
-from hf_minbert.run import search as search_module
+from hf_minbert.run import workers
 from hf_minbert.run.search import search
 from hf_minbert.run.search_methods import METHODS, Range, Trial, own_values, read_space, with_values
+from hf_minbert.run.workers import Outcome
 from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import packaged_recipes, read_recipe
 
@@ -210,24 +210,30 @@ def test_the_search_of_report_004_has_five_points_of_which_its_own_is_one():
 
 @dataclass
 class FakeTraining:
-    """Stands for the process of a trial: ends at once with the score of its recipe."""
+    """Stands for the worker of trials, which end at once with the score of their recipe."""
 
     score: object
-    started: list[tuple[int, str]] = field(default_factory=list)
+    started: list[tuple[int, bool]] = field(default_factory=list)
     stop_after: int | None = None
+    is_alive, progress = True, None
 
-    def __call__(self, folder: Path, word: str, gpu: str | None) -> SimpleNamespace:
+    def __call__(self, environment: dict[str, str]) -> FakeTraining:
+        return self
+
+    def start(self, folder: Path, resume: bool) -> None:
         if len(self.started) == self.stop_after:
             raise KeyboardInterrupt
-        self.started.append((int(folder.name), word))
-        values = {key: value.value for key, value in read_recipe(folder / "trial.yaml").items()}
-        status, found = 0, self.score(values)
-        if isinstance(found, str):
-            (folder / "trial.log").write_text(f"Loading\nminbert: error: {found}\n\n")
-            status = 2
-        else:
+        self.started.append((int(folder.name), resume))
+        found = self.score({key: value.value for key, value in read_recipe(folder / "run.yaml").items()})
+        self.outcome = Outcome(found if isinstance(found, str) else "")
+        if not isinstance(found, str):
             (folder / "metrics.json").write_text(json.dumps({"eval_overall": found}))
-        return SimpleNamespace(poll=lambda: status, returncode=status, stdin=SimpleNamespace(close=lambda: None))
+
+    def poll(self) -> Outcome:
+        return self.outcome
+
+    def close(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -247,8 +253,8 @@ def training(monkeypatch):
 
     def arrange(score, **given):
         fake = FakeTraining(score, **given)
-        monkeypatch.setattr(search_module, "start_trial", fake)
-        monkeypatch.setattr(search_module, "POLL", 0.0)
+        monkeypatch.setattr(workers, "Worker", fake)
+        monkeypatch.setattr(workers, "POLL", 0.0)
         return fake
 
     return arrange
@@ -263,7 +269,7 @@ def test_a_search_ends_with_its_table_its_plot_and_the_best_recipe(recipe, train
     folder = tmp_path / "search"
     ended = minbert("search", recipe, "weight_decay=0.5", "--space", f"{{{RATES}}}", "--output-dir", folder)
     assert ended.status == 0
-    assert fake.started == [(1, "overwrite=true"), (2, "overwrite=true"), (3, "overwrite=true")]
+    assert fake.started == [(1, False), (2, False), (3, False)]
     assert [line.split() for line in ended.out.splitlines()[:4]] == [
         ["trial", "eval_overall", "learning_rate"],
         ["2", "0.7000", "1e-05"], ["3", "0.6000", "1e-06"], ["1", "0.5000", "0.0001"],
@@ -302,10 +308,10 @@ def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(recipe, training, 
     training(of_rate, stop_after=0)
     with pytest.raises(KeyboardInterrupt):
         search(read_recipe(recipe), read_space(f"{{{RATES}}}"), method="grid", output_dir=tmp_path / "cut")
-    monkeypatch.setattr(search_module, "newest_complete_checkpoint", lambda folder: folder / "checkpoint-1")
+    monkeypatch.setattr(workers, "newest_complete_checkpoint", lambda folder: folder / "checkpoint-1")
     fake = training(of_rate)
     search(read_recipe(recipe), read_space(f"{{{RATES}}}"), method="grid", output_dir=tmp_path / "cut", trials=1)
-    assert fake.started == [(1, "resume_from_checkpoint=true")]
+    assert fake.started == [(1, True)]
 
 
 def test_a_failed_trial_is_recorded_the_search_goes_on_and_a_deleted_one_runs_again(recipe, training, tmp_path):
@@ -326,7 +332,7 @@ def test_a_failed_trial_is_recorded_the_search_goes_on_and_a_deleted_one_runs_ag
         path.unlink()
     (folder / "trials" / "2").rmdir()
     assert search(read_recipe(recipe), space, method="grid", output_dir=folder)[0].number == 2
-    assert fake.started == [(2, "overwrite=true")]
+    assert fake.started == [(2, False)]
 
 
 def test_a_search_without_a_finished_trial_says_why(recipe, training, tmp_path):
@@ -338,32 +344,36 @@ def test_a_search_without_a_finished_trial_says_why(recipe, training, tmp_path):
 def test_parallel_trials_are_started_together_and_on_their_own_gpus(recipe, monkeypatch, tmp_path):
     running, most, gpus = [], [], []
 
-    def start(folder, word, gpu):
-        state = {"polls": 0}
+    class Slow:
+        is_alive, progress = True, None
 
-        def poll():
-            state["polls"] += 1
-            if state["polls"] < 3:
+        def __init__(self, environment):
+            gpus.append(environment["CUDA_VISIBLE_DEVICES"])
+
+        def start(self, folder, resume):
+            self.folder, self.polls = folder, 0
+            running.append(self)
+            most.append(len(running))
+
+        def poll(self):
+            self.polls += 1
+            if self.polls < 3:
                 return None
-            if process in running:
-                running.remove(process)
-                (folder / "metrics.json").write_text('{"eval_overall": 0.5}')
-            return 0
+            running.remove(self)
+            (self.folder / "metrics.json").write_text('{"eval_overall": 0.5}')
+            return Outcome("")
 
-        process = SimpleNamespace(poll=poll, returncode=0, stdin=SimpleNamespace(close=lambda: None))
-        running.append(process)
-        most.append(len(running))
-        gpus.append(gpu)
-        return process
+        def close(self):
+            pass
 
-    monkeypatch.setattr(search_module, "start_trial", start)
-    monkeypatch.setattr(search_module, "POLL", 0.0)
+    monkeypatch.setattr(workers, "Worker", Slow)
+    monkeypatch.setattr(workers, "POLL", 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     space = read_space("{learning_rate: [1e-4, 1e-5, 1e-6], weight_decay: [0.0, 0.1]}")
     found = search(read_recipe(recipe), space, method="grid", output_dir=tmp_path / "search", parallel=3)
     assert sorted(trial.number for trial in found) == [1, 2, 3, 4, 5, 6]
     assert max(most) == 3
-    assert gpus[:3] == ["4", "6", "4"]
+    assert gpus == ["4", "6", "4"]
 
 
 @pytest.mark.parametrize(
@@ -436,25 +446,26 @@ def test_a_search_that_was_cut_off_ends_its_trial_and_goes_on_to_a_trained_model
     """With real processes. What ends the first is that its search lets go of it, as it does where it is killed."""
     given = {"space": {"learning_rate": [1e-3]}, "method": "grid", "output_dir": tmp_path / "search"}
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    started, start = [], search_module.start_trial
+    made = []
 
-    def start_and_stop(*words):
-        started.append(start(*words))
-        return started[0]
+    class Stopped(workers.Worker):
+        def start(self, folder, resume):
+            super().start(folder, resume)
+            made.append(self._process)
 
     def stop(seconds):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(search_module, "start_trial", start_and_stop)
-        patch.setattr(search_module.time, "sleep", stop)
+        patch.setattr(workers, "Worker", Stopped)
+        patch.setattr(workers.time, "sleep", stop)
         with pytest.raises(KeyboardInterrupt):
             search(read_recipe(recipe), **given)
     trial = tmp_path / "search" / "trials" / "1"
-    assert started[0].returncode == 1 and not (trial / "metrics.json").exists()
+    assert made[0].returncode == 1 and not (trial / "metrics.json").exists()
 
     (found,) = search(read_recipe(recipe), **given)
-    assert (found.state, found.metrics["global_step"]) == ("finished", 1), (trial / "trial.log").read_text()
+    assert (found.state, found.metrics["global_step"]) == ("finished", 1), (trial / "run.log").read_text()
     assert found.score == found.metrics["eval_overall"]
     assert read_recipe(trial / "recipe.yaml")["learning_rate"].value == 1e-3
     assert (trial / "model.safetensors").is_file()

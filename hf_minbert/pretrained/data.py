@@ -100,6 +100,8 @@ class RunData:
     def rows(self, task: Task, split: str) -> datasets.Dataset:
         """The labelled rows of a split; see `hf_minbert.data.files.load_split`.
 
+        Of `dev` those that the run scored its model on: not those that chose it (`select_on`).
+
         Args:
             task: one of the model's. It says what columns and labels there are, the recipe or the package where.
 
@@ -107,6 +109,7 @@ class RunData:
             MinBertError: nothing says where the rows lie, or they are not there or not as they must be.
         """
         from ..data.files import load_split
+        from ..data.selection import chosen_and_rest
 
         if not self.knows(task.name):
             raise MinBertError(
@@ -116,7 +119,8 @@ class RunData:
         known = self.tasks.get(task.name) or TASKS[task.name]
         task = replace(task, **{name: getattr(known, name) for name in DATA_FIELDS})
         try:
-            return load_split(task, self.folder_of(task.name), split, labelled=True)
+            rows = load_split(task, self.folder_of(task.name), split, labelled=True)
+            return chosen_and_rest(rows, self.lines.get("select_on") if split == "dev" else None, task.name)[1]
         except MinBertError as error:
             if self.recipe is None:
                 raise

@@ -289,7 +289,13 @@ def _scores(saved: SavedModel) -> str:
         if saved.metrics.get(key) is not None:
             rows.append(("all", said, f"{saved.metrics[key]:.3f}"))
     said = "Of the saved model, on the dev rows."
-    if saved.metrics.get("best_metric") is not None:
+    share = saved.runs[-1].get("select_on") if saved.runs else None
+    if saved.metrics.get("best_metric") is not None and share is not None:
+        said = (
+            f"Of the saved model, on {1 - share:.0%} of the dev rows. The checkpoint was chosen by "
+            f"`{saved.metrics['metric_for_best_model']}` on the others (`select_on: {share}`)."
+        )
+    elif saved.metrics.get("best_metric") is not None:
         said += (
             f" The checkpoint was chosen by `{saved.metrics['metric_for_best_model']}` on the same rows, so these "
             f"numbers flatter it a little."

@@ -20,6 +20,7 @@ from ..data.encoding import check_max_length
 from ..data.files import load_split, pinned
 from ..data.leaks import HeldOut, guarded_tasks, load_training
 from ..data.mappings import pinned_sources
+from ..data.selection import chosen_and_rest
 from ..errors import MinBertError, explain
 from ..evaluation.submission import write_predictions
 from ..io import write_json
@@ -220,7 +221,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
     if args.should_save:
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
-            of_tasks = {**_score(folder.path, args, data["dev"]), "leaks": data["leaks"]}
+            of_tasks = {**_score(folder.path, args, data["scored"]), "leaks": data["leaks"]}
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -373,8 +374,8 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
     """What a run reads, and what its leak guard finds.
 
     Returns:
-        `{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored, and under
-        `leaks` the counts of `load_training`.
+        `{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored, under `scored`
+        the dev rows that the saved model is scored on, and under `leaks` the counts of `load_training`.
     """
     by_name, data_dir, strict = {task.name: task for task in tasks}, settings.data_dir, settings.strict_data
     held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, data_dir), data_dir)
@@ -383,8 +384,11 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
         drop_sentences=settings.drop_shared_sentences, strict=strict,
     )  # fmt: skip
     evaluated = args.chosen_tasks("eval_tasks", by_name)
-    dev = {name: load_split(by_name[name], data_dir, "dev", strict=strict) for name in evaluated}
-    return {"train": train, "dev": dev, "leaks": leaks}
+    dev, scored = {}, {}
+    for name in evaluated:
+        rows = load_split(by_name[name], data_dir, "dev", strict=strict)
+        dev[name], scored[name] = chosen_and_rest(rows, settings.select_on, name)
+    return {"train": train, "dev": dev, "scored": scored, "leaks": leaks}
 
 
 def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:

@@ -22,7 +22,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ..io import write_json
+from ..training.checkpoints import newest_complete_checkpoint
+from .stages import FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +45,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `error` is empty unless it failed, `first_step` is the monotonic clock's time of its first one."""
+    """How a run ended.
+
+    Args:
+        error: why it failed; empty unless it did.
+        first_step: when it took its first step, on the monotonic clock; `None` if it took none.
+    """
 
     error: str
     first_step: float | None = None
@@ -147,9 +156,6 @@ def carry_out(
 
 def can_go_on(folder: Path) -> bool:
     """Whether a run that was cut off has saved something to go on from."""
-    from ..training.checkpoints import newest_complete_checkpoint
-    from .stages import FOLDER
-
     return newest_complete_checkpoint(folder) is not None or (folder / FOLDER).is_dir()
 
 
@@ -175,8 +181,6 @@ def environments_of(parallel: int) -> Generator[list[dict[str, str]]]:
 
 def _gpus() -> list[str]:
     """The GPUs, as CUDA_VISIBLE_DEVICES calls them."""
-    import torch
-
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = given.split(",") if given is not None else [str(gpu) for gpu in range(torch.cuda.device_count())]
     return [gpu for gpu in gpus if gpu.strip()]

@@ -100,6 +100,14 @@ class RunSettings:
         "otherwise; a row that stands there whole is always dropped.",
         resume="contents",
     )
+    select_on: float | None = key(
+        None,
+        "The share of each task's dev rows that choose the best model and stop the training early. The scores of "
+        "`metrics.json`, the predictions and the report are of the other rows then, which have chosen nothing. The "
+        "parts are the same for every seed. Unless given, all dev rows do both, and scores of the best model are a "
+        "little too high.",
+        objectives="tasks",
+    )
     overwrite: bool = key(
         False,
         "Train into a folder that holds a run already, which deletes that run.",
@@ -143,6 +151,8 @@ class RunSettings:
         for name, value in self.dropouts.items():
             if not 0 <= value < 1:
                 raise MinBertError(f"`{name}` must be at least 0 and less than 1. Found {value}.")
+        if self.select_on is not None and not 0 < self.select_on < 1:
+            raise MinBertError(f"`select_on` must be more than 0 and less than 1. Found {self.select_on}.")
         if not 0 < self.mlm_probability < 1:
             raise MinBertError(f"`mlm_probability` must be more than 0 and less than 1. Found {self.mlm_probability}.")
         if not self.mlm_texts:

@@ -1,0 +1,413 @@
+"""Studies: what a file may say, which runs there are and in what order, and that none is done twice or lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_minbert import MinBertError
+from hf_minbert.data.selection import chosen_and_rest
+from hf_minbert.run import study as study_module
+from hf_minbert.run import workers
+from hf_minbert.run.study import run_study
+from hf_minbert.run.train import train
+from hf_minbert.run.workers import Outcome, Progress
+from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.settings.study import read_study, run_folder
+
+ROOT = Path(__file__).parents[1]
+LINES = """
+output_dir: unused
+tasks: {sst: null, sts: {head: mlp}}
+max_steps: 3
+per_device_train_batch_size: 4
+hidden_dropout_prob: 0.1
+learning_rate: 1e-3
+save_steps: 1
+eval_strategy: "no"
+"""
+
+
+@pytest.fixture
+def recipe(tiny_bert, course_dir, tmp_path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"model_name_or_path: {tiny_bert}\ndata_dir: {course_dir}\n{LINES}", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def write(recipe, tmp_path):
+    """`write(text)` writes a study, in which RECIPE is the tests' recipe, and gives its path."""
+
+    def make(text: str, name: str = "some.study.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text.replace("RECIPE", str(recipe)), encoding="utf-8")
+        return path
+
+    return make
+
+
+TWO_ROWS = """
+seeds: [1, 7]
+rows:
+  plain: {recipe: RECIPE}
+  faster: {recipe: RECIPE, keys: {learning_rate: 1e-2}}
+"""
+
+
+# ---- The file
+
+
+def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_words(write, recipe, tmp_path):
+    path = write(
+        "keys: {learning_rate: 1, weight_decay: 1, warmup_steps: 1, tasks.sst.pooling: mean}\n"
+        "rows:\n"
+        "  a: {recipe: RECIPE, keys: {weight_decay: 2, warmup_steps: 2, tasks.sts.head: null}}\n"
+        "  b: {recipe: RECIPE}\n"
+    )
+    overrides = write("keys: {warmup_steps: 3, max_steps: null}\nrecipes: {RECIPE: {adam_beta1: 0.5}}", "o.yaml")
+    study = read_study(path, overrides)
+    values = {key: value.value for key, value in study.recipe(study.row("a"), ["max_grad_norm=4"]).items()}
+    assert [values[key] for key in ("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm")] == [1, 2, 3, 4]
+    assert values["tasks"] == {"sst": {"pooling": "mean"}, "sts": {}}
+    assert values["adam_beta1"] == 0.5 and "max_steps" not in values
+    assert study.recipe(study.row("b"))["weight_decay"].value == 1
+    assert study.reference == "a" and study.seeds == (1, 2, 3) and study.reduction == "best"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rows: {a: {recipe: RECIPE, seed: 1}}", r"row 'a': key 'seed'"),
+        ("row: {a: {recipe: RECIPE}}", r"key 'row'. Did you mean 'rows'\?"),
+        ("rows: {}", r"`rows` must name one row or more"),
+        ("rows: {a: {keys: {max_steps: 1}}}", r"row 'a': `recipe` is missing"),
+        ("rows: {a/b: {recipe: RECIPE}}", r"row 'a/b': the name becomes a folder's"),
+        ("rows: {a: {recipe: RECIPE, keys: {seed: 3}}}", r"row 'a': `keys`: `seed` is given to each run by the study"),
+        (
+            "rows: {a: {recipe: RECIPE, reported: {overall: high}}}",
+            r"`reported.overall` must be a number. Found 'h",
+        ),
+        ("seeds: 0\nrows: {a: {recipe: RECIPE}}", r"`seeds` must be how many, or a list like \[1, 2, 3\]. Found 0"),
+        ("seeds: [1, 1]\nrows: {a: {recipe: RECIPE}}", r"`seeds` has a number twice"),
+        ("reference: b\nrows: {a: {recipe: RECIPE}, b: {not_run: data}}", r"`reference`, a row that is run, 'b'"),
+        ("reduction: median\nrows: {a: {recipe: RECIPE}}", r"`reduction` 'median'.*best, last, mean"),
+    ],
+)
+def test_what_a_study_cannot_say_is_refused_with_its_place(write, text, said):
+    with pytest.raises(MinBertError, match=said):
+        read_study(write(text))
+
+
+def test_mistakes_in_a_rows_recipe_are_answered_before_anything_runs(write, minbert, tmp_path):
+    path = write("rows: {a: {recipe: RECIPE}, b: {recipe: RECIPE, keys: {lerning_rate: 1}}}")
+    ended = minbert("study", path, "--output-dir", tmp_path / "study")
+    assert ended.status == 2 and "Row 'b': Unknown key 'lerning_rate'. Did you mean 'learning_rate'?" in ended.err
+    assert not (tmp_path / "study").exists()
+
+
+# ---- Which runs there are; trained in this process
+
+
+@dataclass
+class Here:
+    """Stands for a worker, and trains in this process.
+
+    Args:
+        breaks: rows whose runs fail.
+        stop_after: how many runs begin before Ctrl-C.
+    """
+
+    breaks: tuple[str, ...] = ()
+    stop_after: int | None = None
+    trained: list[tuple[str, str, bool]] = field(default_factory=list)
+    is_alive, progress = True, None
+
+    def __call__(self, environment: dict[str, str]) -> Here:
+        return self
+
+    def start(self, folder: Path, resume: bool) -> None:
+        if len(self.trained) == self.stop_after:
+            raise KeyboardInterrupt
+        row = folder.parent.name
+        self.trained.append((row, folder.name, resume))
+        self.outcome = Outcome("It broke." if row in self.breaks else "")
+        if row not in self.breaks:
+            train(read_recipe(folder / "run.yaml", ["resume_from_checkpoint=true" if resume else "overwrite=true"]))
+
+    def poll(self) -> Outcome:
+        return self.outcome
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """`here(...)`: runs of studies are trained in this process from now on."""
+
+    def arrange(**given) -> Here:
+        made = Here(**given)
+        monkeypatch.setattr(workers, "Worker", made)
+        monkeypatch.setattr(workers, "POLL", 0.0)
+        return made
+
+    return arrange
+
+
+def agree(said: str) -> bool:
+    raise AssertionError(said)
+
+
+def go(path: Path, root: Path, **given) -> None:
+    run_study(read_study(path), root, **{"agree": agree, **given})
+
+
+def test_all_rows_have_one_seed_before_the_next_and_a_finished_study_runs_nothing(write, here, tmp_path):
+    path, worker = write(TWO_ROWS), here()
+    go(path, tmp_path / "study")
+    order = [("plain", "seed-1"), ("faster", "seed-1"), ("plain", "seed-7"), ("faster", "seed-7")]
+    assert worker.trained == [(*run, False) for run in order]
+    found = {
+        run: json.loads((tmp_path / "study" / "runs" / run[0] / run[1] / "metrics.json").read_text()) for run in order
+    }
+    assert [found[run]["seed"] for run in order] == [1, 1, 7, 7]
+    assert found[order[0]]["train_loss"] != found[order[1]]["train_loss"]
+    go(path, tmp_path / "study")
+    assert len(worker.trained) == 4
+
+
+def test_a_study_goes_on_where_it_stopped_and_a_new_row_runs_alone(write, here, tmp_path):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    here(stop_after=2)
+    with pytest.raises(KeyboardInterrupt):
+        go(path, root)
+    worker = here()
+    go(path, root)
+    assert worker.trained == [("plain", "seed-7", False), ("faster", "seed-7", False)]
+    go(write(TWO_ROWS + "  slower: {recipe: RECIPE, keys: {learning_rate: 1e-4}}\n"), root)
+    assert worker.trained[2:] == [("slower", "seed-1", False), ("slower", "seed-7", False)]
+
+
+def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(write, here, tmp_path):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    go_on = run_folder(root, "plain", 1)
+    here()
+    go(path, root)
+    weights = load_file(go_on / "model.safetensors")
+    (go_on / "metrics.json").unlink()
+    shutil.rmtree(go_on / "checkpoint-3")
+    (go_on / "model.safetensors").unlink()
+    worker = here()
+    go(path, root)
+    assert worker.trained == [("plain", "seed-1", True)]
+    again = load_file(go_on / "model.safetensors")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)  # the same steps in the same process
+
+
+def test_a_run_that_fails_is_noted_and_the_others_go_on(write, here, tmp_path, caplog):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    worker = here(breaks=("faster",))
+    go(path, root)
+    assert [run[0] for run in worker.trained] == ["plain", "faster", "plain", "faster"]
+    assert workers.failure(run_folder(root, "faster", 7)) == "It broke."
+    assert "faster, seed 1 failed: It broke." in caplog.text
+    shutil.rmtree(run_folder(root, "faster", 7))
+    worker = here()
+    go(path, root)
+    assert worker.trained == [("faster", "seed-7", False)]  # the other failure stays noted
+
+
+def test_a_changed_row_is_refused_and_of_a_machine_anything_may_change(write, here, course_dir, tmp_path):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    here()
+    go(path, root)
+    with pytest.raises(
+        MinBertError, match=r"Row 'plain' has weight_decay = 0.5, and .*seed-1 was begun with None. Del"
+    ):
+        go(path, root, words=["weight_decay=0.5"])
+    go(path, root, words=[f"data_dir={course_dir}/."])
+
+
+STAGES = """
+seeds: [1]
+keys:
+  stages: [{name: heads, freeze: encoder, max_steps: 2}, {name: all, max_steps: 2}]
+rows:
+  a: {recipe: RECIPE}
+  b: {recipe: RECIPE, keys: {stages.all.learning_rate: 1e-2}}
+  c: {recipe: RECIPE, keys: {stages.heads.learning_rate: 1e-2}}
+"""
+
+
+def test_stages_that_rows_share_are_run_once_and_change_no_weights(write, here, tmp_path):
+    path, root = write(STAGES), tmp_path / "study"
+    worker = here()
+    go(path, root)
+    assert worker.trained == [("a", "seed-1", False), ("b", "seed-1", True), ("c", "seed-1", False)]
+    first = [run_folder(root, row, 1) / "stages" / "1-heads" for row in "abc"]
+    assert (first[0] / "metrics.json").read_text() == (first[1] / "metrics.json").read_text()
+    assert (first[0] / "metrics.json").read_text() != (first[2] / "metrics.json").read_text()
+    alone = tmp_path / "alone"
+    train(read_recipe(run_folder(root, "b", 1) / "run.yaml", [f"output_dir={alone}"]))
+    shared, own = (load_file(folder / "model.safetensors") for folder in (run_folder(root, "b", 1), alone))
+    assert all(torch.equal(shared[name], own[name]) for name in own)  # the same steps in the same process
+
+
+def test_a_run_waits_for_another_that_does_its_stage(write, tmp_path):
+    runs = study_module.runs_of(read_study(write(STAGES)), tmp_path)
+    shared = study_module.SharedStages(runs)
+    a, b, c = (run.folder for run in runs)
+    assert shared.waits_for(runs[1], [a]) and not shared.waits_for(runs[1], [c])
+    assert not shared.waits_for(runs[1], []) and not shared.waits_for(runs[2], [a, b])
+    done = a / "stages" / "1-heads"
+    done.mkdir(parents=True)
+    (done / "metrics.json").write_text("{}")
+    assert not shared.waits_for(runs[1], [a])
+
+
+# ---- Time
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(1.0, 0), (400.0, 1)])
+def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monkeypatch, caplog, seconds, asked):
+    class Slow(Here):
+        polls = 0
+        progress = Progress(step=20, steps=30, seconds=seconds / 30)
+
+        def poll(self):
+            self.polls += 1
+            return None if self.polls % 2 else self.outcome
+
+    worker, questions = Slow(), []
+    monkeypatch.setattr(workers, "Worker", worker)
+    monkeypatch.setattr(workers, "POLL", 0.0)
+    refuse = lambda said: questions.append(said)  # noqa: E731
+    text = TWO_ROWS.replace("[1, 7]", "10")
+    if asked:
+        with pytest.raises(MinBertError, match=r"About 2.2 h in all, 1 at a time, .* 30 rounds of 13.3 s. Give --yes"):
+            go(write(text), tmp_path / "study", agree=refuse)
+        assert len(worker.trained) == 1
+    else:
+        go(write(text), tmp_path / "study", agree=refuse)
+        assert len(worker.trained) == 20
+    assert len(questions) == asked
+    assert caplog.text.count("in all, 1 at a time") == 1
+
+
+# ---- Processes
+
+
+def test_workers_divide_the_threads_and_share_a_gpu_by_mps(monkeypatch, tmp_path):
+    said = tmp_path / "said"
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "$@ $(test -z "$1" && cat)" >> {said}\n')
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(16)})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with workers.environments_of(2) as given:
+        assert given == [{"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": gpu} for gpu in "23"]
+    assert not said.exists()
+    with workers.environments_of(5) as given:
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == ["2", "3", "2", "3", "2"]
+        assert {each["OMP_NUM_THREADS"] for each in given} == {"3"}
+        assert len({each["CUDA_MPS_PIPE_DIRECTORY"] for each in given}) == 1
+        assert said.read_text() == "-d \n"
+    assert said.read_text() == "-d \n quit\n"
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_to_the_weights_of_plain_runs(write, recipe, tmp_path):
+    """With real processes: the study is killed once its first run has ended, and so is a worker later on."""
+    root, path = tmp_path / "study", write(TWO_ROWS)
+    command = [sys.executable, "-m", "hf_minbert", "study", str(path), "--output-dir", str(root)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "plain, seed 1:" in line:
+            process.send_signal(signal.SIGKILL)
+            break
+    process.communicate()
+    first = (run_folder(root, "plain", 1) / "metrics.json").stat().st_mtime_ns
+    ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True)
+    assert "4 runs: 1 have ended, 3 are to come." in ended.stderr and "0 of 3 to come" in ended.stderr
+    assert (run_folder(root, "plain", 1) / "metrics.json").stat().st_mtime_ns == first
+    alone = tmp_path / "alone"
+    words = [f"output_dir={alone}", "seed=7", "learning_rate=1e-2"]
+    subprocess.run(
+        [sys.executable, "-m", "hf_minbert", "train", str(recipe), *words], env=environment, check=True,
+        capture_output=True,
+    )  # fmt: skip
+    own, other = (load_file(folder / "model.safetensors") for folder in (alone, run_folder(root, "faster", 7)))
+    assert all(torch.equal(own[name], other[name]) for name in own)  # one thread each, on one machine
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_is_noted_and_the_next_has_a_new_process(write, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    killed = []
+
+    class Killed(workers.Worker):
+        def start(self, folder, resume):
+            super().start(folder, resume)
+            if not killed:
+                killed.append(self._process.pid)
+                self._process.kill()
+
+    monkeypatch.setattr(workers, "Worker", Killed)
+    root = tmp_path / "study"
+    go(write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}"), root)
+    assert workers.failure(run_folder(root, "a", 1)) == "killed by signal 9"
+    assert (run_folder(root, "b", 1) / "metrics.json").is_file()
+
+
+# ---- Dev rows that choose, and dev rows that are scored
+
+
+def test_the_parts_of_dev_are_disjoint_whole_in_order_and_of_the_ids_alone():
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"id": [f"row {n}" for n in range(101)], "n": range(101)})
+    chosen, rest = chosen_and_rest(rows, 0.3, "sst")
+    assert (len(chosen), len(rest)) == (30, 71)
+    assert sorted([*chosen["n"], *rest["n"]]) == [*range(101)]
+    assert [*chosen["n"]] == sorted(chosen["n"]) and [*rest["n"]] == sorted(rest["n"])
+    shuffled = rows.select([*range(100, -1, -1)])
+    assert {*chosen_and_rest(shuffled, 0.3, "sst")[0]["n"]} == {*chosen["n"]}
+    assert chosen_and_rest(rows, None, "sst") == (rows, rows)
+    with pytest.raises(MinBertError, match=r"`select_on: 0.001` leaves 0 of the 101 dev rows of 'sst'"):
+        chosen_and_rest(rows, 0.001, "sst")
+
+
+def test_a_run_is_scored_on_the_rows_that_did_not_choose_its_model(recipe, tmp_path, minbert, course_dir):
+    folder = tmp_path / "run"
+    words = ["select_on=0.5", "eval_strategy=steps", "eval_steps=1", "load_best_model_at_end=true", "tasks=[sts]"]
+    train(read_recipe(recipe, [*words, f"output_dir={folder}"]))
+    metrics = json.loads((folder / "metrics.json").read_text())
+    from hf_minbert.pretrained.data import RunData
+    from hf_minbert.settings.tasks import TASKS
+
+    rest = RunData.of(folder).rows(TASKS["sts"], "dev")
+    predicted = (folder / "predictions" / "sts-dev.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in predicted] == [*rest["id"]]
+    ended = minbert("evaluate", folder, "--output", tmp_path / "found.json")
+    assert ended.status == 0, ended.err
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["eval_sts_pearson"] == pytest.approx(metrics["eval_sts_pearson"], abs=1e-6)
+    best = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert metrics["best_metric"] == max(line["eval_overall"] for line in best if "eval_overall" in line)
+    with pytest.raises(MinBertError, match=r"`select_on` must be more than 0 and less than 1. Found 1.0"):
+        train(read_recipe(recipe, ["select_on=1.0", f"output_dir={folder}-2"]))
