@@ -158,8 +158,8 @@ def influence(task: Task, metric: str, values: np.ndarray, labels: np.ndarray) -
     """What each dev row adds to a score: [N], of mean 0.
 
     Of a correlation its influence function, which for Pearson's is z_x z_y - r (z_x^2 + z_y^2) / 2. Of any other
-    metric that of the jackknife, N - 1 times the score's fall without the row, less the mean of it; of an accuracy this
-    is right or wrong less the accuracy.
+    metric that of the jackknife, N - 1 times the score's fall without the row, less the mean of it; of an accuracy
+    this is right or wrong less the accuracy.
 
     Args:
         values, labels: class ids or scores, [N], of two rows or more.

@@ -19,6 +19,7 @@ from .runs import Run
 from .words import number, p_value, signed
 
 MOST_SEEDS = 1000  # that a table names
+NOT_RUN = "not run"  # what is said of a claim where the row or the reference has no run
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Cell:
         reported: what others report.
         effect: how far the mean lies from the reference's; `None` of the reference itself, and where nothing can be
             said.
-        p: by Holm's correction over all rows in this metric.
+        p: by Holm's correction over all rows that have a verdict in this metric.
         verdict: see `evaluation.effects.verdict`.
         seeds_to_tell: of each row, where the verdict is open; infinity where no number would tell.
         claimed: the difference between the reported scores, and `claim` what becomes of it.
@@ -110,13 +111,17 @@ def compare(
 
 
 def _judged(cells: Cells) -> Cells:
-    told = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
+    """With verdicts: of the rows of which both sources of chance are known."""
+    effects = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
+    told = {name: effect for name, effect in effects.items() if effect.over_seeds and effect.over_rows}
     for (name, effect), p, level in zip(told.items(), *holm([effect.p for effect in told.values()]), strict=True):
-        said, claimed = verdict_of(effect, p), cells[name].claimed
-        cells[name] = replace(
-            cells[name], p=p, verdict=said, claim=claim(effect, said, claimed) if claimed else "",
-            seeds_to_tell=seeds_to_tell(effect, level) if said == OPEN else None,
-        )  # fmt: skip
+        said = verdict_of(effect, p)
+        seeds = seeds_to_tell(effect, level) if said == OPEN else None
+        cells[name] = replace(cells[name], p=p, verdict=said, seeds_to_tell=seeds)
+    for name, cell in cells.items():
+        if cell.claimed:
+            said = claim(cell.effect, cell.verdict, cell.claimed) if cell.effect is not None else NOT_RUN
+            cells[name] = replace(cell, claim=said)
     return cells
 
 
@@ -166,18 +171,15 @@ def _why_not(run: Run, first: Run, metric: str) -> str:
     """Why a run's dev rows cannot be set beside those of another; `""` where they can."""
     parts = _parts(run, metric)
     if not parts or parts != _parts(first, metric):
-        return f"{metric} is not made of dev rows, or not of the same tasks"
+        return f"{metric} is of no predictions that are kept, or of other tasks in either row"
     for task, _ in parts:
-        if task not in run.answers or not len(run.answers[task].labels):
-            return f"{run.path}: " + (
-                run.answers[task].missing if task in run.answers else f"no predictions of {task}"
-            )
-        if (
-            len(run.answers[task].ids) < 2
-            or task not in first.answers
-            or run.answers[task].ids != first.answers[task].ids
-        ):
-            return f"{run.path}: its dev rows of {task} are others than those of {first.path}, or a single one"
+        ours, theirs = run.answers.get(task), first.answers.get(task)
+        if ours is None or theirs is None:
+            return f"there are no predictions of {task} in {run.path.parent.name}/{run.path.name}"
+        if not len(ours.labels):
+            return ours.missing
+        if len(ours.ids) < 2 or ours.ids != theirs.ids:
+            return f"the runs have predicted other dev rows of {task}, or a single one"
     return ""
 
 

@@ -205,21 +205,21 @@ def study_scores(axes: Axes, metrics: Mapping[str, Cells], reference: str) -> No
     assert isinstance(figure, Figure)
     axes.remove()
     names = list(next(iter(metrics.values())))
-    figure.set_size_inches(1.2 + 3 * len(metrics), 1 + 0.35 * len(names))
-    panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
+    figure.set_size_inches(WIDTH, (0.8 + 0.3 * len(names)) * len(metrics))
+    panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
     for panel, (metric, cells) in zip(panels, metrics.items(), strict=True):
         base = cells[reference].mean
         if base is not None:
             panel.axvline(base, color=GREY, linestyle=":", linewidth=1.4)
         for place, cell in enumerate(cells.values()):
             panel.plot(cell.values, [place] * len(cell.values), "o", color=COLOURS[5], markersize=4, zorder=2)
-            if cell.effect is not None and base is not None:
+            if cell.effect is not None and cell.verdict and base is not None:
                 bounds = [base + cell.effect.low, base + cell.effect.high]
                 panel.plot(bounds, [place, place], color=COLOURS[0], linewidth=1.6, zorder=1)
             if cell.mean is not None:
-                panel.plot([cell.mean], [place], "|", color=COLOURS[0], markersize=14, markeredgewidth=2.5, zorder=3)
-        panel.set(xlabel=metric, ylim=(len(names) - 0.5, -0.5))
-        panel.set_yticks(range(len(names)), [shortened(name, 28) for name in names])
+                panel.plot([cell.mean], [place], "|", color=COLOURS[0], markersize=12, markeredgewidth=2.5, zorder=3)
+        panel.set(title=metric, ylim=(len(names) - 0.5, -0.5))
+        panel.set_yticks(range(len(names)), [shortened(name, 24) for name in names])
 
 
 def shortened(name: str, most: int = 18) -> str:

@@ -22,9 +22,11 @@ from .differences import CLAIMS, HOW, Cells, compare, table
 from .document import Block, Document, Picture, Section, Table, Text
 from .plots import check_matplotlib, study_scores
 from .runs import Run, read_run
-from .words import duration, number, percent
+from .words import duration, listed, number, percent
 
 logger = logging.getLogger(__name__)
+
+SPREAD = "Mean ± standard deviation over seeds."
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,15 @@ def summarize(study: Study, root: Path, failed: Mapping[tuple[str, int], str]) -
     runs: dict[str, list[Run]] = {row.name: [] for row in study.rows}
     rows = []
     for row in study.rows:
-        missing = [f"not run: {row.not_run}"] if row.not_run else []
+        missing: dict[str, list[str]] = defaultdict(list)
         for seed in () if row.not_run else study.seeds:
             found = failed.get((row.name, seed)) or _read(run_folder(root, row.name, seed))
             if isinstance(found, Run):
                 runs[row.name].append(found)
             else:
-                missing.append(f"seed {seed}: {found}")
-        rows.append(_table_row(row, runs[row.name], missing))
+                missing[found].append(str(seed))
+        said = [f"seed{'s' * (len(of) > 1)} {listed(of)}: {why}" for why, of in missing.items()]
+        rows.append(_table_row(row, runs[row.name], [f"not run: {row.not_run}"] if row.not_run else said))
     reported = {row.name: row.reported for row in study.rows}
     every = [run for of in runs.values() for run in of]
     metrics = {
@@ -200,20 +203,31 @@ def _document(made: StudyTable) -> Document:
     )
     unfinished = [f"{row.row.name}: {said}" for row in made.rows for said in row.missing]
     sections = [
-        Section("scores", "Scores", [*_chosen_blocks(made), scores_table(made), *_picture(made)]),
+        Section("scores", "Scores", [*_chosen_blocks(made), Text(SPREAD), scores_table(made), *_picture(made)]),
         Section("differences", "Differences", [Text(HOW), *([Text(CLAIMS)] if _claims(made) else [])]),
     ]
     for metric, cells in made.metrics.items():
         notes = dict.fromkeys(cell.without_rows for cell in cells.values() if cell.without_rows)
         blocks: list[Block] = [*_chosen_blocks(made), table(metric, cells, study.reference)]
-        blocks += [Text(f"The interval is of the seeds alone: {why}.") for why in notes]
+        blocks += [Text(f"An interval is of the seeds alone, without a verdict: {why.rstrip('.')}.") for why in notes]
         sections.append(Section(metric, metric, blocks, level=3))
     sections.append(Section("costs", "Time, memory, conflicts", _costs(made)))
-    notes = [f"{row.row.name}: {row.row.note}" for row in made.rows if row.row.note]
-    if notes or unfinished:
-        sections.append(Section("notes", "Notes", [Text(said) for said in (*notes, *unfinished)]))
+    sections.append(Section("rows", "Rows", [_rows(study), *map(Text, unfinished)]))
     subtitle = f"{count}.{f' Reported scores: {study.source}.' if study.source else ''}"
     return Document(study.title or "Study", subtitle, [], sections, page="study.html")
+
+
+def _rows(study: Study) -> Table:
+    """What each row is."""
+    rows = [[row.name, row.recipe, _keys(row.keys), row.note] for row in study.rows]
+    of_all = {**study.keys, **study.overrides.get("keys", {})}
+    return Table(
+        ["row", "recipe", "changes", "note"], [*rows, *([["all rows", "", _keys(of_all), ""]] if of_all else [])]
+    )
+
+
+def _keys(keys: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in keys.items())
 
 
 def _claims(made: StudyTable) -> bool:
@@ -284,6 +298,6 @@ def lines(made: StudyTable) -> list[str]:
         cells.append([row[0], row[1], *(text + mark for text, mark in zip(row[2:], said, strict=True))])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     text = ["  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    reference = f"+ higher than {made.study.reference}, - lower, ? cannot be told (95 %, Holm)."
+    reference = f"{SPREAD} + higher than {made.study.reference}, - lower, ? cannot be told (95 %, Holm)."
     missing = [f"{row.row.name}: {said}" for row in made.rows for said in row.missing]
     return [*text, reference, *made.selection, *missing]
