@@ -209,17 +209,13 @@ def _moved_ranks(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
 # ---- What can be said --------------------------------------------------------------------------------------------
 
 
-def holm(p_values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Holm's correction for several comparisons (1979), valid however they depend on each other.
-
-    Returns:
-        the adjusted p-values; and the level that each p-value must reach by itself.
-    """
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values adjusted for several comparisons by Holm's method (1979), valid however these depend on each other."""
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.argsort(order)
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.maximum.accumulate(np.minimum(np.asarray(p_values) * factors, 1.0)[order])
-    return adjusted.tolist(), (LEVEL / factors).tolist()
+    return adjusted.tolist()
 
 
 def verdict(effect: Effect, adjusted: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.effects import OPEN, Effect, Sample, claim, difference, holm, influence, seeds_to_tell
+from ..evaluation.effects import LEVEL, OPEN, Effect, Sample, claim, difference, holm, influence, seeds_to_tell
 from ..evaluation.effects import verdict as verdict_of
 from ..evaluation.metrics import overall
 from ..settings.metrics import KIND_METRICS
@@ -114,10 +114,11 @@ def _judged(cells: Cells) -> Cells:
     """With verdicts: of the rows of which both sources of chance are known."""
     effects = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
     told = {name: effect for name, effect in effects.items() if effect.over_seeds and effect.over_rows}
-    for (name, effect), p, level in zip(told.items(), *holm([effect.p for effect in told.values()]), strict=True):
-        said = verdict_of(effect, p)
-        seeds = seeds_to_tell(effect, level) if said == OPEN else None
-        cells[name] = replace(cells[name], p=p, verdict=said, seeds_to_tell=seeds)
+    for (name, effect), p in zip(told.items(), holm([effect.p for effect in told.values()]), strict=True):
+        cells[name] = cell = replace(cells[name], p=p, verdict=verdict_of(effect, p))
+        if cell.verdict == OPEN:  # at the level of Holm's first step, which tells whatever the other rows come to
+            more = max(seeds_to_tell(effect, LEVEL / len(told)), len(cell.scores) + 1)
+            cells[name] = replace(cell, seeds_to_tell=more)
     for name, cell in cells.items():
         if cell.claimed:
             said = claim(cell.effect, cell.verdict, cell.claimed) if cell.effect is not None else NOT_RUN
@@ -159,7 +160,7 @@ def _samples(runs: Sequence[Run], others: Sequence[Run], metric: str, reduction:
     found = []
     for of in (runs, others):
         scores = np.array([score(run, metric, reduction) for run in of])
-        found.append(Sample(scores, () if why else _influence(of, metric)))
+        found.append(Sample(scores, () if why else _influence(of, _parts(others[0], metric))))
     return found[0], found[1], why
 
 
@@ -183,9 +184,9 @@ def _why_not(run: Run, first: Run, metric: str) -> str:
     return ""
 
 
-def _influence(runs: Sequence[Run], metric: str) -> list[np.ndarray]:
+def _influence(runs: Sequence[Run], parts: Mapping[tuple[str, str], float]) -> list[np.ndarray]:
     found = []
-    for (task, own), weight in _parts(runs[0], metric).items():
+    for (task, own), weight in parts.items():
         answers = [run.answers[task] for run in runs]
         # a model that has diverged scores 0, whatever the rows
         rows = [

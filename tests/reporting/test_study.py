@@ -265,6 +265,15 @@ def test_without_predictions_the_interval_is_of_the_seeds_alone(root, tmp_path):
     assert "other dev rows" in compare(groups, "sum", "para_accuracy")["better"].without_rows
 
 
+def test_tasks_may_come_in_another_order(root):
+    groups = {row: [read_run(run_folder(root, row, seed)) for seed in (1, 2, 3)] for row in ("sum", "better")}
+    before = compare(groups, "sum", "overall")["better"].effect
+    for run in groups["better"]:
+        run.tasks = dict(reversed(run.tasks.items()))
+    after = compare(groups, "sum", "overall")["better"].effect
+    assert (after.low, after.high) == pytest.approx((before.low, before.high))
+
+
 def test_a_model_that_diverged_scores_nought_and_has_no_rows_of_its_own(root):
     groups = {row: [read_run(run_folder(root, row, seed)) for seed in (1, 2, 3)] for row in ("sum", "better")}
     groups["better"][0].answers["sts"].values[3] = np.nan
