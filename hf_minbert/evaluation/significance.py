@@ -1,4 +1,4 @@
-"""How far a score can be trusted: bootstrap intervals, and tests of the difference between two models on one set."""
+"""How far a score can be trusted: bootstrap intervals, and a test of the difference between two models on one set."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bootstrap(statistic: Statistic, rows: int, seed: int = 0) -> np.ndarray:
     """What a statistic comes to on sets of `rows` rows drawn with replacement (Efron 1979).
 
     Args:
-        statistic: of the places of the drawn rows, [rows]. Of several models it is a paired bootstrap.
+        statistic: of the places of the drawn rows, [rows].
         rows: two or more.
 
     Returns:
@@ -84,15 +84,6 @@ def interval(drawn: np.ndarray) -> tuple[float, float]:
     rest = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, [rest, 1 - rest])
     return float(low), float(high)
-
-
-def bootstrap_p(differences: np.ndarray) -> float:
-    """Two-sided, of the drawn differences between two models: how often they lie on either side of 0.
-
-    Never 0: it is at least two in the number of resamples and one.
-    """
-    below, above = (differences <= 0).sum() + 1, (differences >= 0).sum() + 1
-    return float(min(1.0, 2 * min(below, above) / (len(differences) + 1)))
 
 
 def mcnemar(right: np.ndarray, other_right: np.ndarray) -> tuple[int, int, float]:

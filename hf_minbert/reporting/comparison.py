@@ -7,35 +7,52 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..evaluation import analysis
+from ..evaluation.effects import Sample, difference, influence
 from ..evaluation.metrics import value_metrics
-from ..evaluation.significance import bootstrap, bootstrap_p, interval, mcnemar, statistics_of
+from ..evaluation.significance import mcnemar
+from ..settings.metrics import KIND_METRICS
 from .builder import Builder
 from .by_task import remark
+from .differences import HOW, compare, interval_text, score, table
 from .document import Block, Example, Examples, Table, Text
 from .runs import Answers, Run
 from .words import number, p_value, signed
 
 
 def seeds(runs: Sequence[Run]) -> list[Block]:
-    """Mean and spread of the runs that have the first one's recipe."""
-    others = {run.name: runs[0].differences(run) for run in runs[1:]}
-    same = [runs[0], *(run for run in runs[1:] if others[run.name] == [])]
-    differing = [
-        Text(f"{name} is left out: it differs in {', '.join(keys)}.") for name, keys in others.items() if keys
-    ]
+    """Mean and spread of the runs that have the first one's recipe; and how far other recipes lie from it."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        group = next((group for group in groups if group[0].differences(run) == []), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    same, *others = groups
+    differing = [(group[0].name, keys) for group in others if (keys := same[0].differences(group[0]))]
     if len(same) < 2:
         alone = "One run. Further runs of this recipe with other seeds, given by --compare, are summed up here."
-        return [Text(alone), *differing]
+        return [
+            Text(alone),
+            *(Text(f"{name} is left out: it differs in {', '.join(keys)}.") for name, keys in differing),
+        ]
     names = [f"{name}_{task.metric}" for name, task in runs[0].tasks.items()] + ["overall"]
-    names = [name for name in names if all(run.metrics.get(f"eval_{name}") is not None for run in same)]
-    values = np.array([[run.metrics[f"eval_{name}"] for name in names] for run in same])
-    if not names:
+    found = {name: [score(run, name) for run in same] for name in names}
+    found = {name: scores for name, scores in found.items() if None not in scores}
+    if not found:
         return [Text("These runs of one recipe have not finished.")]
+    values = np.array([*found.values()], float).T
     rows = [[f"{run.name}, seed {run.seed}", *map(number, line)] for run, line in zip(same, values, strict=True)]
     rows.append(["mean", *map(number, values.mean(axis=0))])
     rows.append(["standard deviation", *map(number, values.std(axis=0, ddof=1))])
     rows.append(["highest − lowest", *map(number, np.ptp(values, axis=0))])
-    return [Text(f"{len(same)} runs that differ in nothing but their seed."), Table(["run", *names], rows), *differing]
+    blocks = [Text(f"{len(same)} runs that differ in nothing but their seed."), Table(["run", *found], rows)]
+    if not differing:
+        return blocks
+    by_name = {group[0].name: group for group in groups}
+    tables = [table(name, compare(by_name, same[0].name, name), same[0].name) for name in found]
+    blocks += [Text(f"{name} differs in {', '.join(keys)}.") for name, keys in differing]
+    return [*blocks, Text(f"A row is a recipe, with the name of its first run. {HOW}"), *tables]
 
 
 def comparison(build: Builder, run: Run, other: Run) -> list[Block]:
@@ -47,7 +64,7 @@ def comparison(build: Builder, run: Run, other: Run) -> list[Block]:
             said = f"{other.name} has no predictions of it" if theirs is None else why
             blocks.append(Text(f"{name} is not compared: {said}."))
             continue
-        rows += _differences(build, answers, theirs)
+        rows += _differences(answers, theirs)
         blocks += _changes(build, answers, theirs, other.name)
     for name in other.answers.keys() - run.answers.keys():
         blocks.append(Text(f"{name} is not compared: {run.name} has no predictions of it."))
@@ -55,8 +72,8 @@ def comparison(build: Builder, run: Run, other: Run) -> list[Block]:
         return blocks or [Text("The two have no predictions to compare.")]
     header = ["task, metric", run.name, other.name, "difference", "95 % interval", "p"]
     said = Text(
-        f"{other.name} less {run.name}. Interval and p are of a paired bootstrap over the dev rows (seed "
-        f"{build.seed}); of an accuracy, p is McNemar's exact test. They say nothing of other seeds."
+        f"{other.name} less {run.name}. Interval and p are of the dev rows alone, by Student's paired test on what "
+        f"each row adds to a score; of an accuracy, p is McNemar's exact test. They say nothing of other seeds."
     )
     return [said, Table(header, rows), *blocks]
 
@@ -71,23 +88,20 @@ def _why_not(answers: Answers, theirs: Answers) -> str:
     return "" if not theirs.broken else "not all predictions are finite"
 
 
-def _differences(build: Builder, answers: Answers, theirs: Answers) -> list[list[str]]:
-    task, labels = answers.task, answers.labels
+def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
+    task, labels, rows = answers.task, answers.labels, []
     scores = [value_metrics(task, of.values, labels) for of in (answers, theirs)]
-    rows = []
-    ours, others = (statistics_of(task, of.values, labels) for of in (answers, theirs))
-    for metric, statistic in ours.items():
+    for metric in KIND_METRICS[task.kind]:
         first, second = scores[0][metric], scores[1][metric]
         cells = [f"{task.name}, {metric}", number(first), number(second), signed(second - first)]
         if len(labels) < 2:
             rows.append([*cells, "one row", "one row"])
             continue
-        drawn = bootstrap(lambda i, a=statistic, b=others[metric]: b(i) - a(i), len(labels), build.seed)
-        p = bootstrap_p(drawn)
-        if metric == "accuracy":
-            p = mcnemar(answers.values == labels, theirs.values == labels)[2]
-        low, high = interval(drawn)
-        rows.append([*cells, f"{signed(low)} to {signed(high)}", p_value(p)])
+        ours, others = (influence(task, metric, of.values, labels)[None] for of in (answers, theirs))
+        effect = difference(Sample(np.array([second]), [others]), Sample(np.array([first]), [ours]))
+        assert effect is not None
+        p = mcnemar(answers.values == labels, theirs.values == labels)[2] if metric == "accuracy" else effect.p
+        rows.append([*cells, interval_text(effect), p_value(p)])
     return rows
 
 

@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..io import write_atomically
 from ..publishing.files import PICTURES
 
-PAGE, MARKDOWN = "report.html", "report.md"
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,18 @@ class Picture:
     Args:
         name: of its file, without `.png`.
         alt: what it shows, for who does not see it.
+        folder: of its file, beside the Markdown.
     """
 
     name: str
     alt: str
     png: bytes
+    folder: str = PICTURES
     kind: str = "picture"
+
+    @property
+    def path(self) -> str:
+        return PurePosixPath(self.folder, f"{self.name}.png").as_posix()
 
     @property
     def base64(self) -> str:
@@ -113,12 +119,14 @@ class Document:
 
     Args:
         notes: what is missing, at its beginning.
+        page: the file's name; the Markdown has the same, with `.md`.
     """
 
     title: str
     subtitle: str
     notes: Sequence[str]
     sections: list[Section]
+    page: str = PAGE
 
     def pictures(self) -> list[Picture]:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
@@ -130,10 +138,11 @@ class Document:
             MinBertError: something cannot be written.
         """
         for picture in self.pictures():
-            write_atomically(folder / PICTURES / f"{picture.name}.png", picture.png)
-        write_atomically(folder / MARKDOWN, self.markdown())
-        write_atomically(folder / PAGE, self.html())
-        return folder / PAGE
+            write_atomically(folder / picture.path, picture.png)
+        page = folder / self.page
+        write_atomically(page.with_suffix(".md"), self.markdown())
+        write_atomically(page, self.html())
+        return page
 
     def html(self) -> str:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -167,7 +176,7 @@ def _markdown(block: Block) -> list[str]:
         cells = [row if number == 1 else [*map(escaped, row)] for number, row in enumerate(rows)]
         return [f"| {' | '.join(row)} |" for row in cells]
     if isinstance(block, Picture):
-        return [f"![{escaped(block.alt)}]({PICTURES}/{block.name}.png)"]
+        return [f"![{escaped(block.alt)}]({block.path})"]
     if isinstance(block, Examples):
         lines = [f"**{escaped(block.title)}**", ""]
         for row in block.rows:

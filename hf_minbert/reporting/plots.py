@@ -21,6 +21,8 @@ from ..evaluation.analysis import Bin, equal_edges
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from .differences import Cells
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 GREY = "#6e7781"
 MARKS = "os^Dv<>"
@@ -192,6 +194,32 @@ def bins(
     axes.errorbar(x, y, errors, color=COLOURS[0], marker="o", markersize=5, capsize=3, label="mean, 95 % interval")
     axes.set(xlabel=xlabel, ylabel=ylabel)
     _legend(axes, 1 + (level is not None) + (diagonal is not None))
+
+
+@drawn
+def study_scores(axes: Axes, metrics: Mapping[str, Cells], reference: str) -> None:
+    """Scores of a study's rows, a panel for each metric: points, means, and intervals of the differences."""
+    from matplotlib.figure import Figure
+
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    axes.remove()
+    names = list(next(iter(metrics.values())))
+    figure.set_size_inches(WIDTH, (0.8 + 0.3 * len(names)) * len(metrics))
+    panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
+    for panel, (metric, cells) in zip(panels, metrics.items(), strict=True):
+        base = cells[reference].mean
+        if base is not None:
+            panel.axvline(base, color=GREY, linestyle=":", linewidth=1.4)
+        for place, cell in enumerate(cells.values()):
+            panel.plot(cell.values, [place] * len(cell.values), "o", color=COLOURS[5], markersize=4, zorder=2)
+            if cell.effect is not None and cell.verdict and base is not None:
+                bounds = [base + cell.effect.low, base + cell.effect.high]
+                panel.plot(bounds, [place, place], color=COLOURS[0], linewidth=1.6, zorder=1)
+            if cell.mean is not None:
+                panel.plot([cell.mean], [place], "|", color=COLOURS[0], markersize=12, markeredgewidth=2.5, zorder=3)
+        panel.set(title=metric, ylim=(len(names) - 0.5, -0.5))
+        panel.set_yticks(range(len(names)), [shortened(name, 24) for name in names])
 
 
 def shortened(name: str, most: int = 18) -> str:

@@ -1,0 +1,246 @@
+"""Rows of runs beside each other: what each scored over its seeds, and how far it lies from the reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..evaluation.effects import LEVEL, OPEN, Effect, Sample, claim, difference, holm, influence, seeds_to_tell
+from ..evaluation.effects import verdict as verdict_of
+from ..evaluation.metrics import overall
+from ..settings.metrics import KIND_METRICS
+from ..settings.tasks import Task
+from .document import Table
+from .runs import Run
+from .words import number, p_value, signed
+
+MOST_SEEDS = 1000  # that a table names
+NOT_RUN = "not run"  # what is said of a claim where the row or the reference has no run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A row of runs in one metric.
+
+    Args:
+        scores: seed and score of each run that has one.
+        reported: what others report.
+        effect: how far the mean lies from the reference's; `None` of the reference itself, and where nothing can be
+            said.
+        p: by Holm's correction over all rows that have a verdict in this metric.
+        verdict: see `evaluation.effects.verdict`.
+        seeds_to_tell: of each row, where the verdict is open; infinity where no number would tell.
+        claimed: the difference between the reported scores, and `claim` what becomes of it.
+        without_rows: why the interval is of the seeds alone.
+    """
+
+    scores: Sequence[tuple[Any, float]]
+    reported: float | None = None
+    effect: Effect | None = None
+    p: float | None = None
+    verdict: str = ""
+    seeds_to_tell: float | None = None
+    claimed: float | None = None
+    claim: str = ""
+    without_rows: str = ""
+
+    @property
+    def values(self) -> np.ndarray:
+        return np.array([score for _, score in self.scores])
+
+    @property
+    def mean(self) -> float | None:
+        return float(self.values.mean()) if self.scores else None
+
+    @property
+    def sd(self) -> float | None:
+        return float(self.values.std(ddof=1)) if len(self.scores) > 1 else None
+
+    @property
+    def said(self) -> str:
+        """The verdict, or why there is none."""
+        if self.effect is None or self.verdict:
+            return self.verdict
+        if self.effect.over_seeds is None:
+            return "one seed: says nothing of others"
+        return "not said: without dev rows"
+
+    @property
+    def seeds_said(self) -> str:
+        if self.seeds_to_tell is None:
+            return ""
+        if math.isinf(self.seeds_to_tell):
+            return "no number: dev is too small"
+        return f"{self.seeds_to_tell:,.0f}" if self.seeds_to_tell <= MOST_SEEDS else f"over {MOST_SEEDS:,}"
+
+
+#: By name of the row.
+Cells = dict[str, Cell]
+
+
+def compare(
+    groups: Mapping[str, Sequence[Run]], reference: str, metric: str, reduction: str = "best",
+    reported: Mapping[str, Mapping[str, float]] | None = None,
+) -> Cells:  # fmt: skip
+    """Each row's scores in a metric and its difference from the reference.
+
+    Args:
+        groups: the runs of each row, of different seeds.
+        metric: as `sst_accuracy`, `overall` or `train_sst_accuracy`.
+        reduction: what a run's score is, one of `settings.study.REDUCTIONS`.
+        reported: by row and metric.
+    """
+    theirs = {name: of[metric] for name, of in (reported or {}).items() if metric in of}
+    found: Cells = {}
+    scored = {
+        name: [run for run in runs if score(run, metric, reduction) is not None] for name, runs in groups.items()
+    }
+    for name, runs in scored.items():
+        scores = [(run.seed, value) for run in runs if (value := score(run, metric, reduction)) is not None]
+        found[name] = cell = Cell(scores, theirs.get(name))
+        if name != reference and runs and scored.get(reference):
+            sample, other, why = _samples(runs, scored[reference], metric, reduction)
+            found[name] = replace(cell, effect=difference(sample, other), without_rows=why)
+        if name != reference and {name, reference} <= theirs.keys():
+            found[name] = replace(found[name], claimed=theirs[name] - theirs[reference])
+    return _judged(found)
+
+
+def _judged(cells: Cells) -> Cells:
+    """With verdicts: of the rows of which both sources of chance are known."""
+    effects = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
+    told = {name: effect for name, effect in effects.items() if effect.over_seeds and effect.over_rows}
+    for (name, effect), p in zip(told.items(), holm([effect.p for effect in told.values()]), strict=True):
+        cells[name] = cell = replace(cells[name], p=p, verdict=verdict_of(effect, p))
+        if cell.verdict == OPEN:  # at the level of Holm's first step, which tells whatever the other rows come to
+            more = max(seeds_to_tell(effect, LEVEL / len(told)), len(cell.scores) + 1)
+            cells[name] = replace(cell, seeds_to_tell=more)
+    for name, cell in cells.items():
+        if cell.claimed:
+            said = claim(cell.effect, cell.verdict, cell.claimed) if cell.effect is not None else NOT_RUN
+            cells[name] = replace(cell, claim=said)
+    return cells
+
+
+def score(run: Run, metric: str, reduction: str = "best") -> float | None:
+    """A run's score; `None` where it has none, or one that is not finite."""
+    key = metric if metric.startswith("train_") else f"eval_{metric}"
+    if reduction == "best":
+        values = [run.metrics.get(key)]
+    else:  # not the evaluation before the first step
+        log = run.stages[-1].log if run.stages else ()
+        values = [entry[key] for entry in log if key in entry and entry.get("step")]
+    if reduction == "last":
+        values = values[-1:]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    return sum(numbers) / len(numbers) if numbers and len(numbers) == len(values) else None
+
+
+def weights(metric: str, tasks: Mapping[str, Task]) -> dict[tuple[str, str], float]:
+    """The tasks and their metrics that a metric is a sum of, with their weights; empty where it is no such sum."""
+    single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in KIND_METRICS[task.kind]}
+    if metric in single:
+        return {single[metric]: 1.0}
+    nought = {name: dict.fromkeys(KIND_METRICS[task.kind], 0.0) for name, task in tasks.items()}
+    base = overall(tasks.values(), nought) if tasks else {}
+    found = {}
+    for name, own in single.values() if metric in base else ():
+        raised = overall(tasks.values(), nought | {name: nought[name] | {own: 1.0}})
+        found[name, own] = raised[metric] - base[metric]
+    return {part: weight for part, weight in found.items() if weight}
+
+
+def _samples(runs: Sequence[Run], others: Sequence[Run], metric: str, reduction: str) -> tuple[Sample, Sample, str]:
+    """Both rows' runs, and why they are without dev rows."""
+    why = next(filter(None, (_why_not(run, others[0], metric) for run in (*runs, *others))), "")
+    found = []
+    for of in (runs, others):
+        scores = np.array([score(run, metric, reduction) for run in of])
+        found.append(Sample(scores, () if why else _influence(of, _parts(others[0], metric))))
+    return found[0], found[1], why
+
+
+def _parts(run: Run, metric: str) -> dict[tuple[str, str], float]:
+    return weights(metric, {name: run.tasks[name] for name in run.data.scored(run.tasks)})
+
+
+def _why_not(run: Run, first: Run, metric: str) -> str:
+    """Why a run's dev rows cannot be set beside those of another; `""` where they can."""
+    parts = _parts(run, metric)
+    if not parts or parts != _parts(first, metric):
+        return f"{metric} is of no predictions that are kept, or of other tasks in either row"
+    for task, _ in parts:
+        ours, theirs = run.answers.get(task), first.answers.get(task)
+        if ours is None or theirs is None:
+            return f"there are no predictions of {task} in {run.path.parent.name}/{run.path.name}"
+        if not len(ours.labels):
+            return ours.missing
+        if len(ours.ids) < 2 or ours.ids != theirs.ids:
+            return f"the runs have predicted other dev rows of {task}, or a single one"
+    return ""
+
+
+def _influence(runs: Sequence[Run], parts: Mapping[tuple[str, str], float]) -> list[np.ndarray]:
+    found = []
+    for (task, own), weight in parts.items():
+        answers = [run.answers[task] for run in runs]
+        # a model that has diverged scores 0, whatever the rows
+        rows = [
+            np.zeros(len(of.ids)) if of.broken else influence(of.task, own, of.values, of.labels) for of in answers
+        ]
+        found.append(weight * np.array(rows))
+    return found
+
+
+# ---- As text -----------------------------------------------------------------------------------------------------
+
+HOW = (
+    "The 95 % interval of a difference counts both sources of chance, seeds and dev rows, as crossed random effects: "
+    "the variance over the seeds of both rows, plus that of the difference over the dev rows, less what both of these "
+    "count; Student's, with Satterthwaite's degrees of freedom. It is not corrected for several rows. p and verdict "
+    "are, by Holm's method over all rows in the metric: “higher” or “lower” where p is below .05. “Seeds that would "
+    "tell” is how many of each row, if difference and variances stay as they are."
+)
+CLAIMS = (
+    "A reported difference holds where the verdict has its direction, whatever its size. It does not hold where the "
+    "interval reaches to 0 or beyond, and not to the reported size. Else it cannot be told."
+)
+
+
+def table(metric: str, cells: Cells, reference: str) -> Table:
+    """The rows in one metric, with the columns for which there is something to say."""
+    columns = {
+        metric: lambda name, cell: name,
+        "n": lambda name, cell: str(len(cell.scores)),
+        "mean": lambda name, cell: _text(number, cell.mean),
+        "sd": lambda name, cell: _text(number, cell.sd),
+        "lowest": lambda name, cell: _text(number, min(cell.values, default=None)),
+        "highest": lambda name, cell: _text(number, max(cell.values, default=None)),
+        f"less {reference}": lambda name, cell: "reference" if name == reference else _effect(cell, "difference"),
+        "95 % interval": lambda name, cell: interval_text(cell.effect),
+        "p (Holm)": lambda name, cell: _text(p_value, cell.p),
+        "verdict": lambda name, cell: cell.said,
+        "seeds that would tell": lambda name, cell: cell.seeds_said,
+        "reported": lambda name, cell: _text(number, cell.reported),
+        "difference reported": lambda name, cell: _text(signed, cell.claimed),
+        "claim": lambda name, cell: cell.claim,
+    }
+    made = {head: [of(name, cell) for name, cell in cells.items()] for head, of in columns.items()}
+    made = {head: texts for head, texts in made.items() if any(texts)}
+    return Table([*made], [*zip(*made.values(), strict=True)])
+
+
+def interval_text(effect: Effect | None) -> str:
+    return "" if effect is None else f"{signed(effect.low)} to {signed(effect.high)}"
+
+
+def _effect(cell: Cell, key: str) -> str:
+    return "" if cell.effect is None else signed(getattr(cell.effect, key))
+
+
+def _text(form, value) -> str:
+    return "" if value is None else form(value)

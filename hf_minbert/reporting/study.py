@@ -1,0 +1,303 @@
+"""The table of a study: from its runs' folders to Markdown, CSV, JSON, a page and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import MinBertError
+from ..evaluation.effects import HIGHER, LOWER, OPEN
+from ..io import write_atomically, write_json
+from ..settings.study import Row, Study, run_folder
+from .differences import CLAIMS, HOW, Cells, compare, table
+from .document import Block, Document, Picture, Section, Table, Text
+from .plots import check_matplotlib, study_scores
+from .runs import Run, read_run
+from .words import duration, listed, number, percent
+
+logger = logging.getLogger(__name__)
+
+SPREAD = "Mean ± standard deviation over seeds."
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of the table.
+
+    Args:
+        seeds: of its finished runs.
+        missing: what is not there and why, a sentence each.
+        seconds, memory_gb: of training in the mean, and the most of a run; `None` where it was not logged.
+        conflicts: share of steps in which two tasks' gradients conflict, in the mean, by pair.
+    """
+
+    row: Row
+    seeds: Sequence[int]
+    missing: Sequence[str] = ()
+    seconds: float | None = None
+    memory_gb: float | None = None
+    conflicts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """What a study came to.
+
+    Args:
+        rows: in its order.
+        metrics: to all rows.
+        selection: what was chosen on what, a sentence each.
+    """
+
+    study: Study
+    rows: Sequence[TableRow]
+    metrics: Mapping[str, Cells]
+    selection: Sequence[str]
+
+
+def summarize(study: Study, root: Path, failed: Mapping[tuple[str, int], str]) -> StudyTable:
+    """The table of the runs that have finished.
+
+    Args:
+        root: the study's folder.
+        failed: why a run has failed, by row and seed.
+    """
+    runs: dict[str, list[Run]] = {row.name: [] for row in study.rows}
+    rows = []
+    for row in study.rows:
+        missing: dict[str, list[str]] = defaultdict(list)
+        for seed in () if row.not_run else study.seeds:
+            found = failed.get((row.name, seed)) or _read(run_folder(root, row.name, seed))
+            if isinstance(found, Run):
+                runs[row.name].append(found)
+            else:
+                missing[found].append(str(seed))
+        said = [f"seed{'s' * (len(of) > 1)} {listed(of)}: {why}" for why, of in missing.items()]
+        rows.append(_table_row(row, runs[row.name], [f"not run: {row.not_run}"] if row.not_run else said))
+    reported = {row.name: row.reported for row in study.rows}
+    every = [run for of in runs.values() for run in of]
+    metrics = {
+        name: compare(runs, study.reference, name, study.reduction, reported)
+        for name in study.metrics or _main_metrics(every)
+    }
+    return StudyTable(study, rows, metrics, _selection(runs, study.reduction))
+
+
+def _read(folder: Path) -> Run | str:
+    """A finished run, or why there is none."""
+    if not (folder / "metrics.json").is_file():
+        return "not finished"
+    try:
+        return read_run(folder)
+    except MinBertError as error:
+        return str(error)
+
+
+def _main_metrics(runs: Sequence[Run]) -> list[str]:
+    names = dict.fromkeys(f"{name}_{run.tasks[name].metric}" for run in runs for name in run.data.scored(run.tasks))
+    return [*names, *(["overall"] if len(names) > 1 else [])]
+
+
+def _table_row(row: Row, runs: Sequence[Run], missing: Sequence[str]) -> TableRow:
+    seconds = [sum(run.series("train_runtime")[1]) for run in runs if run.series("train_runtime")[1]]
+    of_stages = [stage.metrics or {} for run in runs for stage in run.stages]
+    memory = [found["train_peak_memory_gb"] for found in of_stages if "train_peak_memory_gb" in found]
+    shares = defaultdict(list)
+    for run in runs:
+        for key, value in run.metrics.items():
+            if key.startswith("train_conflict_") and "/" not in key and isinstance(value, float):
+                shares[key.removeprefix("train_conflict_")].append(value)
+    return TableRow(
+        row, [run.seed for run in runs], missing, float(np.mean(seconds)) if seconds else None,
+        max(memory, default=None), {pair: float(np.mean(values)) for pair, values in shares.items()},
+    )  # fmt: skip
+
+
+def _selection(runs: Mapping[str, Sequence[Run]], reduction: str) -> list[str]:
+    """What was chosen on what; with the rows' names where not all are alike."""
+    rows: dict[str, dict[str, None]] = defaultdict(dict)
+    for name, of in runs.items():
+        for run in of:
+            rows[_chosen(run, reduction)][name] = None
+    return [said if len(rows) == 1 else f"{', '.join(names)}: {said}" for said, names in rows.items()]
+
+
+def _chosen(run: Run, reduction: str) -> str:
+    share, metric = run.data.lines.get("select_on"), run.metrics.get("metric_for_best_model")
+    kept, by = run.data.lines.get("load_best_model_at_end"), str(metric).removeprefix("eval_")
+    if reduction != "best":
+        what = {"last": "of a run's last evaluation", "mean": "means over a run's evaluations"}[reduction]
+        said = f"Scores are {what}; none was chosen for its score."
+        if kept:
+            said += (
+                " The checkpoint that was kept gave the predictions from which the variance over dev rows is taken."
+            )
+        return said + (" Evaluations are of the dev rows that choose a checkpoint." if share else "")
+    if not kept:
+        steered = f" Training followed {by} on the dev rows." if metric else " Nothing was chosen on the dev rows."
+        return f"Scores are of the last weights.{steered}"
+    where = f"Of each run the checkpoint with the best {by} on"
+    if share:
+        return f"{where} {share:.0%} of the dev rows was kept. Scores are of the other dev rows, which chose nothing."
+    return f"{where} the dev rows was kept, and scores are of the same rows: they are somewhat too high."
+
+
+# ---- As files ----------------------------------------------------------------------------------------------------
+
+
+def records(made: StudyTable) -> Iterator[dict[str, Any]]:
+    """A flat record for each row and metric."""
+    for row in made.rows:
+        for metric, cells in made.metrics.items():
+            cell, effect = cells[row.row.name], cells[row.row.name].effect
+            told = cell.seeds_to_tell is not None and math.isfinite(cell.seeds_to_tell)
+            yield {
+                "row": row.row.name, "metric": metric, "n": len(cell.scores), "mean": cell.mean, "sd": cell.sd,
+                "lowest": min(cell.values, default=None), "highest": max(cell.values, default=None),
+                "difference": effect and effect.difference, "low": effect and effect.low,
+                "high": effect and effect.high, "p": effect and effect.p, "p_holm": cell.p, "verdict": cell.said,
+                "seeds_that_would_tell": cell.seeds_to_tell if told else cell.seeds_said, "reported": cell.reported,
+                "reported_difference": cell.claimed, "claim": cell.claim, "seconds": row.seconds,
+                "memory_gb": row.memory_gb, "missing": "; ".join(row.missing),
+            }  # fmt: skip
+
+
+def write(made: StudyTable, root: Path) -> None:
+    """Writes study.md, study.csv, study.json and study.html, and study.png where matplotlib is installed.
+
+    Raises:
+        MinBertError: a file cannot be written.
+    """
+    flat, text = [*records(made)], io.StringIO()
+    lines_of = csv.DictWriter(text, fieldnames=list(flat[0]) if flat else ["row", "metric"], lineterminator="\n")
+    lines_of.writeheader()
+    lines_of.writerows(flat)
+    write_atomically(root / "study.csv", text.getvalue())
+    study = made.study
+    about = {key: getattr(study, key) for key in ("title", "source", "reference", "reduction", "seeds")}
+    rows = [{**asdict(row), "row": row.row.name, "recipe": row.row.recipe, "note": row.row.note} for row in made.rows]
+    scores = {
+        metric: {name: [{"seed": seed, "score": score} for seed, score in cell.scores] for name, cell in cells.items()}
+        for metric, cells in made.metrics.items()
+    }
+    write_json(
+        root / "study.json",
+        {**about, "selection": made.selection, "rows": rows, "differences": flat, "scores": scores},
+    )
+    _document(made).write(root)
+
+
+def _document(made: StudyTable) -> Document:
+    study = made.study
+    count = (
+        f"{len(made.rows)} rows, {len(study.seeds)} seed{'s' * (len(study.seeds) > 1)} each; against {study.reference}"
+    )
+    unfinished = [f"{row.row.name}: {said}" for row in made.rows for said in row.missing]
+    sections = [
+        Section("scores", "Scores", [*_chosen_blocks(made), Text(SPREAD), scores_table(made), *_picture(made)]),
+        Section("differences", "Differences", [Text(HOW), *([Text(CLAIMS)] if _claims(made) else [])]),
+    ]
+    for metric, cells in made.metrics.items():
+        notes = dict.fromkeys(cell.without_rows for cell in cells.values() if cell.without_rows)
+        blocks: list[Block] = [*_chosen_blocks(made), table(metric, cells, study.reference)]
+        blocks += [Text(f"An interval is of the seeds alone, without a verdict: {why.rstrip('.')}.") for why in notes]
+        sections.append(Section(metric, metric, blocks, level=3))
+    sections.append(Section("costs", "Time, memory, conflicts", _costs(made)))
+    sections.append(Section("rows", "Rows", [_rows(study), *map(Text, unfinished)]))
+    subtitle = f"{count}.{f' Reported scores: {study.source}.' if study.source else ''}"
+    return Document(study.title or "Study", subtitle, [], sections, page="study.html")
+
+
+def _rows(study: Study) -> Table:
+    """What each row is."""
+    rows = [[row.name, row.recipe, _keys(row.keys), row.note] for row in study.rows]
+    of_all = {**study.keys, **study.overrides.get("keys", {})}
+    return Table(
+        ["row", "recipe", "changes", "note"], [*rows, *([["all rows", "", _keys(of_all), ""]] if of_all else [])]
+    )
+
+
+def _keys(keys: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in keys.items())
+
+
+def _claims(made: StudyTable) -> bool:
+    return any(cell.claimed is not None for cells in made.metrics.values() for cell in cells.values())
+
+
+def _chosen_blocks(made: StudyTable) -> list[Block]:
+    return [Text(said) for said in made.selection] or [Text("No run has finished.")]
+
+
+def scores_table(made: StudyTable) -> Table:
+    """Mean and standard deviation of every row in every metric."""
+    header = ["row", "n", *made.metrics]
+    return Table(header, [[row.row.name, str(len(row.seeds)), *_means(made, row)] for row in made.rows])
+
+
+def _means(made: StudyTable, row: TableRow) -> list[str]:
+    found = []
+    for cells in made.metrics.values():
+        cell = cells[row.row.name]
+        spread = "" if cell.sd is None else f" ± {number(cell.sd)}"
+        found.append("" if cell.mean is None else f"{number(cell.mean)}{spread}")
+    return found
+
+
+def _costs(made: StudyTable) -> list[Block]:
+    pairs = dict.fromkeys(pair for row in made.rows for pair in row.conflicts)
+    header = ["row", "training, mean of runs", "most GPU memory", *(f"steps in conflict, {pair}" for pair in pairs)]
+    rows = [
+        [
+            row.row.name, "" if row.seconds is None else duration(row.seconds),
+            "" if row.memory_gb is None else f"{row.memory_gb:.2f} GB",
+            *(percent(row.conflicts[pair]) if pair in row.conflicts else "" for pair in pairs),
+        ]
+        for row in made.rows if row.seeds
+    ]  # fmt: skip
+    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    header, *rows = zip(*columns, strict=True) if columns else [()]
+    return [Table(header, rows)] if rows else [Text("Nothing of it was recorded.")]
+
+
+def _picture(made: StudyTable) -> list[Block]:
+    if not any(cell.scores for cells in made.metrics.values() for cell in cells.values()):
+        return []
+    try:
+        check_matplotlib()
+    except MinBertError as error:
+        logger.info("No plot: %s", error)
+        return []
+    said = (
+        "A point is a run, the thick mark the mean, the dotted line the mean of the reference. The bar is the 95 % "
+        "interval of the difference from it: where the bar meets the line, the difference cannot be told."
+    )
+    png = study_scores(made.metrics, made.study.reference)
+    return [Picture("study", "Scores by row: a panel for each metric.", png, folder="."), Text(said)]
+
+
+#: What stands beside a mean in a terminal.
+MARKS = {HIGHER: " +", LOWER: " -", OPEN: " ?"}
+
+
+def lines(made: StudyTable) -> list[str]:
+    """The table for a terminal: mean ± standard deviation, and what can be told of each row."""
+    shown = scores_table(made)
+    cells = [[*shown.header]]
+    for row in shown.rows:
+        said = [MARKS.get(of[row[0]].verdict, "  ") for of in made.metrics.values()]
+        cells.append([row[0], row[1], *(text + mark for text, mark in zip(row[2:], said, strict=True))])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    text = ["  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    reference = f"{SPREAD} + higher than {made.study.reference}, - lower, ? cannot be told (95 %, Holm)."
+    missing = [f"{row.row.name}: {said}" for row in made.rows for said in row.missing]
+    return [*text, reference, *made.selection, *missing]
