@@ -213,7 +213,8 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
     if args.should_save:
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
-            of_tasks = {**_score(folder.path, args, data["dev"]), "leaks": data["leaks"]}
+            scores = {**_training_scores(trainer), **_score(folder.path, args, data["dev"])}
+            of_tasks = {**scores, "leaks": data["leaks"]}
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -464,6 +465,17 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def _training_scores(trainer: MultiTaskTrainer) -> dict[str, float]:
+    """With `train_metrics`, the scores on the training rows of the epoch whose model is kept, else of the last one."""
+    state = trainer.state
+    scored = {entry["step"]: entry for entry in state.log_history if "train_overall" in entry}
+    if not scored:
+        return {}
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else None
+    entry = scored.get(kept, scored[max(scored)])
+    return {name: value for name, value in entry.items() if name.startswith("train_")}
 
 
 def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, Any]:
