@@ -213,8 +213,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
     if args.should_save:
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
-            scores = {**_training_scores(trainer), **_score(folder.path, args, data["dev"])}
-            of_tasks = {**scores, "leaks": data["leaks"]}
+            of_tasks = {**_score(folder.path, args, data["dev"]), "leaks": data["leaks"]}
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     if args.push_to_hub:
         trainer.push_to_hub()
@@ -467,7 +466,7 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
     return {f"eval_{name}": value for name, value in scores.items()}
 
 
-def _training_scores(trainer: MultiTaskTrainer) -> dict[str, float]:
+def _training_scores(trainer: Trainer) -> dict[str, float]:
     """With `train_metrics`, the scores on the training rows of the epoch whose model is kept, else of the last one."""
     state = trainer.state
     scored = {entry["step"]: entry for entry in state.log_history if "train_overall" in entry}
@@ -482,6 +481,7 @@ def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, 
     """Writes what the run came to."""
     state = trainer.state
     metrics = {
+        **_training_scores(trainer),
         **found,
         "global_step": state.global_step,
         "best_step": state.best_global_step if state.best_metric is not None else None,
