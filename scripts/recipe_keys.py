@@ -29,6 +29,7 @@ from hf_minbert.settings.keys import default_of
 from hf_minbert.settings.recipe import packaged_recipes, type_in_words
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED
+from hf_minbert.settings.study import STUDY_FILE, packaged_studies, read_study
 from hf_minbert.settings.tasks import DataFile, Source, Task
 from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
@@ -124,6 +125,11 @@ only if that line has the task, or the name, that it reaches into.
 The scalars are those of YAML 1.2: `3e-5` is a number, `no` is a word, `null` is nothing. A key that is not below is
 refused, with the nearest one that is; so is one that stands twice. A run's folder keeps its recipe, complete, as
 `recipe.yaml`.
+"""
+
+STUDIES = """A study is a table: rows, each a recipe and the keys that it changes, and seeds. These are the tables of
+the reports, for BERT-base, with their published scores; [`reports/small`](reports/small.overrides.yaml) has what
+changes for a small checkpoint.
 """
 
 STOCK = """## The trainer's keys
@@ -223,6 +229,11 @@ def recipe_lists() -> str:
     return "\n\n".join(parts)
 
 
+def study_list() -> str:
+    rows = [(f"[`{name}`]({name}{STUDY_FILE})", f"{read_study(name).title}.") for name in packaged_studies()]
+    return table(("study", "what it is"), rows)
+
+
 def render() -> str:
     """The whole of recipes/README.md."""
     ours = [name for name in docs_of(MultiTaskTrainingArguments) if name not in REFUSED]
@@ -233,6 +244,9 @@ def render() -> str:
     parts = [
         HEAD,
         recipe_lists(),
+        "### Studies",
+        STUDIES,
+        study_list(),
         "## Model, tasks and data",
         own_keys(RunSettings, settings),
         "## How the tasks share a step",

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import numpy as np
@@ -132,6 +133,22 @@ def test_metrics_json_is_what_train_returns_and_says_how_far_it_went(train, tmp_
     metrics = metrics_of(tmp_path / "run")
     assert metrics == returned
     assert (metrics["global_step"], metrics["seed"], metrics["best_step"]) == (6, 42, None)
+
+
+def test_metrics_json_has_the_scores_on_the_training_rows(train, tmp_path):
+    metrics = train("train_metrics=full", "max_steps=-1", "num_train_epochs=2")
+    entries = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    last = [entry for entry in entries if "train_sst_accuracy" in entry][-1]
+    names = ["train_sst_accuracy", "train_para_accuracy", "train_sts_pearson", "train_overall"]
+    assert [metrics[name] for name in names] == [last[name] for name in names]
+
+
+@pytest.mark.parametrize(("best", "step", "score"), [(True, 4, 0.8), (False, 4, 0.7), (True, None, 0.7)])
+def test_they_are_those_of_the_epoch_that_is_kept(best, step, score):
+    log = [{"step": at, "train_overall": of, "epoch": at / 4} for at, of in ((4, 0.8), (8, 0.9), (12, 0.7))]
+    state = SimpleNamespace(log_history=[*log, {"step": 12, "eval_overall": 0.1}], best_global_step=step)
+    trainer = SimpleNamespace(state=state, args=SimpleNamespace(load_best_model_at_end=best))
+    assert run._training_scores(trainer) == {"train_overall": score}
 
 
 def test_a_run_borrows_rows_and_says_which_leak(train, course_dir, tmp_path, caplog):

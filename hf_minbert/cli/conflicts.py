@@ -31,7 +31,11 @@ def conflicts(
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(min=1, help="How many of the recipe's first steps to measure.")] = 100,
     detail: Annotated[
-        Detail, typer.Option(help="layers: per layer too; tensors: also count the parameter tensors in conflict.")
+        Detail,
+        typer.Option(
+            help="layers: per layer too; tensors: also count the parameter tensors in which two tasks' gradients "
+            "have a negative dot product."
+        ),
     ] = Detail.none,
     output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
 ) -> None:
@@ -93,7 +97,8 @@ def _print_detail(found: Mapping[str, float]) -> None:
         typer.echo(f"{'each way':<{width}}  tensors in conflict a step, of {found['shared_tensors']:g}")
         for a, b in pairs:
             typer.echo(f"{f'{a}, {b}':<{width}}  {found[f'tensor_conflicts_{a}_{b}']:.1f}")
-        typer.echo(f"{'both ways, all pairs':<{width}}  {found['tensor_conflicts']:.1f}\n")
+        most = 2 * len(pairs) * found["shared_tensors"]
+        typer.echo(f"{'both ways, all pairs':<{width}}  {found['tensor_conflicts']:.1f} of {most:,.0f}\n")
 
 
 def _cell(found: Mapping[str, float], name: str) -> str:

@@ -477,10 +477,22 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
     return {f"eval_{name}": value for name, value in scores.items()}
 
 
+def _training_scores(trainer: Trainer) -> dict[str, float]:
+    """With `train_metrics`, the scores on the training rows of the epoch whose model is kept, else of the last one."""
+    state = trainer.state
+    scored = {entry["step"]: entry for entry in state.log_history if "train_overall" in entry}
+    if not scored:
+        return {}
+    kept = state.best_global_step if trainer.args.load_best_model_at_end else None
+    entry = scored.get(kept, scored[max(scored)])
+    return {name: value for name, value in entry.items() if name.startswith("train_")}
+
+
 def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, Any]:
     """Writes what the run came to."""
     state = trainer.state
     metrics = {
+        **_training_scores(trainer),
         **found,
         "global_step": state.global_step,
         "best_step": state.best_global_step if state.best_metric is not None else None,

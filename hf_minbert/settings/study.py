@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import MinBertError, unknown_name
 from .dotted import Value, as_value
-from .recipe import find_packaged, override, read_recipe, read_value
+from .recipe import find_packaged, override, read_recipe, read_value, recipes_folder
 from .table import names
 
 STUDY_FILE = ".study.yaml"  # endings of those that come with the package
@@ -88,6 +88,13 @@ class Study:
         read = {key: read_value(text, f"`{key}`") for key, _, text in (word.partition("=") for word in words)}
         override(values, read, absent=True)
         return {key: value for key, value in values.items() if value.value is not None}
+
+
+def packaged_studies() -> dict[str, Path]:
+    """The studies that come with the package, by name: the path in the folder of recipes without its ending."""
+    folder = recipes_folder()
+    found = sorted(folder.rglob(f"*{STUDY_FILE}"))
+    return {path.relative_to(folder).as_posix().removesuffix(STUDY_FILE): path for path in found}
 
 
 def read_study(path: str | Path, overrides: str | Path | None = None) -> Study:

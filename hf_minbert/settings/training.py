@@ -297,7 +297,8 @@ class TrainingKeys:
     train_metrics: TrainMetrics = key(
         "none",
         "Scores on the training rows at the end of each epoch: `running` from the epoch's own outputs, at no extra "
-        "pass; `full` by scoring them again; `none`.",
+        "pass; `full` by scoring them again; `none`. Those of the epoch whose model is kept are in `metrics.json`, as "
+        "`train_sst_accuracy`.",
         resume="free",
         objectives="tasks",
         off="none",

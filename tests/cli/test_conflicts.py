@@ -55,7 +55,8 @@ def test_detail_is_that_of_a_run_and_stands_in_tables(minbert, write_recipe_file
     assert list(rows) == ["embeddings", "layer.0", "layer.1", "pooler"]
     for pair in PAIRS:
         assert [f"{pair.split('_')[0]},", pair.split("_")[1], f"{found[f'tensor_conflicts_{pair}']:.1f}"] in lines
-    assert ["both", "ways,", "all", "pairs", f"{found['tensor_conflicts']:.1f}"] in lines
+    most = 6 * found["shared_tensors"]  # three pairs, each both ways
+    assert ["both", "ways,", "all", "pairs", f"{found['tensor_conflicts']:.1f}", "of", f"{most:,.0f}"] in lines
     assert f"of {found['shared_tensors']:g}" in ended.out and ended.out.splitlines()[-1] == verdict(found)
 
 

@@ -1,0 +1,402 @@
+"""The studies of the reports' tables: that each row is there, with what is published, and is what its name says."""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks
+from hf_minbert.data.rounds import inverse_batch_size_weights, proportional_batch_sizes
+from hf_minbert.run import pretraining
+from hf_minbert.run.stages import plan
+from hf_minbert.run.train import model_config, train
+from hf_minbert.settings.recipe import packaged_recipes, recipes_folder, split_recipe
+from hf_minbert.settings.run import RunSettings
+from hf_minbert.settings.study import packaged_studies, read_study
+from hf_minbert.settings.tasks import Source
+from hf_minbert.settings.words import check_words
+
+SMALL = "reports/small"
+READ = {overrides: {name: read_study(name, overrides) for name in packaged_studies()} for overrides in (None, SMALL)}
+STUDIES = READ[None]
+#: How many rows each table of the reports with scores has; one of data is not among them.
+TABLES = {
+    "reports/000/table_2": 6, "reports/000/table_3": 2, "reports/000/table_4": 2,
+    "reports/001/table_1": 5, "reports/001/table_2": 6, "reports/001/table_3": 6, "reports/001/table_4": 3,
+    "reports/002/table_1": 9, "reports/002/table_2": 5,
+    "reports/003/table_1": 31, "reports/003/table_2": 1,
+    "reports/004/table": 7, "reports/004/test_table": 2,
+}  # fmt: skip
+#: Some cells of each, from the reports by hand.
+PUBLISHED = {
+    ("reports/000/table_2", "BERT-Base"): {"train_para_accuracy": 0.630, "sts_pearson": 0.245},
+    ("reports/000/table_2", "BERT-FPT-FT-Multi 40 epochs"): {"train_sst_accuracy": 0.899, "para_accuracy": 0.758},
+    ("reports/000/table_3", "With Gradient Surgery"): {"para_accuracy": 0.7863, "train_sts_pearson": 0.5770},
+    ("reports/000/table_4", "With WRS"): {"sts_pearson": 0.468, "train_sts_pearson": 0.922},
+    ("reports/001/table_1", "BiGRU FT"): {"sst_accuracy": 0.478, "train_sst_accuracy": 0.317},
+    ("reports/001/table_2", "MNR FF noFT"): {"para_accuracy": 0.624, "train_para_accuracy": 0.271},
+    ("reports/001/table_3", "Siamese-BiGRU FT"): {"sts_pearson": 0.369, "train_sts_pearson": 0.740},
+    ("reports/001/table_4", "Ensembled Avg Weight Single BERT Dev"): {"para_accuracy": 0.706},
+    ("reports/002/table_1", "PCGrad + SMART"): {"sst_accuracy": 0.486, "sts_pearson": 0.351},
+    ("reports/002/table_2", "Class 4"): {"precision": 0.70, "f1": 0.42},
+    ("reports/003/table_1", "ConcatA MultiNLI + GS_bd + FL"): {"sst_accuracy": 0.531, "sts_pearson": 0.389},
+    ("reports/003/table_1", "ConcatB + AL MultiNLI + GS_w"): {"para_accuracy": 0.873, "sts_pearson": 0.877},
+    ("reports/003/table_1", "ConcatB MultiNLI + FL"): {"para_accuracy": 0.753, "sts_pearson": 0.635},
+    ("reports/003/table_2", "ConcatB + AL MultiNLI + GS_bd"): {"sst_accuracy": 0.539, "sts_pearson": 0.876},
+    ("reports/004/table", "Increased Dropout"): {"sts_pearson": -0.043, "overall": 0.299},
+    ("reports/004/test_table", "Gradient Surgery"): {"sts_pearson": 0.316, "overall": 0.516},
+}
+ROWS = [(study, row.name) for study, read in STUDIES.items() for row in read.rows if row.recipe]
+
+Read = tuple[RunSettings, dict[str, typing.Any], list[Task]]
+
+
+def runs(study: str, name: str, overrides: str | None = None, *words: str) -> dict[str, Read]:
+    """The runs of a row by name: its stages or, under no name, itself."""
+    read = READ[overrides][study]
+    values = read.recipe(read.row(name), words)
+    check_words(values)
+    stages = {stage.name: (stage.settings, stage.given) for stage in plan(values)}
+    alone = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+    return {stage: (*of, get_tasks(of[0].tasks)) for stage, of in (stages or {"": alone}).items()}
+
+
+def run_of(study: str, name: str) -> Read:
+    return runs(study, name)[""]
+
+
+def differences(one: Read, other: Read) -> dict[str, typing.Any]:
+    """What `one` trains with and `other` does not, or otherwise; `None` where only `other` has the key."""
+    (_, mine, tasks), (_, theirs, other_tasks) = one, other
+    changed = {key: mine.get(key) for key in {*mine, *theirs} - {"output_dir"} if mine.get(key) != theirs.get(key)}
+    return changed | ({"tasks": True} if tasks != other_tasks else {})
+
+
+def same_run(one: Read, other: Read) -> bool:
+    """Whether two runs differ in nothing but where they begin and what they are called."""
+    place = {"model_name_or_path": "", "output_dir": "", "stages": None}
+    return not differences(one, other) and replace(one[0], **place) == replace(other[0], **place)
+
+
+# ---- The tables
+
+
+def test_each_table_has_a_study_and_each_of_its_rows_a_row():
+    published = {name: [row for row in study.rows if row.reported] for name, study in STUDIES.items()}
+    assert {name: len(rows) for name, rows in published.items()} == TABLES
+    for name, rows in published.items():  # in their order; rows of ours come behind them
+        assert [*STUDIES[name].rows[: len(rows)]] == rows
+
+
+def test_published_scores_are_scores_of_the_studys_columns():
+    for study in STUDIES.values():
+        columns = study.metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
+        for row in study.rows:
+            assert {*row.reported} <= {*columns}
+            assert all(-1 <= score <= 1 for score in row.reported.values())
+
+
+@pytest.mark.parametrize("study", ["reports/004/table", "reports/004/test_table"])
+def test_a_published_overall_is_the_mean_of_the_three(study):
+    for row in STUDIES[study].rows:
+        *scores, overall = row.reported.values()
+        assert len(scores) == 3
+        assert overall == pytest.approx(sum(scores) / 3, abs=6e-4)  # it has three digits
+
+
+@pytest.mark.parametrize(("study", "row"), PUBLISHED)
+def test_published_scores_are_those_of_the_report(study, row):
+    assert PUBLISHED[study, row].items() <= STUDIES[study].row(row).reported.items()
+
+
+def test_the_published_columns_of_a_task_are_whole():
+    for name, study in STUDIES.items():
+        columns = [{*row.reported} for row in study.rows if row.reported]
+        assert all(column == columns[0] for column in columns), name
+
+
+def test_a_row_that_is_not_run_lacks_data_or_is_no_training():
+    data = ("MultiNLI", "SNLI", "test labels", "no training", "minbert report")
+    for study in STUDIES.values():
+        for row in study.rows:
+            assert not row.not_run or any(reason in row.not_run for reason in data)
+            assert row.recipe or "no training" in row.not_run
+
+
+def test_the_row_whose_table_and_text_differ_says_so():
+    (row,) = STUDIES["reports/003/table_2"].rows
+    assert "GS_bd" in row.name and "GS_w" in row.note
+
+
+def test_each_recipe_of_a_report_is_a_row_and_each_row_has_a_recipe_of_its_report():
+    recipes = {name for name in packaged_recipes() if name.startswith("reports/")}
+    assert {row.recipe for study in STUDIES.values() for row in study.rows} - {""} == recipes
+    for name, study in STUDIES.items():
+        assert all(Path(row.recipe).parent == Path(name).parent for row in study.rows if row.recipe)
+
+
+# ---- That each row can be run
+
+
+@pytest.mark.parametrize("overrides", [None, SMALL])
+@pytest.mark.parametrize(("study", "row"), ROWS)
+def test_a_row_is_a_recipe_that_trains(study, row, overrides, tiny_bert):
+    given = runs(study, row, overrides, f"model_name_or_path={tiny_bert}", "use_cpu=true")
+    for settings, training, tasks in given.values():
+        args, by_name = MultiTaskTrainingArguments(**training), {task.name: task for task in tasks}
+        if settings.objective == "mlm":
+            pretraining.check(args, by_name)
+        else:
+            args.check_tasks(by_name)
+            assert not args.without_effect(tasks)
+            if Path(settings.model_name_or_path).is_dir():  # no stage's
+                model_config(replace(settings, max_length=None), tasks)  # a tiny model reads 64 tokens
+        assert settings.data_dir == "data"
+
+
+@pytest.mark.parametrize(("study", "row"), ROWS)
+def test_the_dropout_of_bert_is_off_only_where_each_row_is_read_once(study, row):
+    """A stage takes over the config of the one before, so it has to say that the dropout is on again."""
+    for settings, training, _ in runs(study, row).values():
+        rates = {settings.hidden_dropout_prob, settings.attention_probs_dropout_prob}
+        reads_once = training.get("freeze") == "encoder" and training.get("mixing") == "once"
+        assert rates == {0.0} if reads_once else rates <= {None, 0.1}
+
+
+def test_small_overrides_reach_each_run_and_only_what_they_name():
+    read = READ[SMALL]["reports/000/table_3"]
+    named = {*read.overrides["recipes"]}
+    assert named <= {row.recipe for study in STUDIES.values() for row in study.rows}
+    exceptions = {"reports/000/surgery": 1e-5}
+    for study, name in ROWS:
+        recipe = STUDIES[study].row(name).recipe
+        given = runs(study, name, SMALL, "use_cpu=true")
+        for stage, (settings, training, _) in given.items():
+            rate = exceptions.get(recipe, 1e-4) if stage in ("", "all") else 1e-4
+            assert training["learning_rate"] == rate
+            assert (settings.max_length, training["bf16"], training["packing"]) == (128, True, True)
+            assert "rows_per_epoch" not in training
+    rates = {row.name: runs("reports/000/table_3", row.name, SMALL, "use_cpu=true")["all"][1] for row in read.rows}
+    own = [of["learning_rates"]["encoder"] for of in rates.values() if "learning_rates" in of]
+    assert own == [1e-3, 1e-4, 1e-5]  # what is asked there
+
+
+def test_each_line_of_the_small_overrides_has_its_reason():
+    lines = (recipes_folder() / f"{SMALL}.overrides.yaml").read_text(encoding="utf-8").splitlines()
+    values = [line for line in lines if line.startswith("  ") and not line.endswith(":") and ": *" not in line]
+    assert len(values) > 12
+    for line in values:
+        assert "# " in line or line.rstrip().endswith(("&few", "&few_and_small", "&more")), line
+
+
+# ---- What the rows are
+
+
+def test_the_stages_of_report_000_are_those_of_its_table_2():
+    study = "reports/000/table_2"
+    staged = {row.name: runs(study, row.name) for row in STUDIES[study].rows[1:]}
+    pipeline = staged["BERT-FPT-FT-Multi 5 epochs"]
+    prefixes = {"BERT-FPT": ["pretrain", "score"], "BERT-FPT-FT": ["pretrain", "heads"]}
+    assert {name: [*staged[name]] for name in prefixes} == prefixes
+    assert [*pipeline] == ["pretrain", "heads", "all"]
+    for name, stages in staged.items():
+        assert all(same_run(stages[stage], pipeline[stage]) for stage in ("pretrain", "heads") if stage in stages), (
+            name
+        )
+    settings, training, tasks = pipeline["pretrain"]
+    assert (settings.objective, settings.mlm_order, settings.mlm_probability) == ("mlm", "sequence", 0.15)
+    assert [task.name for task in tasks] == ["sst", "para", "sts"]
+    assert training["num_train_epochs"] == pipeline["heads"][1]["num_train_epochs"] == 5
+    assert differences(pipeline["heads"], pipeline["all"]) == {
+        "freeze": "encoder", "mixing": "once", "task_weights": None,
+    }  # fmt: skip
+    last = {name: differences(staged[f"BERT-FPT-FT-Multi {name}"]["all"], pipeline["all"]) for name in (
+        "15 epochs", "40 epochs", "decay for sts",
+    )}  # fmt: skip
+    assert last == {
+        "15 epochs": {"num_train_epochs": 15}, "40 epochs": {"num_train_epochs": 40},
+        "decay for sts": {"weight_decays": {"sts": 0.01}},
+    }  # fmt: skip
+    assert [*staged["BERT-FT figure 2"]] == ["heads"]
+    base = runs(study, "BERT-Base")[""]
+    untrained = {"freeze": "encoder", "learning_rates": {"heads": 0.0}, "max_steps": 1}
+    plain = dict.fromkeys(("num_train_epochs", "mixing", "task_weights"))
+    assert differences(base, pipeline["all"]) == untrained | plain
+    assert differences(staged["BERT-FPT"]["score"], base) == {"num_train_epochs": 5}
+
+
+def test_the_growing_freeze_has_the_epochs_of_the_last_stage_and_frees_no_layer_again():
+    stages = [*runs("reports/000/table_2", "BERT-FPT-FT-Multi growing freeze").items()][2:]
+    frozen = [training.get("freeze", 0) for _, (_, training, _) in stages]
+    assert frozen == sorted({*frozen}) and len(frozen) == 3
+    assert sum(training["num_train_epochs"] for _, (_, training, _) in stages) == 5
+
+
+def test_table_3_of_report_000_is_its_third_stage_behind_the_two_others():
+    study = "reports/000/table_3"
+    surgery, without = (runs(study, name) for name in ("With Gradient Surgery", "Without Gradient Surgery"))
+    table_2 = runs("reports/000/table_2", "BERT-FPT-FT-Multi 5 epochs")
+    assert [*surgery] == [*without] == [*table_2]
+    assert all(
+        same_run(surgery[stage], other[stage]) for stage in ("pretrain", "heads") for other in (without, table_2)
+    )
+    assert differences(surgery["all"], without["all"]) == {"aggregator": "pcgrad"}
+    rest = {"aggregator": "pcgrad", "learning_rate": 1e-6, "num_train_epochs": 3}  # section 4.6
+    assert differences(surgery["all"], table_2["all"]) == rest
+
+
+def test_as_many_tensors_can_conflict_as_the_note_says(tiny_config):
+    """Those that three tasks share: of BERT-base 5 of the embeddings and 16 a layer, as no [CLS] passes the pooler."""
+    tasks = runs("reports/000/table_3", "With Gradient Surgery")["all"][2]
+    assert {task.pooling for task in tasks} == {"cls"}
+    config = tiny_config(tasks=tasks, num_hidden_layers=12)
+    with torch.device("meta"):
+        names = [name for name, _ in MinBertForMultiTask(config).named_parameters() if name.startswith("bert.")]
+    shared = [name for name in names if ".pooler." not in name]
+    assert len(shared) == 5 + 16 * 12
+    assert 3 * 2 * len(shared) == 1182
+
+
+def test_report_001_trains_each_task_alone_at_its_own_rates():
+    rates = {"sst": (2e-5, 0.01), "para": (1e-5, 0.01), "sts": (1e-5, 0.1)}  # section 4.3
+    for table in ("table_1", "table_2", "table_3"):
+        for row in STUDIES[f"reports/001/{table}"].rows:
+            _, training, (task,) = run_of(f"reports/001/{table}", row.name)
+            assert task.name == Path(row.recipe).name.split("_")[0]
+            assert (training["learning_rate"], training["weight_decay"]) == rates[task.name]
+            assert training.get("freeze", "none") == ("encoder" if row.name.endswith("noFT") else "none")
+            assert training["train_metrics"] == "running"
+            head = task.head_options
+            dropouts = [head.get("dropout"), *head.get("dropouts", []), task.sentence_dropout]
+            assert {rate for rate in dropouts if rate} == {0.5}
+
+
+def test_report_001_borrows_quora_for_sts_and_changes_nothing_else():
+    with_quora, plain = (run_of("reports/001/table_3", name) for name in ("Siamese-FF FT with Quora", "Siamese-FF FT"))
+    assert differences(with_quora, plain) == {"tasks": True}
+    (task,), (without,) = with_quora[2], plain[2]
+    assert replace(task, sources=()) == without
+    assert task.sources == (Source(task="para", mapping="paraphrase_to_score"),)  # section 3.3; tests/data has values
+
+
+def test_each_row_of_report_002_adds_to_another_what_its_name_says():
+    sampled = {"rows_per_epoch": {"para": 0.1}, "redraw_rows": False}  # section 3.2
+    surgery = {"aggregator": "pcgrad", "aggregator_options": {"reduction": "mean"}, "per_device_train_batch_size": 5}
+    smart = {
+        "regularizer": "smart", "smart_form": "mt-dnn", "smart_variant": "smart_0", "smart_weight": 1.0,
+        "smart_step_size": 1e-3, "smart_epsilon": 1e-6, "smart_noise_std": 1e-5, "smart_steps": 1, "proximal": "none",
+    }  # fmt: skip
+    sampling, cross, both = "Random Sampling Baseline", "Cross-Encoding", "PCGrad + SMART"
+    added = {
+        (sampling, "Baseline"): sampled,
+        ("SMART", sampling): smart,
+        ("PCGrad", sampling): surgery,
+        (both, "PCGrad"): smart,
+        (cross, sampling): {"tasks": True},
+        (f"{cross} + {both} 0", cross): surgery | smart,
+        (f"{cross} + {both} 0", both): {"tasks": True},
+        (f"{cross} + {both} 1", f"{cross} + {both} 0"): {
+            "smart_variant": "smart_1", "smart_score_divergence": "bernoulli",
+        },
+        (f"{cross} + {both} 2", f"{cross} + {both} 1"): {"smart_variant": "smart_2"},
+        ("SMART with the proximal term", "SMART"): {
+            "proximal": "previous", "proximal_weight": 1.0, "proximal_steps": 10,
+        },
+        (f"{both} with 5 epochs", both): {"num_train_epochs": 5},
+        (f"{both} with additional data", both): {"per_device_train_batch_size": 3, "tasks": True},
+        (f"{both} with SICK", both): {"tasks": True},
+    }  # fmt: skip
+    assert {name for pair in added for name in pair} == {row.name for row in STUDIES["reports/002/table_1"].rows}
+    for (name, other), keys in added.items():
+        assert differences(*(run_of("reports/002/table_1", row) for row in (name, other))) == keys, name
+    tasks = {task.name: task for task in run_of("reports/002/table_1", f"{both} with additional data")[2]}
+    mappings = {name: [source.mapping for source in task.sources] for name, task in tasks.items() if task.sources}
+    assert mappings == {"sst": ["stars_to_classes"], "sts": ["nli_to_score"]}  # section 3.5
+
+
+def test_the_rows_of_report_003_are_the_stages_in_their_names():
+    models = {"ConcatA": ("bi", "linear"), "ConcatB": ("cross", "linear"), "ConcatB + AL": ("cross", "mlp")}
+    parts = {"MultiNLI": "nli", "SICK": "nli", "GS_bd": "surgery", "GS_w": "surgery", "FL": "heads"}
+    surgery = {"GS_bd": ("once", "unconditional", "inverse_batch_size"), "GS_w": ("cycle", "unconditional", None)}
+    first: dict[tuple[str, str], Read] = {}
+    for row in STUDIES["reports/003/table_1"].rows[1:]:
+        model = max((model for model in models if row.name.startswith(f"{model} ")), key=len)
+        names = row.name.removeprefix(f"{model} ").split(" + ")
+        stages = runs("reports/003/table_1", row.name)
+        assert [*stages] == [parts[name] for name in names]
+        encoding, head = models[model]
+        for name, (_, training, tasks) in zip(names, stages.values(), strict=True):
+            pairs = {task.pair_encoding for task in tasks} - {"single"}
+            assert pairs == {encoding} and (head in {task.head for task in tasks} or "nli" in stages)
+            assert training["num_train_epochs"] == 10 and training["learning_rate"] == 1e-5  # section 5.3
+            if name in surgery:
+                given = (training["mixing"], training["aggregator"], training.get("task_weights"))
+                assert given == surgery[name]
+            # Where the stage stands behind others, or in another row, it is the same training.
+            alone = first.setdefault((model, name), stages[parts[name]])
+            assert same_run(stages[parts[name]], alone), row.name
+    sizes = {name: of[1]["per_device_train_batch_size"] for (model, name), of in first.items() if model == "ConcatA"}
+    assert sizes == {"GS_bd": 24, "GS_w": 16, "FL": 8, "MultiNLI": 16, "SICK": 16}  # section 5.3
+    dataset = {name: of[2][0].dataset for (_, name), of in first.items() if name == "MultiNLI"}
+    assert dataset == {"MultiNLI": "nyu-mll/glue"}
+
+
+def test_the_batches_of_report_003_are_those_it_states_and_small_ones_in_its_ratio():
+    sizes = proportional_batch_sizes({"sst": 8544, "para": 141_506, "sts": 6041}, 24)
+    assert sizes == {"sst": 1, "para": 24, "sts": 1}  # section 5.3
+    assert inverse_batch_size_weights(sizes) == {"sst": 1, "para": 1 / 24, "sts": 1}  # equation 7
+    assert proportional_batch_sizes({"sst": 8544, "para": 14_150, "sts": 6040}, 32) == {
+        "sst": 19,
+        "para": 32,
+        "sts": 14,
+    }
+
+
+def test_the_seven_versions_of_report_004_build_on_each_other():
+    read = [run_of("reports/004/table", row.name) for row in STUDIES["reports/004/table"].rows]
+    steps = [differences(later, earlier) for earlier, later in zip(read, read[1:], strict=False)]
+    surgery = {"aggregator": "pcgrad", "aggregator_options": {"reduction": "sum"}}  # section 4.6, algorithm 1
+    together = {
+        "train_tasks": None, "mixing": "once", "task_weights": {"sst": 1.0, "para": 1.0, "sts": 1.0},
+        "num_train_epochs": 1, "metric_for_best_model": "eval_overall",
+    }  # fmt: skip
+    assert steps == [{"tasks": True}, {"tasks": True}, together, surgery, {"mixing": "cycle"}, {"tasks": True}]
+    assert [{task.name: task.head for task in tasks}["sts"] for *_, tasks in read] == 2 * ["linear"] + 5 * ["cosine"]
+
+
+# ---- That they run
+
+
+@pytest.mark.parametrize(
+    ("study", "row"),
+    [
+        ("reports/000/table_2", "BERT-FPT"),
+        ("reports/000/table_3", "Conflicts at 1e-3"),
+        ("reports/001/table_3", "Siamese-FF FT with Quora"),
+        ("reports/002/table_1", "SMART with the proximal term"),
+        ("reports/002/table_1", "PCGrad + SMART with SICK"),
+        ("reports/003/table_1", "ConcatA SICK + GS_bd + FL"),
+    ],
+)
+def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_files, tmp_path):
+    data = write_course_files(tmp_path / "data")
+    names = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment"
+    labels = ("NEUTRAL", "ENTAILMENT", "CONTRADICTION")
+    lines = [f"{n}\tone dog runs {n}\ta cat sleeps {n}\t4.5\t{labels[n % 3]}" for n in range(9)]
+    (data / "sick-train.tsv").write_text("\n".join([names, *lines]) + "\n", encoding="utf-8")
+    words = {
+        "model_name_or_path": tiny_bert, "data_dir": data, "output_dir": tmp_path / "run", "max_length": 64,
+        "max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": "true", "rows_per_epoch": "null",
+    }  # fmt: skip
+    metrics = train(STUDIES[study].recipe(STUDIES[study].row(row), [f"{key}={value}" for key, value in words.items()]))
+    assert metrics == json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
+    columns = STUDIES[study].metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
+    assert {name if name.startswith("train_") else f"eval_{name}" for name in columns} <= {*metrics}
+    if "Conflicts" in row:
+        assert metrics["train_shared_tensors"] == 5 + 16 * 2
+        assert 0 <= metrics["train_tensor_conflicts"] <= 6 * metrics["train_shared_tensors"]
