@@ -21,12 +21,11 @@ def differing_parts(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return [(key, old, new)]
-    found = [
-        part
-        for name in {**old, **new}
-        if old.get(name) != new.get(name) or type(old.get(name)) is not type(new.get(name))
-        for part in differing_parts(f"{key}.{name}", old.get(name), new.get(name))
+    both = [(name, old.get(name), new.get(name)) for name in {**old, **new}]
+    differing = [part for part in both if part[1] != part[2]] or [
+        part for part in both if repr(part[1]) != repr(part[2])
     ]
+    found = [part for name, *values in differing for part in differing_parts(f"{key}.{name}", *values)]
     return found or [(key, [*old], [*new])]
 
 
