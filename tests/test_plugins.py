@@ -458,8 +458,21 @@ def test_a_plugin_takes_no_librarys_name(write, minbert, tmp_path):
             "    from hf_minbert.model.heads import HEADS, LinearHead",
             "it imports .nowhere",
         ),
+        (
+            "bad.py",
+            "try:\n    from hf_minbert.model.heads import HEADS, LinearHead\nexcept ImportError:\n"
+            "    from .heads import HEADS, LinearHead",
+            "it imports hf_minbert where that must",
+        ),
     ],
-    ids=["the package", "a file beside", "a package", "a name of the model's", "a neighbour that is not there"],
+    ids=[
+        "the package",
+        "a file beside",
+        "a package",
+        "a name of the model's",
+        "a neighbour that is not there",
+        "the package first",
+    ],
 )
 def test_what_cannot_travel_is_said_when_saved_and_refused_when_published(
     write, tiny_model, tiny_tokenizer, minbert, tmp_path, file, text, why, caplog

@@ -400,6 +400,7 @@ def test_a_finished_run_can_be_made_longer(train, tmp_path):
         ("task_weights={sts: 2}", "task_weights", "None", "{'sts': 2.0}"),
         ("train_tasks=[sst]", "train_tasks", "None", "['sst']"),
         ("tasks=[sst]", "tasks", "['sst', 'para', 'sts']", "['sst']"),
+        ("tasks=[sts, para, sst]", "tasks", "['sst', 'para', 'sts']", "['sts', 'para', 'sst']"),
         ("max_length=16", "max_length", "64", "16"),
         ("learning_rate=1e-2", "learning_rate", "0.001", "0.01"),
         ("optim=sgd", "optim", "adamw_torch_fused", "sgd"),
@@ -417,6 +418,30 @@ def test_a_run_that_would_see_other_rows_is_not_gone_on_with(train, tmp_path, wo
     assert f"was started with {key} = {old} and cannot be resumed with {new}" in str(refusal.value)
     assert "Keep the old value, or start anew." in str(refusal.value)
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "said"),
+    [
+        (  # their heads would change places in the optimizer's state
+            "tasks={sst: {}, sts: {}}", "tasks={sts: {}, sst: {}}",
+            "with tasks = ['sst', 'sts'] and cannot be resumed with ['sts', 'sst']",
+        ),
+        (
+            "tasks={sst: {head: mlp}, sts: {}}", "tasks={sst: {head: mlp, loss: focal}, sts: {}}",
+            "with tasks.sst.loss = None and cannot be resumed with focal",
+        ),
+        (  # 1.0 are all rows, and 1 is one
+            "rows_per_epoch={sts: 1.0}", "rows_per_epoch={sts: 1}",
+            "with rows_per_epoch.sts = 1.0 and cannot be resumed with 1",
+        ),
+    ],
+)  # fmt: skip
+def test_mappings_that_are_equal_and_mean_something_else_are_not_gone_on_with(train, tmp_path, begun, now, said):
+    train("max_steps=2", begun)
+    with pytest.raises(MinBertError) as refusal:
+        train("max_steps=4", "resume_from_checkpoint=true", now)
+    assert said in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", [name for name in names(among=EVERY_KEY, scope=("run", "seed")) if name != "tasks"])

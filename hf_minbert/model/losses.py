@@ -224,9 +224,10 @@ def squared_difference(logits: Tensor, other: Tensor) -> Tensor:
 # ---- Options ------------------------------------------------------------------------------------------------------
 
 
-def options_of(function: Callable[..., Any]) -> list[str]:
-    """Names of the options that a loss, or a class, takes: its keyword-only parameters."""
-    return [p.name for p in signature(function).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The options that a loss, or a class, takes, and their defaults: its keyword-only parameters."""
+    parameters = signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
 
 def _positive(name: str, value: object) -> float:

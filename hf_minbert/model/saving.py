@@ -5,6 +5,7 @@ This file travels to the Hub with a model: it may import its neighbours and publ
 
 from __future__ import annotations
 
+import ast
 import logging
 import shutil
 import sys
@@ -78,7 +79,7 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
     own = {path.stem for path in Path(__file__).parent.glob("*.py")}
     if name in own and file.parent != Path(__file__).parent:
         return f"the model has a file {name}.py of its own. Rename it"
-    for top in get_imports(file):
+    for top in get_imports(file) + _tried_first(file):
         if top == PACKAGE.split(".")[0]:
             return f"it imports {top} where that must be installed. Import the model's files by {FORM}"
         if top not in sys.stdlib_module_names and top not in _published():
@@ -87,6 +88,15 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
         if near not in own and near not in plugins:
             return f"it imports .{near}, which is none of the model's files. Import that by its full name"
     return None
+
+
+def _tried_first(file: Path) -> list[str]:
+    """This package, where a `try` begins with an import of it. The library looks past that; names would go there."""
+    tries = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Try)]
+    begun = [inner for node in tries for part in node.body for inner in ast.walk(part)]
+    modules = [node.module or "" for node in begun if isinstance(node, ast.ImportFrom) and node.level == 0]
+    modules += [alias.name for node in begun if isinstance(node, ast.Import) for alias in node.names]
+    return [top for top in (module.split(".")[0] for module in modules) if top == PACKAGE.split(".")[0]]
 
 
 def _file(name: str) -> Path | None:

@@ -16,6 +16,7 @@ from ..errors import MinBertError, explain
 from ..pretrained.adapters import full_options
 from ..pretrained.data import RunData, last_stage, stage_folders
 from ..run.folder import all_values
+from ..settings.complete import differing_parts
 from ..settings.dotted import Value, stage_recipes
 from ..settings.meaning import meaning
 from ..settings.recipe import read_recipe, split_recipe
@@ -235,7 +236,9 @@ def _differing(
         values["peft"] = None if values["peft"] is None else full_options(values["peft"])
         found.append(meaning(values, config))
     first, second = found
-    return [key for key in names(among=first, scope="run") if key in second and first[key] != second[key]]
+    keys = [key for key in names(among=first, scope="run") if key in second]
+    keys = [key for key in keys if first[key] != second[key] or (key == "tasks" and [*first[key]] != [*second[key]])]
+    return [part for key in keys for part, _, _ in differing_parts(key, first[key], second[key])]
 
 
 def _recipe(path: Path) -> dict[str, Value]:

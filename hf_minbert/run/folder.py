@@ -31,7 +31,7 @@ from ..pretrained.data import READ_FROM
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
 from ..settings import plugins
-from ..settings.complete import same_value
+from ..settings.complete import differing_parts, same_value
 from ..settings.keys import default_of
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.run import RunSettings
@@ -155,9 +155,10 @@ class RunFolder(TrainerCallback):
             kept += names(among=differing, resume=("free", "after"))
         for key in kept:
             of_model = key != "model_name_or_path" and vars(self.settings).get(key, new[key]) != new[key]
+            part, then, now = differing_parts(key, old[key], new[key])[0]
             raise MinBertError(
-                f"The run in {self.origin} was started with {key} = {plain(old[key])} and cannot be resumed with "
-                f"{plain(new[key])}{f', that of {self.settings.model_name_or_path}' * of_model}: it would be neither "
+                f"The run in {self.origin} was started with {part} = {plain(then)} and cannot be resumed with "
+                f"{plain(now)}{f', that of {self.settings.model_name_or_path}' * of_model}: it would be neither "
                 "run. Keep the old value, or start anew."
             )
         self.changed = {

@@ -10,14 +10,32 @@ from .tasks import get_tasks
 
 def same_value(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether two recipes mean the same by a key. Both have all keys, also those that they leave to the default."""
-    return old.get(key) == new.get(key) or _meaning(key, old) == _meaning(key, new)
+    equal = old.get(key) == new.get(key) and key not in ("tasks", "rows_per_epoch")
+    return equal or _meaning(key, old) == _meaning(key, new)
+
+
+def differing_parts(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """Where two values of a key differ: key with dots, and the values there.
+
+    Of two mappings that differ in their order alone, the names in either order.
+    """
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return [(key, old, new)]
+    both = [(name, old.get(name), new.get(name)) for name in {**old, **new}]
+    differing = [part for part in both if part[1] != part[2]] or [
+        part for part in both if repr(part[1]) != repr(part[2])
+    ]
+    found = [part for name, *values in differing for part in differing_parts(f"{key}.{name}", *values)]
+    return found or [(key, [*old], [*new])]
 
 
 def _meaning(key: str, values: Mapping[str, Any]) -> Any:
     """What a key of a recipe comes to."""
     value = values.get(key)
     if key == "tasks":
-        return get_tasks(values["tasks"])
+        return get_tasks(values["tasks"])  # a list: of two mappings the order would not count
+    if key == "rows_per_epoch":
+        return repr(value)  # 1 is one row, and 1.0 are all
     if key in ("train_tasks", "eval_tasks"):
         return value or [task.name for task in get_tasks(values["tasks"])]
     if key == "num_train_epochs" and values["max_steps"] > 0:

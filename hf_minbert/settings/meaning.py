@@ -29,9 +29,9 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
     found: dict[str, Any] = {
         key: None if values[key] == {} else values[key] for key in kept if key != "stages" and not key.startswith(idle)
     }
-    found["tasks"] = [*map(_task, tasks)]
+    found["tasks"] = {task.name: _task(task, config) for task in tasks}
     if found["held_out"] is not None:
-        found["held_out"] = [*map(_task, get_tasks(found["held_out"]))]
+        found["held_out"] = {task.name: _task(task, config) for task in get_tasks(found["held_out"])}
     for key in ("train_tasks", "eval_tasks"):
         found[key] = by_name if found[key] is None else [*dict.fromkeys(found[key])]
     for key, usual in {
@@ -70,13 +70,22 @@ def _without(value: Any, usual: Any, tasks: list[str], key: str) -> Any:
     return {name: value[name] for name in value if name not in says_nothing} or None
 
 
-def _task(task: Task) -> dict[str, Any]:
-    from ..model.losses import LOSSES  # which imports torch
+def _task(task: Task, config: Mapping[str, Any]) -> dict[str, Any]:
+    from ..model.heads import registries_of  # which imports torch
+    from ..model.losses import LOSSES, options_of
 
+    chosen = {"loss": task.loss or next(iter(LOSSES[task.kind])), "join": task.join or "concat"}
+    options = {}
+    for key, registry in registries_of(vars(task)).items():
+        if (name := chosen.get(key, getattr(task, key))) in registry and (field := f"{key}_options") in vars(task):
+            options[field] = {**options_of(registry[name]), **getattr(task, field)}
+    if options.get("head_options", {}).get("dropout", 0.0) is None:  # as `default_dropout` has it
+        own = config.get("classifier_dropout")
+        options["head_options"]["dropout"] = config.get("hidden_dropout_prob") if own is None else own
     return {
         **vars(task),
-        "loss": task.loss or next(iter(LOSSES[task.kind])),
-        "join": task.join or "concat",
+        **chosen,
+        **options,
         "files": {split: data_files(files) for split, files in task.files.items()},
         "sources": [*map(_source, task.sources)],
     }

@@ -89,7 +89,8 @@ def _load(entry: str, outside: Path | None = None) -> str:
     """Imports a plugin and returns its digest; with `outside` only one that does not lie in this folder."""
     name, home = module_of(entry), Path(entry).parent
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name) or name.endswith(".py"):
-        raise MinBertError(f"`plugins` must name modules, such as my_heads for my_heads.py. Found {entry!r}.")
+        remedy = f" Write {entry.removesuffix('.py')}." if entry.endswith(".py") else ""
+        raise MinBertError(f"`plugins` must name modules, such as my_heads for my_heads.py. Found {entry!r}.{remedy}")
     importlib.invalidate_caches()
     beside = home.is_absolute() and not (outside and home.is_relative_to(outside))
     if beside and str(home) not in sys.path:
@@ -116,7 +117,7 @@ def _load(entry: str, outside: Path | None = None) -> str:
         raise MinBertError(f"The plugin {name!r} has changed since it was imported ({files[0]}). Start a new process.")
     try:
         importlib.import_module(name)
-    except Exception as error:  # of any kind: it is other people's code
+    except (Exception, SystemExit) as error:  # of any kind: it is other people's code
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise MinBertError(f"Importing the plugin {name!r} ({files[0]}) failed: {said}") from error
     if name not in _digests:

@@ -56,13 +56,13 @@ def test_recipes_that_mean_the_same_are_the_same(make_run, data, tmp_path, said,
         ("", "rows_per_epoch: {sst: 1}", ["rows_per_epoch"]),  # one row
         ("", "train_tasks: sst", ["train_tasks"]),
         ("", "learning_rates: {heads: 1}", ["learning_rates"]),
-        ("learning_rates: {heads: 1}", "learning_rates: {heads: 1, sst: 5e-5}", ["learning_rates"]),
+        ("learning_rates: {heads: 1}", "learning_rates: {heads: 1, sst: 5e-5}", ["learning_rates.sst"]),
         ("", "gradient_checkpointing: true", ["gradient_checkpointing"]),
         ("regularizer: smart", "regularizer: smart\nsmart_weight: 2", ["smart_weight"]),
         ("", "regularizer: smart\nsmart_weight: 2", ["regularizer"]),
         ("", "objective: mlm", ["objective"]),
         ("objective: mlm", "objective: mlm\nmlm_probability: 0.3", ["mlm_probability"]),
-        ("peft: {r: 8}", "peft: {r: 4}", ["peft"]),
+        ("peft: {r: 8}", "peft: {r: 4}", ["peft.r"]),
         ("", "stages: [{name: a}]", ["stages"]),
         ("stages: [{name: a}, {name: b}]", "stages: [{}, {learning_rate: 1}]", ["stages.b.learning_rate"]),
         ("stages: [{}, {}]", "stages: [{}, {}]\nlearning_rate: 1", ["learning_rate"]),
@@ -85,7 +85,21 @@ def test_what_a_task_and_a_source_say_by_default_may_be_said(make_run, data, tmp
     one, two, three = (_altered(make_run, data, tmp_path / name) for name in ("one", "two", "three"))
     for run, tasks in ((one, long), (two, short), (three, {**short, "sst": {"head": "mlp"}})):
         run.recipe["tasks"] = as_value(tasks)
-    assert one.differences(two) == [] and one.differences(three) == ["tasks"]
+    assert one.differences(two) == [] and one.differences(three) == ["tasks.sst.head"]
+
+
+def test_the_default_of_a_heads_option_may_be_said(make_run, data, tmp_path):
+    config = {"hidden_dropout_prob": 0.1}
+    said = (
+        {"sst": None},
+        {"sst": {"head_options": {"dropout": 0.1, "scale": 1.0}}},
+        {"sst": {"head_options": {"scale": 2.0}}},
+    )
+    runs = [_altered(make_run, data, tmp_path / str(number), config=config) for number in range(3)]
+    for run, tasks in zip(runs, said, strict=True):
+        run.recipe["tasks"] = as_value(tasks)
+    assert runs[0].differences(runs[1]) == []
+    assert runs[0].differences(runs[2]) == ["tasks.sst.head_options.scale"]
 
 
 def test_a_model_is_its_folder_however_that_is_named(make_run, data, tmp_path, monkeypatch):
