@@ -9,6 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hf_minbert"
 #: Modules that nothing of the package needs to import: people, tools and saved folders do.
 ENTRIES = {
+    "hf_minbert.run.worker",  # the process of a worker
     "hf_minbert",  # the package
     "hf_minbert.__main__",  # python -m
     "hf_minbert.evaluation.hf_metrics",  # for the library `evaluate`

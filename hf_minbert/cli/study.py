@@ -40,10 +40,18 @@ def study(
         except MinBertError as error:
             raise MinBertError(f"Row {row.name!r}: {error}") from error
     root = output_dir or Path("runs/studies") / str(file).removesuffix(".yaml").removesuffix(".study")
-    from ..run.study import run_study
+    from ..run.study import failures, run_study
 
     def agree(said: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Go on?"))
 
-    run_study(read, root, words=words, parallel=jobs, agree=agree)
-    typer.echo(f"The runs are in {root / 'runs'}.")
+    try:
+        run_study(read, root, words=words, parallel=jobs, agree=agree)
+    finally:  # also of a study that was stopped
+        if (root / "runs").is_dir():
+            from ..reporting.study import lines, summarize, write
+
+            table = summarize(read, root, failures(read, root))
+            write(table, root)
+            typer.echo("\n".join(lines(table)))
+            typer.echo(f"The table, with intervals: {root / 'study.html'}, .md, .csv and .json.")

@@ -2,7 +2,6 @@
 
     runs/<row>/seed-<n>/  a run's folder; see `hf_minbert.run.workers`
     cache/                tokenized rows, which the runs share
-    study.json            the study as it was carried out last, all its keys
 
 What has happened is read from the runs' folders, so that the same command goes on with a study that was cut off, and
 runs what a changed file has more. How the table is made of the runs is in `hf_minbert.reporting.study`.
@@ -17,11 +16,11 @@ import statistics
 import time
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MinBertError
-from ..io import check_writable, write_json
+from ..io import check_writable
 from ..settings.dotted import Value, as_value
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.study import Study, run_folder
@@ -92,7 +91,6 @@ def run_study(
     runs = {run.folder: run for run in runs_of(study, root, words)}
     for run in runs.values():
         _check_same(run)
-    write_json(root / "study.json", asdict(study) | {"words": [*words]})
     waiting = [run for run in runs.values() if not run.has_ended]
     logger.info("%d runs: %d have ended, %d are to come.", len(runs), len(runs) - len(waiting), len(waiting))
     if not waiting:
@@ -118,6 +116,12 @@ def run_study(
 
     carry_out(next_run, ended, parallel, clock.watch)
     clock.tell()
+
+
+def failures(study: Study, root: Path) -> dict[tuple[str, int], str]:
+    """Why runs have failed, by row and seed."""
+    every = {(row.name, seed): failure(run_folder(root, row.name, seed)) for row in study.rows for seed in study.seeds}
+    return {run: error for run, error in every.items() if error is not None}
 
 
 def _write_recipe(run: Run) -> None:
