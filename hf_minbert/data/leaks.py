@@ -200,7 +200,8 @@ def load_training(
         if has_training_data(task, data_dir):
             own = load_split(task, data_dir, "train", strict=strict)
             parts.append(own)
-            texts = zip(*(own[column] for column in task.text_columns), strict=True)
+            columns = own[:]  # as lists: a column by itself is read row by row
+            texts = zip(*(columns[name] for name in task.text_columns), strict=True)
             counts["given"][task.name] = found = overlap(texts, held_out)
             for where, count in found.items():
                 logger.info("%s rows of %s stand in the training rows of %s too; they stay.", count, where, task.name)

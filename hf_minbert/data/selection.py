@@ -28,7 +28,7 @@ def chosen_and_rest(
     """
     if share is None:
         return rows, rows
-    digests = [hashlib.sha256(str(name).encode()).digest() for name in rows["id"]]
+    digests = [hashlib.sha256(str(name).encode()).digest() for name in rows[:]["id"]]
     drawn = sorted(range(len(rows)), key=digests.__getitem__)
     cut = round(share * len(rows))
     if not 0 < cut < len(rows):

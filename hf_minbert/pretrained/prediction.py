@@ -196,7 +196,7 @@ def score(
         with progress_bar(name, len(rows), progress) as advance:
             logits = predictor.logits(name, rows, advance)
         decoded[name] = decode(task, logits)
-        scores[name] = task_metrics(task, logits, np.asarray(rows["label"]))
+        scores[name] = task_metrics(task, logits, np.asarray(rows[:]["label"]))
         metrics.update({f"{name}_{metric}": value for metric, value in scores[name].items()})
     metrics.update(overall([predictor.task(name) for name in datasets], scores))
     return metrics, decoded

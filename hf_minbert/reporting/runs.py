@@ -357,9 +357,6 @@ def _add_rows(answers: Answers, data: RunData) -> None:
         remedy = "" if data.recipe else " Where the data is now, says --data-dir."  # else the error says so
         answers.missing = f"Without labels and texts of {task.name}: {error}{remedy}"
         return
-    if data.lines.get("select_on"):  # some dev rows chose the checkpoint, and only the others are scored
-        scored = {*answers.ids}
-        rows = rows.select([place for place, row in enumerate(rows["id"]) if row in scored])
     columns = rows[:]  # as lists: a column by itself is read row by row
     if columns["id"] != answers.ids:
         answers.missing = (

@@ -390,7 +390,7 @@ def _digests(rows_by_task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _digest(rows: Any) -> str:
-    digest = hashlib.sha256()
+    digest, columns = hashlib.sha256(), rows[:]  # as lists: a column by itself is read row by row
     for column in sorted(rows.column_names):
-        digest.update("\0".join(map(str, [column, *rows[column]])).encode())
+        digest.update("\0".join(map(str, [column, *columns[column]])).encode())
     return digest.hexdigest()[:16]

@@ -135,7 +135,8 @@ def load_texts(
 
 
 def _columns(rows: Any, task: Task) -> list[str]:
-    return [text for column in task.text_columns for text in rows[column]]
+    columns = rows[:]  # as lists: a column by itself is read row by row
+    return [text for column in task.text_columns for text in columns[column]]
 
 
 def _lines(name: str, data_dir: str | None) -> list[str]:

@@ -470,7 +470,9 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
     predictor = Predictor.from_pretrained(folder, batch_size=size)
     scores, decoded = score(predictor, dev, progress=shown)
     for name, rows in dev.items():
-        write_predictions(folder / "predictions" / f"{name}-dev.csv", predictor.task(name), rows["id"], decoded[name])
+        write_predictions(
+            folder / "predictions" / f"{name}-dev.csv", predictor.task(name), rows[:]["id"], decoded[name]
+        )
     if args.proximal_evaluate:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
