@@ -26,7 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..errors import MinBertError, did_you_mean, explain
+from ..errors import DivergedError, MinBertError, did_you_mean, explain
+from ..evaluation.metrics import has_diverged
 from ..io import check_writable, write_atomically, write_json
 from ..settings.dotted import Value, stage_names
 from ..settings.recipe import split_recipe, write_recipe
@@ -305,8 +306,8 @@ class SearchFolder:
     def end(self, number: int, status: int) -> None:
         """Writes down the failure of a trial whose process ended without having finished."""
         folder = self.of_trial(number)
-        if status == 0 and (folder / "metrics.json").is_file():
-            return
+        if status in (0, DivergedError.status) and (folder / "metrics.json").is_file():
+            return  # which says how it ended
         log = (folder / "trial.log").read_text(encoding="utf-8", errors="replace").splitlines()
         said = next((line for line in reversed(log) if line.strip()), "")
         error = f"killed by signal {-status}" if status < 0 else said.removeprefix("minbert: error: ").strip()
@@ -321,6 +322,8 @@ class SearchFolder:
         if not finished.is_file():
             return Trial(number, values)
         metrics = json.loads(finished.read_text(encoding="utf-8"))
+        if has_diverged(metrics):
+            return Trial(number, values, "failed", error="training diverged", metrics=metrics)
         if metrics.get(self.metric) is None:
             return Trial(number, values, "failed", error=f"it has no {self.metric}", metrics=metrics)
         return Trial(number, values, "finished", metrics[self.metric], metrics=metrics)
