@@ -239,8 +239,8 @@ def test_a_run_that_ends_diverged_says_so_and_ends_with_status_3(train, minbert,
     ended, folder = minbert("train", tmp_path / "recipe.yaml", *DIVERGING, *words), tmp_path / "run"
     assert ended.status == 3
     assert ended.err.splitlines()[-1] == (
-        f"minbert: error: Training diverged: outputs or weights of the model in {folder} are not finite, so it answers "
-        "nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
+        f"minbert: error: Training diverged: outputs or weights of the model in {folder} are not finite, so it "
+        "answers nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
     )
     metrics = json.loads((folder / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["diverged"] is True
@@ -252,9 +252,8 @@ def test_a_run_that_ends_diverged_says_so_and_ends_with_status_3(train, minbert,
         (tmp_path / "in.csv").write_text("id,sentence\n1,a good film\n")
         for format in ("csv", "course"):
             output = tmp_path / f"out.{format}"
-            said = minbert(
-                "predict", folder, "--task", "sst", "--input", tmp_path / "in.csv", "--output", output, "--format", format
-            )
+            words = ("--input", tmp_path / "in.csv", "--output", output, "--format", format)
+            said = minbert("predict", folder, "--task", "sst", *words)
             assert said.status == 3 and "sst: 1 of 1 outputs of the model are not finite" in said.err
             assert not output.exists()
         assert minbert("predict", folder, "--task", "sst", "--text", "a good film").status == 3
@@ -277,7 +276,7 @@ def test_a_run_that_diverged_after_its_best_model_says_so(train, monkeypatch, ca
     monkeypatch.setattr(RunFolder, "on_step_end", spoil)
     metrics = train("eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true")
     assert metrics["best_step"] == 2 and "diverged" not in metrics
-    assert "at step 6 predictions were not finite. The model is that of step 2, the best of those before" in caplog.text
+    assert "at step 6 predictions were not finite. The model is that of step 2, the best of those" in caplog.text
     assert len(list((tmp_path / "run" / "predictions").iterdir())) == 3
 
 

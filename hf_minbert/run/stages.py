@@ -220,8 +220,8 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
             break
         if has_diverged(metrics):
             raise DivergedError(
-                f"Stage {stage.name!r} has ended, and its model in {stage.folder} has diverged: nothing can go on from "
-                "it. Start anew with a lower `learning_rate`, by overwrite=true."
+                f"Stage {stage.name!r} has ended, and its model in {stage.folder} has diverged: nothing can go on "
+                "from it. Start anew with a lower `learning_rate`, by overwrite=true."
             )
         finished[stage.name] = metrics
     goes_on = [stage.name for stage in stages[: len(finished)] if stage.goes_on(stage is stages[-1])]

@@ -189,8 +189,8 @@ def _tell_of_late_divergence(trainer: Trainer) -> None:
     evaluations = [entry for entry in trainer.state.log_history if "eval_runtime" in entry]
     if trainer.args.load_best_model_at_end and evaluations and is_worthless(evaluations[-1], trainer.args):
         logger.warning(
-            "Training diverged: at step %d predictions were not finite. The model is that of step %s, the best of those "
-            "before. Lower `learning_rate`.", evaluations[-1]["step"], trainer.state.best_global_step,
+            "Training diverged: at step %d predictions were not finite. The model is that of step %s, the best of "
+            "those before. Lower `learning_rate`.", evaluations[-1]["step"], trainer.state.best_global_step,
         )  # fmt: skip
 
 
@@ -495,8 +495,8 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
     return {f"eval_{name}": value for name, value in scores.items()}
 
 
-def _is_finite(model: torch.nn.Module) -> bool:
-    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+def _is_finite(model: torch.nn.Module | None) -> bool:
+    return model is None or all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, Any]:

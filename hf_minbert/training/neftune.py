@@ -18,7 +18,8 @@ class WordNoise:
 
     The stock hook reads L from the shape of the embeddings: the padded length, or all tokens of a packed batch, or the
     two of a pair's sentences. Here L is the sentence's own length, as in the paper, so that the noise does not depend
-    on the rest of the batch nor on its form. All passes of a batch have the same noise, as a search by the input needs.
+    on the rest of the batch nor on its form. All passes of a batch have the same noise: a search by the input needs
+    that.
 
     Args:
         alpha: `neftune_noise_alpha`.

@@ -30,7 +30,7 @@ from .aggregation.smoothing import Smoothing
 from .args import MultiTaskTrainingArguments
 from .checkpoints import WholeCheckpoints, flow_callbacks, load_gradients, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
-from .data import data_loader, loss_weights_of, rounds_of
+from .data import data_loader, loss_weights_of, rounds_of, warn_of_left_out
 from .distributed import without_ddp
 from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
 from .feature_cache import cache_features, is_constant
@@ -345,7 +345,9 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator.
         """
         self._begin_measuring()
-        weights = loss_weights_of(self.args, rounds_of(self.args, self.tasks, self.train_dataset))
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset)
+        weights = loss_weights_of(self.args, rounds)
+        warn_of_left_out(self.args, rounds)
         recorded = self.args.uses_graphs and all(term.recordable for term in self.terms)
         gradients = self.make_gradients(static=recorded)
         if checkpoint is not None:

@@ -21,8 +21,8 @@ def noise_of(make_trainer, tiny_model, monkeypatch):
 
     def find(task, tasks=None, **given):
         trainer = make_trainer(
-            tiny_model(get_tasks(tasks or ["sst", "para"])), train={task: ROWS, **({} if task == "sst" else {"sst": ROWS})},
-            train_tasks=[task], max_steps=1, neftune_noise_alpha=ALPHA, **given,
+            tiny_model(get_tasks(tasks or ["sst", "para"])), train={task: ROWS}, train_tasks=[task], max_steps=1,
+            neftune_noise_alpha=ALPHA, **given,
         )  # fmt: skip
         seen, usual = [], WordNoise._add
 
@@ -123,7 +123,7 @@ def test_a_packed_batch_counts_the_tokens_that_go_through(make_trainer):
 
 @pytest.mark.parametrize("regularizer", ["fgm", "smart"])
 def test_a_step_with_a_search_is_the_same_packed_and_padded(make_trainer, tiny_model, regularizer):
-    """With noise on words and pairs apart: norms are of each sentence, and noise and dropout are those of the batch."""
+    """With noise on words and pairs apart: norms are of each sentence, and noise is that of the batch."""
     found = []
     for packing in (False, True):
         trainer = make_trainer(
