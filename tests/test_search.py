@@ -329,6 +329,32 @@ def test_a_failed_trial_is_recorded_the_search_goes_on_and_a_deleted_one_runs_ag
     assert fake.started == [(2, "overwrite=true")]
 
 
+def test_a_trial_that_diverged_is_not_the_best(recipe, monkeypatch, tmp_path):
+    """Its correlation, that of nothing finite, stands at 0 and is above that of the others."""
+    found = {
+        1e-4: {"eval_sts_pearson": -0.6},
+        1e-5: {"eval_sts_pearson": 0.0, "eval_sts_nonfinite_predictions": 1.0, "diverged": True},
+        1e-6: {"eval_sts_pearson": 0.0, "eval_sts_nonfinite_predictions": 1.0},  # a search that was killed before
+    }
+
+    def start(folder, word, gpu):
+        metrics = found[read_recipe(folder / "trial.yaml")["learning_rate"].value]
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "trial.log").write_text("minbert: error: Training diverged: ...")
+        status = 3 if "diverged" in metrics else 0
+        return SimpleNamespace(poll=lambda: status, returncode=status, stdin=SimpleNamespace(close=lambda: None))
+
+    monkeypatch.setattr(search_module, "start_trial", start)
+    monkeypatch.setattr(search_module, "POLL", 0.0)
+    given = {"method": "grid", "output_dir": tmp_path / "search", "metric": "eval_sts_pearson"}
+    trials = search(read_recipe(recipe), read_space(f"{{{RATES}}}"), **given)
+    assert [(trial.number, trial.state, trial.score) for trial in trials] == [
+        (1, "finished", -0.6), (2, "failed", None), (3, "failed", None)
+    ]  # fmt: skip
+    assert trials[1].error == trials[2].error == "training diverged"
+    assert read_recipe(tmp_path / "search" / "best.yaml")["learning_rate"].value == 1e-4
+
+
 def test_a_search_without_a_finished_trial_says_why(recipe, training, tmp_path):
     training(lambda values: "The film tore.")
     with pytest.raises(MinBertError, match=r"No trial in .* finished. Trial 1: The film tore\. What each said"):

@@ -271,9 +271,9 @@ class Decoded:
 def read_logits(kind: str, logits: np.ndarray) -> Decoded:
     """What a head's own outputs say, float64 [N, C]; C = 1 for `binary` and `score`.
 
-    A class is the one of the largest logit; of equal ones, the first. A binary task's logit z is the two logits (0, z):
-    it says its second label above probability 1/2 and its first one at exactly 1/2, as stock pipelines and the rounding
-    of the course's code do (`round(0.5)` is 0). A score stays as predicted. Computed in float64.
+    A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
+    (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
+    and the rounding of the course's code have it (`round(0.5)` is 0). A score stays as predicted. Computed in float64.
 
     Raises:
         ValueError: a logit is not finite, which is no answer.
