@@ -26,6 +26,7 @@ _HOMES = {
     "Task": ".settings.tasks",
     "TASKS": ".settings.tasks",
     "get_tasks": ".settings.tasks",
+    "DivergedError": ".errors",
     "MinBertError": ".errors",
     "MultiTaskTrainer": ".training.trainer",
     "MultiTaskTrainingArguments": ".training.args",
@@ -36,6 +37,7 @@ _HOMES = {
 
 __all__ = [
     "MinBertConfig",
+    "DivergedError",
     "MinBertError",
     "MinBertForMaskedLM",
     "MinBertForMultiTask",

@@ -7,15 +7,23 @@ from contextlib import contextmanager
 
 from .model.registry import Registry, did_you_mean, unknown_in_words
 
-__all__ = ["MinBertError", "did_you_mean", "explain", "unknown_name"]
+__all__ = ["DivergedError", "MinBertError", "did_you_mean", "explain", "unknown_name"]
 
 
 class MinBertError(ValueError):
     """A mistake in what the person gave us: a recipe, a file, a path, an argument.
 
-    The command line prints it as one line and ends with exit status 2. It is a `ValueError`, so that
+    The command line prints it as one line and ends with exit status `status`. It is a `ValueError`, so that
     code which uses the package as a library needs no special case.
     """
+
+    status = 2
+
+
+class DivergedError(MinBertError):
+    """A model whose outputs are not finite, where answers were wanted."""
+
+    status = 3
 
 
 def unknown_name(what: str, found: object, choices: Iterable[str], others: Iterable[str] = ()) -> MinBertError:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from torch.nn.functional import softmax
+from transformers import pipeline
 
-from hf_minbert import MinBertError, MinBertModel, Predictor, get_tasks
+from hf_minbert import DivergedError, MinBertError, MinBertModel, Predictor, get_tasks
 from hf_minbert.evaluation.metrics import task_metrics
 from hf_minbert.model.inference import room_of
 from hf_minbert.pretrained.prediction import score
@@ -312,3 +314,22 @@ def test_a_mistake_is_said_in_words(predictor, call, said):
     with pytest.raises(MinBertError) as refusal:
         call(predictor)
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("task", ["sst", "para", "sts"])
+def test_a_diverged_model_gives_no_answers(tiny_model, tiny_tokenizer, task):
+    model = tiny_model()
+    with torch.no_grad():
+        getattr(model.heads, task).linear.bias.fill_(float("nan"))
+    predictor = Predictor(model, tiny_tokenizer)
+    pair = None if task == "sst" else ["a dog"]
+    with pytest.raises(DivergedError, match=f"{task}: 1 of 1 outputs of the model are not finite: it has diverged"):
+        predictor(task, ["a film"], pair)
+    rows = [{"sentence": "a film", "sentence1": "a film", "sentence2": "a dog", "id": "1", "label": 1}] * 2
+    others = [name for name in ("sst", "para", "sts") if name != task]
+    data = Dataset.from_list(rows)
+    metrics, decoded = score(predictor, dict.fromkeys(("sst", "para", "sts"), data))
+    assert [*decoded] == others and metrics[f"{task}_nonfinite_predictions"] == 1.0
+    asked = pipeline("minbert-multitask", model=model, tokenizer=tiny_tokenizer, device="cpu", tasks=[task])
+    with pytest.raises(ValueError, match="1 of 1 outputs of the model are not finite"):
+        asked("a film" if pair is None else ("a film", "a dog"))

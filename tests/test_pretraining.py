@@ -207,17 +207,23 @@ def test_batches_packed_accumulated_or_of_another_size_score_the_same(train):
         assert other["eval_loss"] == other["eval_loss_before"]
 
 
-def test_packing_trains_the_same_model(train, tmp_path):
-    words = ["hidden_dropout_prob=0", "optim=sgd"]
-    train(*words)
-    plain = weights(tmp_path / "run")
-    train(*words, "packing=true", "overwrite=true")
+@pytest.mark.parametrize("more", [[], ["neftune_noise_alpha=5"]], ids=str)
+def test_packing_trains_the_same_model(train, tmp_path, more):
+    words = ["hidden_dropout_prob=0", "optim=sgd", *more]
+    state = tmp_path / "run" / "checkpoint-6" / "trainer_state.json"
+    padded = train(*words)
+    plain, operations = weights(tmp_path / "run"), json.loads(state.read_text())["total_flos"]
+    packed = train(*words, "packing=true", "overwrite=true")
+    assert packed["train_loss"] == pytest.approx(padded["train_loss"], rel=1e-5)
+    assert 0 < json.loads(state.read_text())["total_flos"] < 0.95 * operations
     for key, value in weights(tmp_path / "run").items():
         torch.testing.assert_close(value, plain[key], rtol=0, atol=1e-6)
 
 
-def test_a_step_in_several_batches_is_the_same_step(train, tmp_path):
+@pytest.mark.parametrize("packing", ["true", "false"])
+def test_a_step_in_several_batches_is_the_same_step(train, tmp_path, packing):
     words = ["hidden_dropout_prob=0", "optim=sgd", "learning_rate=0.1", "max_grad_norm=0", "max_steps=2"]
+    words.append(f"packing={packing}")
     train(*words)
     whole = weights(tmp_path / "run")
     train(*words, "per_device_train_batch_size=1", "gradient_accumulation_steps=4", "overwrite=true")

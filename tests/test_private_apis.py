@@ -31,6 +31,7 @@ PRIVATE = {
         "_get_learning_rate": "called before the schedule moves on: groups' rates are read then",
         "_get_output_dir": "where checkpoints are: the folder of a trial within a search",
         "_get_train_sampler": "pre-training's texts are in an order of their own",
+        "_determine_best_metric": "a diverged model is never the best",
         "_load_best_model": "the teacher of `proximal` goes back with the model",
         "_prepare_inputs": "moves a round's batches to the device",
         "_push_from_checkpoint": "during training the same files are pushed as by `minbert publish`",

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import TrainerState
 
-from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert import DivergedError, MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments
 from hf_minbert.run import train as run
 from hf_minbert.run.folder import RunFolder
 from hf_minbert.settings.recipe import read_recipe, split_recipe
@@ -245,6 +245,56 @@ def test_the_best_checkpoint_is_the_model_that_is_kept(train, tmp_path):
     assert metrics["best_metric"] == scored[best]
     assert metrics["eval_sts_pearson"] == pytest.approx(scored[best], abs=1e-6)
     assert_same_model(folder, folder / f"checkpoint-{best}")
+
+
+#: Every step makes the weights worse, and after the first they are not finite.
+DIVERGING = ["learning_rate=1e30", "optim=sgd", "lr_scheduler_type=constant", "max_grad_norm=0"]
+
+
+@pytest.mark.parametrize("words", [[], ["objective=mlm"], ["eval_strategy=steps", "load_best_model_at_end=true"]])
+def test_a_run_that_ends_diverged_says_so_and_ends_with_status_3(train, minbert, tmp_path, words):
+    ended, folder = minbert("train", tmp_path / "recipe.yaml", *DIVERGING, *words), tmp_path / "run"
+    assert ended.status == 3
+    assert ended.err.splitlines()[-1] == (
+        f"minbert: error: Training diverged: outputs or weights of the model in {folder} are not finite, so it "
+        "answers nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
+    )
+    metrics = json.loads((folder / "metrics.json").read_text(), parse_constant=pytest.fail)
+    assert metrics["diverged"] is True
+    assert metrics["best_step"] is None
+    assert not (folder / "predictions").exists()
+    if not words:
+        assert metrics["eval_sts_nonfinite_predictions"] == 1.0
+        assert minbert("report", folder).status == 0
+        (tmp_path / "in.csv").write_text("id,sentence\n1,a good film\n")
+        for format in ("csv", "course"):
+            output = tmp_path / f"out.{format}"
+            words = ("--input", tmp_path / "in.csv", "--output", output, "--format", format)
+            said = minbert("predict", folder, "--task", "sst", *words)
+            assert said.status == 3 and "sst: 1 of 1 outputs of the model are not finite" in said.err
+            assert not output.exists()
+        assert minbert("predict", folder, "--task", "sst", "--text", "a good film").status == 3
+
+
+def test_weights_that_no_score_shows_are_looked_at_too(train, tmp_path):
+    """The head of a task that is trained, and not scored."""
+    with pytest.raises(DivergedError, match="outputs or weights"):
+        train("train_tasks=[sts]", "eval_tasks=[sst]", "freeze=encoder", *DIVERGING)
+    metrics = metrics_of(tmp_path / "run")
+    assert metrics["diverged"] is True and "eval_sst_nonfinite_predictions" not in metrics
+
+
+def test_a_run_that_diverged_after_its_best_model_says_so(train, monkeypatch, caplog, tmp_path):
+    def spoil(self, args, state, control, model, **kwargs):
+        if state.global_step == 4:
+            for parameter in model.parameters():
+                parameter.data.fill_(float("nan"))
+
+    monkeypatch.setattr(RunFolder, "on_step_end", spoil)
+    metrics = train("eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true")
+    assert metrics["best_step"] == 2 and "diverged" not in metrics
+    assert "at step 6 predictions were not finite. The model is that of step 2, the best of those" in caplog.text
+    assert len(list((tmp_path / "run" / "predictions").iterdir())) == 3
 
 
 def test_averaged_weights_are_scored_and_left_as_a_model(train, tmp_path):

@@ -227,7 +227,8 @@ class FakeTraining:
         found = self.score({key: value.value for key, value in read_recipe(folder / "run.yaml").items()})
         self.outcome = Outcome(found if isinstance(found, str) else "")
         if not isinstance(found, str):
-            (folder / "metrics.json").write_text(json.dumps({"eval_overall": found}))
+            metrics = found if isinstance(found, dict) else {"eval_overall": found}
+            (folder / "metrics.json").write_text(json.dumps(metrics))
 
     def poll(self) -> Outcome:
         return self.outcome
@@ -333,6 +334,23 @@ def test_a_failed_trial_is_recorded_the_search_goes_on_and_a_deleted_one_runs_ag
     (folder / "trials" / "2").rmdir()
     assert search(read_recipe(recipe), space, method="grid", output_dir=folder)[0].number == 2
     assert fake.started == [(2, False)]
+
+
+def test_a_trial_that_diverged_is_not_the_best(recipe, training, tmp_path):
+    """Its correlation, that of nothing finite, stands at 0 and is above that of the others."""
+    found = {
+        1e-4: {"eval_sts_pearson": -0.6},
+        1e-5: {"eval_sts_pearson": 0.0, "eval_sts_nonfinite_predictions": 1.0, "diverged": True},
+        1e-6: {"eval_sts_pearson": 0.0, "eval_sts_nonfinite_predictions": 1.0},
+    }
+    training(lambda values: found[values["learning_rate"]])
+    given = {"method": "grid", "output_dir": tmp_path / "search", "metric": "eval_sts_pearson"}
+    trials = search(read_recipe(recipe), read_space(f"{{{RATES}}}"), **given)
+    assert [(trial.number, trial.state, trial.score) for trial in trials] == [
+        (1, "finished", -0.6), (2, "failed", None), (3, "failed", None)
+    ]  # fmt: skip
+    assert trials[1].error == trials[2].error == "Training diverged."
+    assert read_recipe(tmp_path / "search" / "best.yaml")["learning_rate"].value == 1e-4
 
 
 def test_a_search_without_a_finished_trial_says_why(recipe, training, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, Predictor
+from hf_minbert import DivergedError, MinBertError, MinBertModel, MultiTaskTrainer, Predictor
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
 
@@ -366,3 +366,13 @@ def test_there_must_be_something_to_resume(train, words):
 def test_each_stage_has_its_own_precision(train, tmp_path):
     train("use_cpu=true", "stages=[{name: half, bf16: true, max_steps: 1}, {name: whole, max_steps: 1}]")
     assert (tmp_path / "run" / "metrics.json").is_file()
+
+
+def test_nothing_goes_on_from_a_stage_that_diverged(train, tmp_path):
+    wrong = "stages=[{name: first, learning_rate: 1e30, optim: sgd, max_grad_norm: 0}, {name: second}]"
+    with pytest.raises(DivergedError, match="Training diverged.*1-first"):
+        train(wrong)
+    assert not (tmp_path / "run" / "stages" / "2-second").exists()
+    with pytest.raises(DivergedError, match="Stage 'first' has ended, and its model in .* has diverged"):
+        train(wrong, "resume_from_checkpoint=true")
+    assert not (tmp_path / "run" / "stages" / "2-second").exists()

@@ -1,7 +1,7 @@
 """The command line, `minbert`. One module per verb; each imports what is heavy when it runs.
 
-Exit status: 0 done, 2 a mistake in what was given (one line on stderr says which), 130 interrupted, 1 anything
-else, with a traceback.
+Exit status: 0 done, 2 a mistake in what was given (one line on stderr says which), 3 a model that has diverged (as
+well), 130 interrupted, 1 anything else, with a traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn, cast
 import typer
 
 from .. import __version__
-from ..errors import MinBertError, did_you_mean
+from ..errors import DivergedError, MinBertError, did_you_mean
 from . import conflicts, demo, evaluate, export, merge, predict, publish, quickstart, report, search, study, train
 
 app = typer.Typer(
@@ -82,6 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         said = _in_words(error)
         command = error.ctx.command_path if error.ctx else "minbert"
         _fail(f"{said}{'' if said.endswith(('.', '?', ')')) else '.'} See {command} --help.")
+    except DivergedError as error:  # of a run all processes know it, at its end: none waits for another to speak
+        if _is_first_process():
+            print(f"minbert: error: {error}", file=sys.stderr)
+        sys.exit(error.status)
     except MinBertError as error:
         if os.environ.get("MINBERT_TRACEBACK") == "1":
             raise
@@ -123,4 +127,4 @@ def _fail(message: str) -> NoReturn:
         time.sleep(WAIT_FOR_FIRST)
         said += f" (process {os.environ['RANK']})"
     print(said, file=sys.stderr)
-    sys.exit(2)
+    sys.exit(MinBertError.status)

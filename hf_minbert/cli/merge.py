@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -67,7 +68,7 @@ def average(
     loaded = members.load()
     record: dict[str, Any] = {"method": method.value, "models": models}
     if method is Method.greedy:
-        merged, kept = merging.greedy_soup(loaded, lambda model: members.scores(model)["overall"])
+        merged, kept = merging.greedy_soup(loaded, members.rank)
         record["kept"] = [models[place] for place in kept]
         typer.echo(f"Kept {len(kept)} of {len(models)}: {', '.join(record['kept'])}.")
     else:
@@ -225,6 +226,13 @@ class Members:
             self._scored[model], _ = score(predictor, rows, progress=True)
             model.to("cpu")
         return self._scored[model]
+
+    def rank(self, model: MinBertForMultiTask) -> float:
+        """The higher, the better; a diverged model is below all others."""
+        from ..evaluation.metrics import has_diverged
+
+        scores = self.scores(model)
+        return -math.inf if has_diverged(scores) else scores["overall"]
 
     def write(self, merged: MinBertForMultiTask, folder: Path, record: Mapping[str, Any]) -> None:
         """Saves the result, and says what merging cost."""

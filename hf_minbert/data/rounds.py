@@ -281,6 +281,22 @@ class Drawn(Rounds):
             self._plan = tasks, before
         return self._plan
 
+    def drawn(self, steps: int, rounds_per_step: int = 1) -> dict[str, int]:
+        """How many rounds of each task the first steps of a run have, up to where all tasks have one.
+
+        Args:
+            steps: of the optimizer. The last one of an epoch may have fewer rounds.
+            rounds_per_step: of each process.
+        """
+        counts, epoch, kept = np.zeros(len(self.datasets), dtype=np.int64), 0, self.epoch
+        while steps > 0 and not counts.all():
+            self.set_epoch(epoch)
+            tasks = self.plan()[0][: steps * rounds_per_step]
+            counts += np.bincount(tasks, minlength=len(counts))
+            steps, epoch = steps - -(-len(tasks) // rounds_per_step), epoch + 1
+        self.set_epoch(kept)
+        return dict(zip(self.datasets, counts.tolist(), strict=True))
+
     def __len__(self) -> int:
         return sum(self.rounds_to_see(task) for task in self.datasets)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import MinBertError
+from ..errors import DivergedError, MinBertError
 from ..model.inference import Decoded, read_logits
 from ..settings.tasks import Task
 
@@ -13,9 +13,13 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
     """Reads the head's own logits, [N, C] for classes, [N, 1] for binary and score: see `read_logits`, and `clip`.
 
     Raises:
-        MinBertError: the logits have another shape.
+        MinBertError: the logits have another shape, or, as a `DivergedError`, are not finite.
     """
-    return read_logits(task.kind, as_matrix(task, logits))
+    logits = as_matrix(task, logits)
+    try:
+        return read_logits(task.kind, logits)
+    except ValueError as error:
+        raise DivergedError(f"{task.name}: {error}") from None
 
 
 def clip(task: Task, values: np.ndarray) -> np.ndarray:

@@ -14,6 +14,8 @@ from .decoding import as_matrix, decode
 
 logger = logging.getLogger(__name__)
 
+NONFINITE = "nonfinite_predictions"
+
 
 def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """The metrics of `KIND_METRICS` for one task.
@@ -42,8 +44,16 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
             "%s: %d of %d predictions are not finite, so its metrics are reported as 0. The model has diverged: "
             "lower the learning rate.", task.name, broken, len(logits),
         )  # fmt: skip
-        return dict.fromkeys(KIND_METRICS[task.kind], 0.0) | {"nonfinite_predictions": 1.0}
+        return dict.fromkeys(KIND_METRICS[task.kind], 0.0) | {NONFINITE: 1.0}
     return value_metrics(task, decode(task, logits).values, labels)
+
+
+def has_diverged(metrics: Mapping[str, object]) -> bool:
+    """Whether an evaluation, or a run's `metrics.json`, is of a model whose outputs are not finite.
+
+    It is never better than another: its metrics stand at 0, and a correlation or a macro-F1 may be lower.
+    """
+    return any(name.endswith((NONFINITE, "diverged")) and value for name, value in metrics.items())
 
 
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:

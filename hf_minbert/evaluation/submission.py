@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from ..errors import MinBertError, unknown_name
 from ..io import write_atomically
 from ..settings.tasks import Task
 from .decoding import Decoded
-
-logger = logging.getLogger(__name__)
 
 #: The course's column for each of its tasks, misspelt where the course misspells it.
 COURSE_COLUMNS = {
@@ -67,6 +62,3 @@ def check_course(task: Task) -> None:
 def _check(task: Task, ids: Sequence[str], decoded: Decoded) -> None:
     if len(ids) != len(decoded.values):
         raise MinBertError(f"Task {task.name!r}: {len(ids)} ids for {len(decoded.values)} predictions. Give one each.")
-    numbers = decoded.values if decoded.probabilities is None else decoded.probabilities
-    if broken := int((~np.isfinite(numbers.reshape(len(numbers), -1))).any(axis=1).sum()):
-        logger.warning("%s: %d of %d predictions are not finite: the model has diverged.", task.name, broken, len(ids))

@@ -271,15 +271,23 @@ class Decoded:
 def read_logits(kind: str, logits: np.ndarray) -> Decoded:
     """What a head's own outputs say, float64 [N, C]; C = 1 for `binary` and `score`.
 
-    A class is the largest logit's; a binary task says its second label above probability 1/2; a score stays as
-    predicted. Computed in float64. A logit that is not finite gives NaN probabilities.
+    A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
+    (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
+    and the rounding of the course's code have it (`round(0.5)` is 0). A score stays as predicted. Computed in float64.
+
+    Raises:
+        ValueError: a logit is not finite, which is no answer.
     """
+    if broken := int((~np.isfinite(logits)).any(axis=1).sum()):
+        raise ValueError(
+            f"{broken} of {len(logits)} outputs of the model are not finite: it has diverged. Train it again with a "
+            "lower learning rate."
+        )
     if kind == "score":
         return Decoded(logits[:, 0], None)
-    with np.errstate(invalid="ignore"):  # inf - inf, and nan
-        if kind == "binary":
-            z = logits[:, 0]
-            # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
-            return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))
+    if kind == "binary":
+        z = logits[:, 0]
+        # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
+        return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))

@@ -111,7 +111,8 @@ def multiple_negatives(
 ) -> Tensor:
     """Multiple negatives ranking over the batch's positive pairs: each first sentence must find its own second one.
 
-    It ranks, and never says where a yes begins: alone, it leaves the accuracy to chance.
+    It ranks, and never says where a yes begins: alone, it leaves the accuracy to chance. The more rows a batch has,
+    the higher it is: compare only values of one batch size.
 
     Args:
         scores: `cosine`: scale * cosine of the vectors, the pair itself among the candidates (Henderson et al. 2017,
@@ -173,7 +174,8 @@ def cosent(outcome: Outcome, *, scale: float = 20.0) -> Tensor:
     """CoSENT: log(1 + sum exp(scale * (s_j - s_i))) over all i, j where i has the higher label.
 
     s is the pair's cosine where the head compares by it, else the predicted score moved to [0, 1]. It looks at order
-    alone, as Spearman's correlation does (Su 2022, https://kexue.fm/archives/8847).
+    alone, as Spearman's correlation does (Su 2022, https://kexue.fm/archives/8847). The more rows a batch has, the
+    higher it is: compare only values of one batch size.
 
     Args:
         scale: of the similarities.

@@ -7,6 +7,7 @@ merged.
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -65,7 +66,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The `peft_type` and the typed options of a recipe's `peft`, with peft's own targets where it names none.
 
     Raises:
-        MinBertError: the method or an option is unknown, or a value does not fit.
+        MinBertError: the method or an option is unknown, or a value does not fit, or lets the adapter do nothing.
     """
     given = dict(options)
     method = given.pop("peft_type", "LORA")
@@ -77,6 +78,15 @@ def read_options(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if name not in METHODS[method]:
             raise MinBertError(f"`peft`: {unknown_name(f'option of {method}', name, ['peft_type', *METHODS[method]])}")
     typed = {name: cast(f"peft.{name}", Value(value, None), METHODS[method][name]) for name, value in given.items()}
+    for name, value in typed.items():
+        if name.endswith("alpha") and not 0 < value < math.inf:
+            raise MinBertError(
+                f"`peft.{name}` must be a finite number above 0: it is the factor on the adapter. Found {value}."
+            )
+        if name.endswith("dropout") and not 0 <= value < 1:
+            raise MinBertError(
+                f"`peft.{name}` must be from 0 to less than 1: with 1 nothing of the adapter is left. Found {value}."
+            )
     if method == "IA3" and "target_modules" in typed:
         typed.setdefault("feedforward_modules", [])
     return method, {**TARGETS.get(method, USUAL_TARGETS), **typed}
@@ -186,7 +196,13 @@ def add_adapter(
             base_model_name_or_path=base,
             revision=revision,
         )
-        return AdaptedModel(model, config)
+        adapted = AdaptedModel(model, config)
+    if not all(p.numel() for p in adapted.parameters() if p.requires_grad):
+        raise MinBertError(
+            f"`peft`: this {method} has no number to train in one of the layers, as its blocks are of size 1. Found "
+            f"{typed}. Give `oft_block_size` of 2 or more, or a smaller `r`."
+        )
+    return adapted
 
 
 def _check_targets(modules: Iterable[tuple[str, nn.Module]], options: Mapping[str, Any], layers: int) -> None:

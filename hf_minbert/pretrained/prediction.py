@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from ..data.encoding import check_max_length, encode
 from ..errors import MinBertError, unknown_name
 from ..evaluation.decoding import Decoded, clip, decode
-from ..evaluation.metrics import overall, task_metrics
+from ..evaluation.metrics import NONFINITE, overall, task_metrics
 from ..model.inference import Progress, answer, shared_passes
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..settings.tasks import Task
@@ -187,16 +187,17 @@ def score(
     """Scores a model on labelled rows of its tasks.
 
     Returns:
-        `<task>_<metric>` of each task, `overall` and, with sst, para and sts, `leaderboard`; and each
-        task's predictions.
+        `<task>_<metric>` of each task, `overall` and, with sst, para and sts, `leaderboard`; and the predictions of
+        each task whose outputs are finite.
     """
     metrics, scores, decoded = {}, {}, {}
     for name, rows in datasets.items():
         task = predictor.task(name)
         with progress_bar(name, len(rows), progress) as advance:
             logits = predictor.logits(name, rows, advance)
-        decoded[name] = decode(task, logits)
         scores[name] = task_metrics(task, logits, np.asarray(rows[:]["label"]))
+        if NONFINITE not in scores[name]:
+            decoded[name] = decode(task, logits)
         metrics.update({f"{name}_{metric}": value for metric, value in scores[name].items()})
     metrics.update(overall([predictor.task(name) for name in datasets], scores))
     return metrics, decoded

@@ -10,6 +10,7 @@ import numpy as np
 from ..evaluation import analysis
 from ..evaluation.metrics import overall, value_metrics
 from ..evaluation.significance import RESAMPLES, bootstrap, interval, statistics_of
+from ..model.losses import COMPARING
 from . import plots
 from .builder import Builder
 from .document import Block, Table, Text, Trouble
@@ -178,7 +179,8 @@ def curves(build: Builder, runs: Sequence[Run]) -> list[Block]:
     found: list[Block] = []
     for name, task in tasks.items():
         score = f"{name}_{task.metric}"
-        found += _curve(build, runs, f"{name}-loss", f"loss_{name}", f"{name}: training loss", None, None)
+        depends = ", by batch size" if task.loss in COMPARING else ""
+        found += _curve(build, runs, f"{name}-loss", f"loss_{name}", f"{name}: training loss{depends}", None, None)
         dev = f"{name}: dev {task.metric}"
         found += _curve(build, runs, f"{name}-score", f"eval_{score}", dev, f"train_{score}", _constant(runs, name))
     if len(tasks) > 1:

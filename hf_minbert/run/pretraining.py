@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -42,8 +43,9 @@ from ..training.checkpoints import WholeCheckpoints, flow_callbacks, to_resume
 from ..training.data import data_seed_of
 from ..training.distributed import without_ddp
 from ..training.gradients import average_over_processes
+from ..training.neftune import WordNoise
 from ..training.pushing import PushesToHub
-from ..training.trainer import MultiTaskTrainer, compile_layers
+from ..training.trainer import MultiTaskTrainer, compile_layers, tokens_through
 
 logger = logging.getLogger(__name__)
 
@@ -186,6 +188,8 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         super().__init__(*arguments, compute_metrics=self._metrics, **given)
         # A step's loss is a mean over its tokens, however many batches and processes they come in.
         self.model_accepts_loss_kwargs = True
+        self.neftune_noise_alpha = None  # `compute_loss` adds the noise, and not the stock hook
+        self._word_noise: WordNoise | None = None
         # What is tied is not in a checkpoint either; unless told, the library warns that it is missing.
         self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
 
@@ -194,7 +198,11 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
         # Not by `evaluate` before training: only then do all processes have the first one's weights.
         self.args.eval_on_start = resume_from_checkpoint is None
+        alpha, words = self.args.neftune_noise_alpha, self.model.get_input_embeddings()
+        self._word_noise = WordNoise(alpha, [words]) if alpha else None
         output = super().train(resume_from_checkpoint, *others, **kwargs)
+        if self._word_noise is not None:
+            self._word_noise.remove()
         start = next(entry for entry in self.state.log_history if entry["step"] == 0 and "eval_loss" in entry)
         before = {f"{name}_before": value for name, value in _scores(start).items()}
         output.metrics.update(**_scores(self.evaluate()), **before, **self._about)
@@ -223,7 +231,15 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **given: Any) -> Any:
-        return super().compute_loss(model, {**inputs, "predicted_only": True}, *arguments, **given)
+        inputs, noisy = {**inputs, "predicted_only": True}, nullcontext()
+        if self._word_noise is not None:
+            noisy = self._word_noise.added(inputs, self._word_noise.draw(inputs, self.model.config.hidden_size))
+        with noisy:
+            return super().compute_loss(model, inputs, *arguments, **given)
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """As the stock one, for the tokens that go through the encoder."""
+        return super().floating_point_ops(inputs) // inputs["input_ids"].numel() * tokens_through(inputs)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any

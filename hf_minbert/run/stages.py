@@ -22,7 +22,8 @@ from transformers import TrainerCallback
 
 from ..data.files import located
 from ..data.leaks import guarded_tasks, scored_rows, usually_held_out
-from ..errors import MinBertError, explain
+from ..errors import DivergedError, MinBertError, explain
+from ..evaluation.metrics import has_diverged
 from ..io import check_writable, write_json
 from ..model.inference import length_of
 from ..pretrained.loading import load_config
@@ -217,6 +218,11 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
         metrics = stage.metrics()
         if metrics is None:
             break
+        if has_diverged(metrics):
+            raise DivergedError(
+                f"Stage {stage.name!r} has ended, and its model in {stage.folder} has diverged: nothing can go on "
+                "from it. Start anew with a lower `learning_rate`, by overwrite=true."
+            )
         finished[stage.name] = metrics
     goes_on = [stage.name for stage in stages[: len(finished)] if stage.goes_on(stage is stages[-1])]
     for number, stage in enumerate(stages, 1):

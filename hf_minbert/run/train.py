@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import typing
 from collections.abc import Generator, Mapping, Sequence
@@ -21,7 +22,8 @@ from ..data.files import load_split, pinned
 from ..data.leaks import HeldOut, guarded_tasks, load_training
 from ..data.mappings import pinned_sources
 from ..data.selection import chosen_and_rest
-from ..errors import MinBertError, explain
+from ..errors import DivergedError, MinBertError, explain
+from ..evaluation.metrics import has_diverged
 from ..evaluation.submission import write_predictions
 from ..io import write_json
 from ..model.configuration_minbert import MinBertConfig
@@ -44,6 +46,7 @@ from ..training.aggregation.base import Tasks
 from ..training.aggregation.pcgrad import PCGrad
 from ..training.aggregation.sum import Sum
 from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import is_worthless
 from ..training.distributed import check_alike, is_lost, report_interruption
 from ..training.freezing import check_layers
 from ..training.gradients import GradientRows, Gradients
@@ -66,6 +69,7 @@ def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()
 
     Raises:
         MinBertError: anything wrong before the first step. Later errors pass as they are.
+        DivergedError: the run has ended, and its model's outputs are not finite; on all processes.
     """
     plugins.load_named(values)
     stages = _plan_together(values)
@@ -73,10 +77,18 @@ def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()
     def run(stage: Mapping[str, Value], more: Sequence[TrainerCallback], behind_stage: bool) -> dict[str, Any]:
         return _train(stage, [*callbacks, *more], behind_stage)
 
-    metrics = carry_out(values, stages, run) if stages else _train(values, callbacks)
+    try:
+        metrics = carry_out(values, stages, run) if stages else _train(values, callbacks)
+    except DivergedError:
+        _leave_processes()
+        raise
+    _leave_processes()
+    return metrics
+
+
+def _leave_processes() -> None:
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()  # without it, some runs of several processes end by a signal
-    return metrics
 
 
 def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
@@ -167,8 +179,27 @@ def _train(
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
         trainer = make(settings, args, config, data, [*callbacks, folder])
         metrics = _train_and_score(folder, trainer, data)
-        trainer.accelerator.wait_for_everyone()
+        # The first process alone has scores. All wait for it here.
+        diverged = torch.tensor(float(has_diverged(metrics)), device=args.device)
+        if trainer.accelerator.reduce(diverged, "sum").item():
+            raise DivergedError(
+                f"Training diverged: outputs or weights of the model in {folder.path} are not finite, so it answers "
+                "nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
+            )
+        if args.push_to_hub:
+            trainer.push_to_hub()
+    _tell_of_late_divergence(trainer)
     return metrics
+
+
+def _tell_of_late_divergence(trainer: Trainer) -> None:
+    """Says where the model is an earlier one, as what came after it was not finite."""
+    evaluations = [entry for entry in trainer.state.log_history if "eval_runtime" in entry]
+    if trainer.args.load_best_model_at_end and evaluations and is_worthless(evaluations[-1], trainer.args):
+        logger.warning(
+            "Training diverged: at step %d predictions were not finite. The model is that of step %s, the best of "
+            "those before. Lower `learning_rate`.", evaluations[-1]["step"], trainer.state.best_global_step,
+        )  # fmt: skip
 
 
 def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
@@ -223,8 +254,6 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder.path, args, data["scored"]), "leaks": data["leaks"]}
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
-    if args.push_to_hub:
-        trainer.push_to_hub()
     return metrics
 
 
@@ -469,10 +498,9 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
     size, shown = args.per_device_eval_batch_size, not args.disable_tqdm
     predictor = Predictor.from_pretrained(folder, batch_size=size)
     scores, decoded = score(predictor, dev, progress=shown)
-    for name, rows in dev.items():
-        write_predictions(
-            folder / "predictions" / f"{name}-dev.csv", predictor.task(name), rows[:]["id"], decoded[name]
-        )
+    for name, found in decoded.items():
+        ids = dev[name][:]["id"]
+        write_predictions(folder / "predictions" / f"{name}-dev.csv", predictor.task(name), ids, found)
     if args.proximal_evaluate:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
@@ -490,6 +518,10 @@ def _training_scores(trainer: Trainer) -> dict[str, float]:
     return {name: value for name, value in entry.items() if name.startswith("train_")}
 
 
+def _is_finite(model: torch.nn.Module | None) -> bool:
+    return model is None or all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
 def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, Any]:
     """Writes what the run came to."""
     state = trainer.state
@@ -502,6 +534,8 @@ def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, 
         "metric_for_best_model": trainer.args.metric_for_best_model,
         "seed": trainer.args.seed,
     }
+    if has_diverged(found) or not _is_finite(trainer.model) or not math.isfinite(found.get("eval_loss", 0.0)):
+        metrics["diverged"] = True
     write_json(folder / "metrics.json", metrics)
     return metrics
 

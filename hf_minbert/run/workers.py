@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from ..evaluation.metrics import has_diverged
 from ..io import write_json
 from ..training.checkpoints import newest_complete_checkpoint
 from .stages import FOLDER
@@ -160,9 +161,13 @@ def can_go_on(folder: Path) -> bool:
 
 
 def failure(folder: Path) -> str | None:
-    """Why the run in a folder failed; `None` unless it did."""
-    path = folder / FAILED
-    return json.loads(path.read_text(encoding="utf-8"))["error"] if path.is_file() else None
+    """Why the run in a folder failed; `None` unless it did. A model that diverged has failed, though it has scores."""
+    failed, finished = ((folder / name).is_file() for name in (FAILED, FINISHED))
+    if failed:
+        return json.loads((folder / FAILED).read_text(encoding="utf-8"))["error"]
+    if finished and has_diverged(json.loads((folder / FINISHED).read_text(encoding="utf-8"))):
+        return "Training diverged."  # of a study that was killed before it could note that
+    return None
 
 
 # ---- What a worker's process is given ----------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.trainer_callback import ExportableState
 
 from ..errors import MinBertError
+from ..evaluation.metrics import has_diverged
 from ..io import INDEX, whole_safetensors
 from .aggregation.conflicts import is_whole
 from .base_args import BaseArguments
@@ -48,6 +51,10 @@ class WholeCheckpoints(Trainer):
         ]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=callbacks).stateful_callbacks
         super()._save_checkpoint(model, trial)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """As the stock one; but what a diverged model scores is not compared, be it the first evaluation."""
+        return not is_worthless(metrics, self.args) and super()._determine_best_metric(metrics, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -98,13 +105,29 @@ class TakesChanges(TrainerCallback):
             lr_scheduler.step()
 
 
+def is_worthless(metrics: Mapping[str, float], args: TrainingArguments) -> bool:
+    """Whether an evaluation is of a diverged model: predictions, or the number to choose by, are not finite."""
+    chosen = f"eval_{(args.metric_for_best_model or 'overall').removeprefix('eval_')}"
+    return has_diverged(metrics) or not math.isfinite(metrics.get(chosen, 0.0))
+
+
 class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
-    """The stock one, which would go on with the patience and the threshold of the checkpoint."""
+    """The stock one, with two differences.
+
+    That would go on with the patience and the threshold of the checkpoint. And a diverged model is never better.
+    """
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.early_stopping_patience = args.early_stopping_patience
         self.early_stopping_threshold = args.early_stopping_threshold
         super().on_train_begin(args, state, control, **kwargs)
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        if not is_worthless(metrics, args):
+            super().on_evaluate(args, state, control, metrics, **kwargs)
+            return
+        self.early_stopping_patience_counter += 1
+        control.should_training_stop |= self.early_stopping_patience_counter >= self.early_stopping_patience
 
 
 def flow_callbacks(args: BaseArguments) -> list[TrainerCallback]:

@@ -39,6 +39,7 @@ def check_ranges(args: BaseArguments) -> None:
         ("weight_decay", 0), ("max_grad_norm", 0), ("dataloader_num_workers", 0), ("seed", 0), ("data_seed", 0),
         ("eval_accumulation_steps", 1), ("save_total_limit", 1), ("logging_steps", 0), ("save_steps", 0),
         ("eval_steps", 0), ("eval_delay", 0), ("score_bins", 2), ("mixing_temperature", 1),
+        ("neftune_noise_alpha", 0),
     ):  # fmt: skip
         value = getattr(args, name)
         if value is not None and not value >= lowest:

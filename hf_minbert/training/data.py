@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data.rounds import (
     MIXING,
+    Drawn,
     Rounds,
     RowSampler,
     inverse_batch_size_weights,
@@ -78,6 +79,23 @@ def rounds_of(
         temperature=args.mixing_temperature,
         epochs=math.ceil(args.num_train_epochs),
     )
+
+
+def warn_of_left_out(args: BaseArguments, rounds: Rounds) -> None:
+    """Logs which tasks the whole run never draws, where a step's task is drawn and there are few steps."""
+    if not isinstance(rounds, Drawn):
+        return
+    per_step = args.gradient_accumulation_steps
+    steps = args.max_steps
+    if steps < 0:
+        steps = math.ceil(args.num_train_epochs * -(-len(rounds) // rounds.num_processes // per_step))
+    counts = rounds.drawn(steps, per_step)
+    if left_out := [task for task, count in counts.items() if count == 0]:
+        logger.warning(
+            "`mixing: %s` draws no round of %s in this run: it is not trained. Rounds by task: %s. Train for more "
+            "steps, or take `mixing: cycle`.",
+            args.mixing, " and ".join(left_out), ", ".join(f"{task} {count:,}" for task, count in counts.items()),
+        )  # fmt: skip
 
 
 def loss_weights_of(args: BaseArguments, rounds: Rounds) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 from ..data.rows import EncodedRows
 from ..errors import MinBertError
 from ..evaluation.metrics import overall, task_metrics
-from ..model.losses import COMPARING
+from ..model.losses import COMPARING, Outcome, cross_entropy
 from ..model.packing import Packing
 from ..settings.tasks import Task
+
+logger = logging.getLogger(__name__)
 
 
 class EvaluationLoop(Protocol):
@@ -42,6 +45,7 @@ class TaskEvaluator:
         self, tasks: Mapping[str, Task], loader: Callable[[str, EncodedRows], DataLoader], loop: EvaluationLoop
     ):
         self.tasks, self.loader, self.loop = tasks, loader, loop
+        self._told: set[str] = set()
 
     def score(
         self, rows: Mapping[str, EncodedRows], prefix: str, ignore_keys: list[str] | None = None
@@ -73,16 +77,38 @@ class TaskEvaluator:
         back = np.argsort(order)
         logits = np.asarray(output.predictions, dtype=np.float32)[back]
         labels = None if output.label_ids is None else np.asarray(output.label_ids)[back]
-        return logits, labels, output.metrics or {}
+        metrics = dict(output.metrics or {})
+        if labels is not None:
+            self._settle_loss(self.tasks[task], f"{prefix}_loss", metrics, logits, labels)
+        return logits, labels, metrics
+
+    def _settle_loss(
+        self, task: Task, name: str, metrics: dict[str, float], logits: np.ndarray, labels: np.ndarray
+    ) -> None:
+        """Sees to a loss that is no mean over rows, of which the mean over batches depends on their size."""
+        if task.loss in ("", "cross_entropy") and "class_weights" in task.loss_options:
+            metrics[name] = weighted_loss(task, logits, labels)
+        elif task.loss in COMPARING and name not in self._told:
+            self._told.add(name)
+            logger.info(
+                "%s is a mean over batches, and depends on `per_device_eval_batch_size`: `loss: %s` compares the rows "
+                "of a batch with each other.", name, task.loss,
+            )  # fmt: skip
+
+
+def weighted_loss(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
+    """Cross-entropy with `class_weights` over all rows: sum(w * loss) / sum(w), w that of a row's class."""
+    unread = cast(Any, None)  # it looks at neither head nor vectors
+    outcome = Outcome(unread, unread, torch.from_numpy(logits), torch.from_numpy(labels), None)
+    return cross_entropy(outcome, **task.loss_options).item()
 
 
 def length_order(task: Task, rows: EncodedRows) -> np.ndarray:
     """The indices of the rows, the longest first, so that equal lengths share a batch.
 
-    Where a row's part of the loss depends on the others of its batch, the order stays: rows of one length are more
-    alike.
+    Where a loss compares the rows of a batch, the order stays: rows of one length are more alike.
     """
-    if task.loss in COMPARING or "class_weights" in task.loss_options:
+    if task.loss in COMPARING:
         return np.arange(len(rows))
     return np.argsort(-rows.row_lengths, kind="stable")
 

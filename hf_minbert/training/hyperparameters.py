@@ -6,6 +6,7 @@ before a step (regularizer, freezing, batch sizes, weights counted for a loss).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ from transformers import Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import BestRun, HPSearchBackend, TrainOutput
 
 from ..errors import MinBertError, unknown_name
+from ..evaluation.metrics import has_diverged
 
 
 class HyperparameterSearch(Trainer):
@@ -58,7 +60,7 @@ class HyperparameterSearch(Trainer):
             hp_name, kwargs: as for the stock one.
 
         Returns:
-            the best trial. The trainer itself has the model that it had before.
+            the best trial; one that ended diverged has failed. The trainer itself has the model that it had before.
 
         Raises:
             MinBertError: the trainer has no `model_init`, or another backend is named.
@@ -70,12 +72,19 @@ class HyperparameterSearch(Trainer):
         if backend not in (None, "optuna"):
             raise MinBertError(f"`backend` must be 'optuna'. Found {backend!r}.")
         direction = direction or ("maximize" if compute_objective is None else "minimize")
-        compute_objective = compute_objective or (lambda metrics: metrics["eval_overall"])
+        objective = compute_objective or (lambda metrics: metrics["eval_overall"])
+
+        def finite_objective(metrics: dict[str, float]) -> Any:
+            found = objective(metrics)  # a list, where there are several
+            if not has_diverged(metrics):
+                return found
+            return [math.nan] * len(found) if isinstance(found, list | tuple) else math.nan
+
         kept = self.model, self.model_wrapped
         self.model_init = self._make_model  # the stock search asks for it; else the stock `train` would call it
         try:
             return super().hyperparameter_search(
-                hp_space, compute_objective, n_trials, direction, "optuna", hp_name, **kwargs
+                hp_space, finite_objective, n_trials, direction, "optuna", hp_name, **kwargs
             )
         finally:
             self.model_init, (self.model, self.model_wrapped) = None, kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from .evaluator import TrainingScores
 from .gradients import Gradients, StaticGradients
 from .graphs import GraphedSteps
 from .metric_tracker import MetricTracker
+from .neftune import WordNoise
 from .protocol import TaskModel
-from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term
+from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term, word_size
 
 #: From the model, a task's batch and the key of its noise to the `loss`, the `logits` and other values to log.
 LossOfTask = Callable[[TaskModel, Batch, AnyNoiseKey | None], dict[str, Tensor]]
@@ -35,6 +36,7 @@ class RoundStep:
         tracker: collects the values to log.
         scores: collects outputs, where scores on the training rows are logged.
         seed: of the run.
+        word_noise: what adds noise to word embeddings, where that is asked for.
         recorded: whether steps are recorded as CUDA graphs.
     """
 
@@ -50,12 +52,13 @@ class RoundStep:
         tracker: MetricTracker,
         scores: TrainingScores | None,
         seed: int,
+        word_noise: WordNoise | None,
         recorded: bool,
     ):
         self.model, self.task_loss, self.terms = model, task_loss, terms
         self.weights, self.gradients = weights, gradients
         self.accelerator, self.autocast, self.tracker, self.scores = accelerator, autocast, tracker, scores
-        self.seed = seed
+        self.seed, self.word_noise = seed, word_noise
         self.graphs = None
         if recorded and isinstance(gradients, StaticGradients):
             self.graphs = GraphedSteps(self._forward, gradients, sum(term.repeats for term in terms))
@@ -107,11 +110,14 @@ class RoundStep:
         # This process's share of the current round of the current step.
         batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
         key = NoiseKey(self.seed, step, batches_before * len(batch["labels"]))
+        inputs: dict[str, Any] = {"batch": batch}
+        if self.word_noise is not None:
+            # Not inside a graph, where a pass that repeats dropout begins with the graph's first random number.
+            inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task))
         if self.graphs is None:
-            outputs, loss = self._forward({"batch": batch, "key": key}, factor)
+            outputs, loss = self._forward({**inputs, "key": key}, factor)
             self.gradients.add(task, loss)
             return outputs
-        inputs: dict[str, Any] = {"batch": batch}
         if self.terms:
             # A tensor on the GPU: a number would be a constant of the graph, with the same noise in every replay.
             inputs["key"] = key.numbers(task, self.accelerator.device)
@@ -122,14 +128,14 @@ class RoundStep:
         """What `task_loss` returns, detached, and the scaled loss to differentiate.
 
         Args:
-            inputs: the `batch`, and the `key` of its noise, as numbers if they are inputs of a CUDA graph.
+            inputs: the `batch`; the `key` of its terms' noise, as numbers if they are inputs of a CUDA graph; and the
+                `noise` on its words.
             factor: on the loss.
         """
-        key = inputs.get("key")
-        with self.autocast():
-            outputs = self.task_loss(
-                self.model(), inputs["batch"], RecordedNoiseKey(key) if isinstance(key, Tensor) else key
-            )
+        key, batch = inputs.get("key"), inputs["batch"]
+        noisy = nullcontext() if self.word_noise is None else self.word_noise.added(batch, inputs["noise"])
+        with self.autocast(), noisy:
+            outputs = self.task_loss(self.model(), batch, RecordedNoiseKey(key) if isinstance(key, Tensor) else key)
         return {name: value.detach() for name, value in outputs.items()}, self._scaled(outputs["loss"] * factor)
 
     def _scaled(self, loss: Tensor) -> Tensor:

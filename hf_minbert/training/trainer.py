@@ -30,7 +30,7 @@ from .aggregation.smoothing import Smoothing
 from .args import MultiTaskTrainingArguments
 from .checkpoints import WholeCheckpoints, flow_callbacks, load_gradients, save_gradients, to_resume
 from .class_weights import check_counted, prepare_losses
-from .data import data_loader, loss_weights_of, rounds_of
+from .data import data_loader, loss_weights_of, rounds_of, warn_of_left_out
 from .distributed import without_ddp
 from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
 from .feature_cache import cache_features, is_constant
@@ -38,12 +38,13 @@ from .freezing import Freezing, check_trainable, count_parameters, encoder_param
 from .gradients import Gradients, collector
 from .hyperparameters import HyperparameterSearch
 from .metric_tracker import MetricTracker
+from .neftune import WordNoise
 from .optimizers import OPTIMIZERS, PretrainedDecay
 from .parameter_groups import check_optimizer, has_groups, rates_by_group, split_groups
 from .protocol import TaskModel, check_model, check_stock, require, takes
 from .pushing import PushesToHub
 from .step import RoundStep
-from .terms.base import AnyNoiseKey, Batch, nested
+from .terms.base import AnyNoiseKey, Batch, nested, words_of
 from .terms.distillation import with_teacher_logits
 from .terms.proximal import ProximalPoint
 from .terms.registry import terms_of
@@ -133,6 +134,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         )
         # The stock constructor reads both from a signature, which is another one if the model is compiled or wrapped.
         self.label_names, self.model_accepts_loss_kwargs = ["labels"], False
+        self.neftune_noise_alpha = None  # the step adds the noise, and not the stock hook; see `WordNoise`
         if args.compile_layers:
             compile_layers(model)
         self.terms = terms_of(args)
@@ -290,8 +292,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """By the stock estimate: six per token and parameter outside the embeddings."""
-        tokens = sum(batch["input_ids"].numel() for batch in inputs.values() if "input_ids" in batch)
-        return 6 * self._num_parameters * tokens
+        return 6 * self._num_parameters * sum(tokens_through(batch) for batch in inputs.values())
 
     @cached_property
     def _num_parameters(self) -> int:  # to count them takes as long as a step of a small model
@@ -321,7 +322,11 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
         self.model.train()  # a new adapter is in the mode of training, and the loaded model inside may not be
-        output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
+        try:
+            output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
+        finally:
+            if self.step.word_noise is not None:
+                self.step.word_noise.remove()
         self._tracker.read()  # what came after the last log
         metrics = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
         if on_gpu:
@@ -340,12 +345,18 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator.
         """
         self._begin_measuring()
-        weights = loss_weights_of(self.args, rounds_of(self.args, self.tasks, self.train_dataset))
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset)
+        weights = loss_weights_of(self.args, rounds)
+        warn_of_left_out(self.args, rounds)
         recorded = self.args.uses_graphs and all(term.recordable for term in self.terms)
         gradients = self.make_gradients(static=recorded)
         if checkpoint is not None:
             load_gradients(gradients, self.args, Path(checkpoint))
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # until the loop sets it
+        noise = None
+        if self.args.neftune_noise_alpha:
+            words = [words_of(self.model, task) for task in self.train_tasks]
+            noise = WordNoise(self.args.neftune_noise_alpha, words)
         return RoundStep(
             model=lambda: self.accelerator.unwrap_model(self.model_wrapped),
             task_loss=self.task_loss,
@@ -357,6 +368,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             tracker=self._tracker,
             scores=self._training_scores,
             seed=self.args.seed,
+            word_noise=noise,
             recorded=recorded,
         )
 
@@ -606,6 +618,13 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if not self.args.save_only_model:  # else the teacher stays that of the last step
             for term in self.terms:
                 term.load(Path(str(self.state.best_model_checkpoint)))
+
+
+def tokens_through(batch: Mapping[str, Any]) -> int:
+    """Tokens of a batch that go through the encoder: padding too, unless it is packed; none of cached features."""
+    if "packing" in batch:
+        return batch["packing"]["tokens"].numel()
+    return batch["input_ids"].numel() if "input_ids" in batch else 0
 
 
 def compile_layers(model: nn.Module) -> None:

@@ -1,13 +1,16 @@
 """`minbert average` and `minbert ensemble`, from the command line."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hf_minbert import MinBertForMultiTask, Predictor, Task, get_tasks
+from hf_minbert.cli.merge import Members
 
 
 @pytest.fixture
@@ -192,3 +195,12 @@ def test_members_that_number_labels_differently_are_each_scored_by_their_own(min
     assert ended.status == 0, ended.err
     scores = json.loads((tmp_path / "new" / "metrics.json").read_text())["tasks"]["sst"]
     assert scores["members"][str(a)] == scores["members"][str(b)] == scores["result"]
+
+
+def test_a_diverged_model_is_below_all_others_for_a_greedy_soup():
+    metrics = {"overall": 0.0, "sts_pearson": 0.0}
+    ranks = [
+        Members.rank(SimpleNamespace(scores=lambda model, found=found: found), None)
+        for found in (metrics, {**metrics, "overall": -0.9}, {**metrics, "sts_nonfinite_predictions": 1.0})
+    ]
+    assert ranks == [0.0, -0.9, -math.inf]

@@ -439,3 +439,21 @@ def test_rows_are_fetched_in_one_call_where_the_dataset_can():
     assert fetch(rows, (7, 0, 7)) == [7, 0, 7]
     assert rows.calls == 1
     assert fetch(range(10), (7, 0, 7)) == [7, 0, 7]
+
+
+@pytest.mark.parametrize("mixing", DRAWN)
+@pytest.mark.parametrize(("steps", "per_step", "processes"), [(3, 1, 1), (5, 2, 1), (40, 3, 2), (4, 1, 2)])
+def test_the_rounds_of_a_run_are_counted_until_all_tasks_are_drawn(mixing, steps, per_step, processes):
+    sizes = {"sst": 40, "para": 6, "sts": 3}
+    rounds = rounds_of(sizes, 2, mixing=mixing, processes=processes, epoch=1)
+    found = rounds.drawn(steps, per_step)
+    assert rounds.epoch == 1
+    # Epoch by epoch as the loop takes them: the last step of each has the rounds that are left.
+    expected, left, epoch = Counter(dict.fromkeys(sizes, 0)), steps, 0
+    while left > 0 and 0 in expected.values():
+        rounds.set_epoch(epoch)
+        held = [[*rounds[index]] for index in range(0, len(rounds), processes)]
+        groups = [held[start : start + per_step] for start in range(0, len(held), per_step)][:left]
+        expected.update(task for group in groups for (task,) in group)
+        left, epoch = left - len(groups), epoch + 1
+    assert found == expected

@@ -316,3 +316,27 @@ def test_more_processes_than_visible_gpus_are_refused(monkeypatch):
         processes.check_launch(use_cpu=False)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     processes.check_launch(use_cpu=False)
+
+
+def test_a_run_that_ended_diverged_ends_with_status_3_on_every_process(together, minbert_train, tmp_path):
+    words = ("learning_rate=1e30", "optim=sgd", "max_grad_norm=0", "save_strategy=no", "aggregator=sum")
+    ended = together(lambda rank: minbert_train(tmp_path / "run", *words))
+    assert ended.status == [3, 3], ended.said
+    assert ended.said[0].splitlines()[-1].startswith("minbert: error: Training diverged: outputs or weights of")
+    assert "Training diverged" not in ended.said[1]
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["diverged"] is True
+
+
+def test_a_loss_with_class_weights_is_that_of_one_process(together, minbert_train, tmp_path):
+    """Seven dev rows of sst: in batches of two per process, the last of which are filled up."""
+    weighted = "tasks={sst: {loss_options: {class_weights: [1, 5, 1, 1, 50]}}}"
+    words = (weighted, "learning_rate=0", "max_steps=1", "eval_strategy=steps", "eval_steps=1", "save_strategy=no")
+    found = []
+    for count, size in ((2, 2), (1, 2), (1, 7)):
+        folder = tmp_path / f"{count}-{size}"
+        given = (*words, f"per_device_eval_batch_size={size}", f"per_device_train_batch_size={4 // count}")
+        ended = together(lambda rank, f=folder, g=given: minbert_train(f, *g, "aggregator=sum"), processes=count)
+        assert ended.status == [0] * count, ended.said
+        entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+        found += [entry["eval_sst_loss"] for entry in entries if "eval_sst_loss" in entry]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)

@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import pearsonr
 from sklearn.metrics import f1_score
 
-from hf_minbert.errors import MinBertError
+from hf_minbert.errors import DivergedError, MinBertError
 from hf_minbert.evaluation.decoding import Decoded, clip, decode
-from hf_minbert.evaluation.metrics import overall, task_metrics
+from hf_minbert.evaluation.metrics import has_diverged, overall, task_metrics
 from hf_minbert.evaluation.submission import write_course, write_predictions
 from hf_minbert.io import write_atomically, write_json
 from hf_minbert.settings.tasks import KIND_METRICS, TASKS, Task, get_tasks, metric_names
@@ -129,7 +129,6 @@ def test_a_diverged_model_has_finite_metrics_and_a_flag(caplog, task, value):
     metrics = task_metrics(task, logits, np.array([0, 1, 0, 1]))
     assert metrics == dict.fromkeys(KIND_METRICS[task.kind], 0.0) | {"nonfinite_predictions": 1.0}
     assert caplog.messages[0].startswith(f"{task.name}: 1 of 4 predictions are not finite")
-    decode(task, logits)
 
 
 @pytest.mark.parametrize("labels", [[], [1, 2], [[1], [2], [3]]])
@@ -225,9 +224,30 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_predictions_of_a_diverged_model_are_warned_of(tmp_path, caplog):
-    write_predictions(tmp_path / "x", STS, ["a", "b"], decode(STS, column(np.nan, 1)))
-    assert "1 of 2 predictions are not finite" in caplog.text
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+def test_outputs_that_are_not_finite_are_no_answers(task, value):
+    logits = np.zeros((3, task.num_outputs))
+    logits[1, -1] = value
+    with pytest.raises(DivergedError, match=f"{task.name}: 1 of 3 outputs of the model are not finite") as error:
+        decode(task, logits)
+    assert error.value.status == 3 and isinstance(error.value, MinBertError)
+
+
+def test_a_flag_of_any_task_and_prefix_says_that_a_model_has_diverged():
+    assert has_diverged({"eval_sts_pearson": 0.0, "eval_averaged_sts_nonfinite_predictions": 1.0})
+    assert has_diverged({"eval_overall": 0.5, "diverged": True})
+    assert not has_diverged({"eval_sts_pearson": 0.0, "eval_sts_constant_predictions": 1.0, "diverged": False})
+
+
+def test_of_equally_probable_classes_the_first_is_the_answer():
+    """At a probability of exactly 1/2 too, as torch.round, np.round and the softmax of stock tools have it."""
+    para = decode(TASKS["para"], column(0.0, -0.0, 1e-30, -1e-30))
+    assert para.values.tolist() == [0, 0, 1, 0]
+    assert para.probabilities[0].tolist() == [0.5, 0.5]
+    assert round(0.5) == np.round(0.5) == 0
+    assert decode(SST, np.array([[0, 2, 1, 2, 2.0]])).values.tolist() == [1]
+    assert task_metrics(TASKS["para"], column(0.0, 0.0), np.array([0, 1]))["accuracy"] == 0.5
 
 
 def test_json_is_strict(tmp_path):

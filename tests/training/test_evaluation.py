@@ -161,7 +161,6 @@ def test_rows_of_equal_length_share_a_batch_and_padding_costs_nothing(make_train
     [
         ("para", {"loss": "mnr", "loss_options": {"scores": "head"}, "pair_encoding": "bi"}),
         ("sts", {"loss": "cosent"}),
-        ("sst", {"loss_options": {"class_weights": [1.0, 5.0, 1.0, 1.0, 50.0]}}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -175,6 +174,41 @@ def test_a_loss_that_compares_rows_sees_those_that_stand_together(make_trainer, 
     )
     assert abs(given - sorted_by_length) > 1e-3
     assert trainer.evaluate()[f"eval_{task}_loss"] == pytest.approx(given, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}], ids=str)
+def test_with_class_weights_the_loss_is_the_weighted_mean_over_all_rows(make_trainer, tiny_model, toy_rows, options):
+    weights = [1.0, 5.0, 1.0, 1.0, 50.0]
+    task = {"sst": {"loss_options": {"class_weights": weights, **options}}}
+    rows, found = {"sst": toy_rows(sst=6)["sst"]}, {}
+    for size in (2, 3, 4, 6):
+        trainer = make_trainer(tiny_model(get_tasks(task)), train=rows, dev=rows, per_device_eval_batch_size=size)
+        found[size] = trainer.evaluate()["eval_sst_loss"]
+    output = trainer.predict(rows["sst"], task="sst")
+    assert output.metrics["test_sst_loss"] == pytest.approx(found[6], rel=1e-5)
+    # By hand: each row's loss is of weights in its logarithms, and the mean is over the weight of its label.
+    logarithms = torch.from_numpy(output.predictions).double().log_softmax(-1)
+    w, smoothing = torch.tensor(weights).double(), options.get("label_smoothing", 0.0)
+    own = w[output.label_ids]
+    hard = -own * logarithms[range(6), output.label_ids]
+    soft = -(w * logarithms).sum(-1) / 5
+    expected = float(((1 - smoothing) * hard + smoothing * soft).sum() / own.sum())
+    assert found == pytest.approx(dict.fromkeys(found, expected), rel=1e-5)
+    losses = (1 - smoothing) * hard + smoothing * soft
+    halves = [losses[half].sum() / own[half].sum() for half in ([0, 1, 2], [3, 4, 5])]
+    assert abs(float(sum(halves)) / 2 - expected) > 1e-2  # what a mean over batches would say
+
+
+@pytest.mark.parametrize(("task", "fields", "told"), [
+    ("para", {"loss": "mnr", "pair_encoding": "bi"}, True), ("sts", {"loss": "cosent"}, True), ("sts", {}, False),
+])  # fmt: skip
+def test_a_loss_of_a_batch_is_said_to_be_one(make_trainer, tiny_model, toy_rows, caplog, task, fields, told):
+    rows = toy_rows(**{task: 8})
+    trainer = make_trainer(tiny_model(get_tasks({task: fields})), train=rows, dev=rows)
+    with caplog.at_level(logging.INFO, logger="hf_minbert"):
+        trainer.evaluate()
+        trainer.evaluate()
+    assert sum(text.startswith(f"eval_{task}_loss is a mean over batches, and") for text in caplog.messages) == told
 
 
 # ---- predict
@@ -383,3 +417,67 @@ def test_the_count_of_early_stopping_survives_a_resume(make_trainer, monkeypatch
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 4  # two before, one after
     assert resumed.state.best_global_step == 1
+
+
+# ---- a model that has diverged
+
+
+class Spoil(TrainerCallback):
+    """Fills the weights with NaN after a step, as a rate that is too high does in the end."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        if state.global_step == self.step:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.fill_(float("nan"))
+
+
+@pytest.fixture
+def opposed(make_trainer, toy_rows):
+    """Dev rows of sts whose correlation with the untrained model's predictions is below zero."""
+    rows = toy_rows(sts=9)["sts"]
+    order = np.argsort(np.argsort(-make_trainer().predict(rows, task="sts").predictions[:, 0]))
+    return {"sts": [{**row, "label": float(place) / 2} for row, place in zip(rows, order, strict=True)]}
+
+
+def spoiled(make_trainer, opposed, step, **given):
+    return make_trainer(
+        dev=opposed, eval_tasks=["sts"], metric_for_best_model="eval_sts_pearson", learning_rate=0.0,
+        callbacks=[Spoil(step)], **{"max_steps": 3, **EACH_STEP, **given},
+    )  # fmt: skip
+
+
+def test_a_model_full_of_nan_is_not_better_than_a_negative_correlation(make_trainer, opposed, tmp_path):
+    trainer = spoiled(make_trainer, opposed, 2, load_best_model_at_end=True)
+    trainer.train()
+    scored = [entry["eval_sts_pearson"] for entry in trainer.state.log_history if "eval_sts_pearson" in entry]
+    assert scored[0] < -0.5 and scored[1:] == [0.0, 0.0]
+    assert (trainer.state.best_global_step, trainer.state.best_metric) == (1, scored[0])
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    assert (state["best_global_step"], state["best_metric"]) == (1, scored[0])
+
+
+def test_where_no_evaluation_is_finite_nothing_is_loaded_as_best(make_trainer, opposed):
+    trainer = spoiled(make_trainer, opposed, 1, load_best_model_at_end=True)
+    trainer.train()
+    assert trainer.state.best_model_checkpoint is None and trainer.state.best_metric is None
+    assert trainer.state.global_step == 3
+    assert all(parameter.isnan().all() for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(("step", "end"), [(1, 2), (2, 3), (3, 3)])
+def test_early_stopping_counts_a_diverged_model_as_no_better(make_trainer, opposed, step, end):
+    trainer = spoiled(make_trainer, opposed, step, max_steps=8, early_stopping_patience=2)
+    trainer.train()
+    # With a rate of 0 the first evaluation is the best, if it is finite, and the second one after it is the last.
+    assert trainer.state.global_step == end
+
+
+def test_only_a_finite_model_is_kept_where_the_best_is(make_trainer, opposed, tmp_path):
+    trainer = spoiled(make_trainer, opposed, 2, save_strategy="best", save_total_limit=1)
+    trainer.train()
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]

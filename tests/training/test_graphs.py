@@ -109,6 +109,8 @@ def on_gpu(make_trainer, tiny_model):
         {"regularizer": "smart", "gradient_accumulation_steps": 2, "bf16": True},
         {"regularizer": "fgm"},
         {"regularizer": "r_drop"},
+        {"neftune_noise_alpha": 5.0},
+        {"neftune_noise_alpha": 5.0, "regularizer": "smart"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
         {"compile_layers": True, "aggregator": "pcgrad"},
         {"freeze": "encoder", "unfreeze": {3: 1, 6: "none"}},

@@ -69,6 +69,18 @@ def test_the_highest_overall_score_wins_unless_told_otherwise(searching, monkeyp
     assert (best.run_id, best.objective) == ("1", 0.7)
 
 
+def test_a_trial_that_diverged_is_not_the_best(searching, monkeypatch):
+    found = iter([
+        {"eval_overall": -0.6}, {"eval_overall": 0.0, "eval_sts_nonfinite_predictions": 1.0}, {"eval_overall": -0.7}
+    ])  # fmt: skip
+    monkeypatch.setattr(
+        MultiTaskTrainer, "train", lambda self, trial=None, **kwargs: self.train_trial(trial) if trial else None
+    )
+    monkeypatch.setattr(MultiTaskTrainer, "evaluate", lambda self: next(found))
+    best = searching.hyperparameter_search(lambda trial: {"seed": trial.suggest_int("seed", 0, 9)}, n_trials=3)
+    assert (best.run_id, best.objective) == ("0", -0.6)
+
+
 def test_a_trial_that_is_pruned_ends_at_its_first_evaluation(searching):
     optuna = pytest.importorskip("optuna")
     pruner, steps = optuna.pruners.ThresholdPruner(upper=-1.0), []

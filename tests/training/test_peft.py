@@ -511,3 +511,33 @@ def test_the_options_are_those_of_peft():
 
     for method, options in METHODS.items():
         assert options.keys() <= {field.name for field in fields(PEFT_TYPE_TO_CONFIG_MAPPING[method])}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"lora_alpha": 0}, r"`peft.lora_alpha` must be a finite number above 0.* Found 0\.0"),
+        ({"lora_alpha": -8}, r"`peft.lora_alpha` must be"),
+        ({"lora_alpha": float("nan")}, r"`peft.lora_alpha` must be"),
+        ({"lora_alpha": float("inf")}, r"`peft.lora_alpha` must be"),
+        ({"lora_dropout": 1}, r"`peft.lora_dropout` must be from 0 to less than 1"),
+        ({"lora_dropout": -0.1}, r"`peft.lora_dropout` must be"),
+        ({"r": 0}, r"`r` should be a positive integer"),
+        ({"target_modules": []}, r"Adding the adapter LORA failed: No modules were targeted"),
+        *(
+            ({"peft_type": method, **option}, f"`peft.{next(iter(option))}` must be")
+            for method in ("LOHA", "LOKR")
+            for option in ({"alpha": 0}, {"rank_dropout": 1}, {"module_dropout": 1}, {"module_dropout": float("nan")})
+        ),
+        ({"peft_type": "LOHA", "r": 0}, r"`r` should be a positive integer"),
+        ({"peft_type": "OFT", "module_dropout": 1}, r"`peft.module_dropout` must be"),
+        ({"peft_type": "OFT", "oft_block_size": 1}, r"no number to train.*oft_block_size` of 2 or more"),
+        ({"peft_type": "OFT", "r": 32, "oft_block_size": 0}, r"no number to train"),
+        ({"peft_type": "OFT", "oft_block_size": 0}, r"must be non-zero"),
+    ],
+    ids=str,
+)
+def test_an_adapter_that_would_train_nothing_is_refused_in_one_line(tiny_config, options, said):
+    with pytest.raises(MinBertError, match=said) as error:
+        check(options, tiny_config(tasks=get_tasks(["sst"])))
+    assert "\n" not in str(error.value)

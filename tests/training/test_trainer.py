@@ -1,5 +1,6 @@
 """The step: against a training loop written out by hand, and what each argument does to it."""
 
+import logging
 from collections import Counter
 from copy import deepcopy
 
@@ -508,3 +509,20 @@ def test_every_mixing_trains_and_resumes_to_the_same_weights(build_trainer, tmp_
     trained[1].train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-3"))
     for left, right in zip(*(trainer.model.parameters() for trainer in trained), strict=True):
         assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(("mixing", "steps"), [("proportional", 3), ("proportional", 60), ("cycle", 1)])
+def test_a_task_that_is_never_drawn_is_said_with_the_counts(make_trainer, caplog, mixing, steps):
+    trainer = make_trainer(train={"sst": 400, "para": 4, "sts": 40}, mixing=mixing, max_steps=steps, learning_rate=0.0)
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        trainer.train()
+    tasks = ("sst", "para", "sts")
+    seen = {task for entry in trainer.state.log_history for task in tasks if f"loss_{task}" in entry}
+    said = [text for text in caplog.messages if "in this run: it is not trained" in text]
+    missing = [task for task in tasks if task not in seen]
+    assert len(said) == bool(missing)
+    for text in said:
+        assert text.startswith(f"`mixing: proportional` draws no round of {' and '.join(missing)} in this run")
+        assert all(f"{task} 0" in text for task in missing) and all(f"{task} 0" not in text for task in seen)
+    if steps == 3:
+        assert missing  # para has one round in a hundred

@@ -1,0 +1,67 @@
+"""NEFTune: uniform noise on word embeddings in training (Jain et al. 2023, arXiv:2310.05914, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import MinBertError
+from ..model.packing import Packing
+
+
+class WordNoise:
+    """Adds noise to the words of a batch, of at most alpha / sqrt(L * H) for a sentence of L tokens.
+
+    The stock hook reads L from the shape of the embeddings: the padded length, or all tokens of a packed batch, or the
+    two of a pair's sentences. Here L is the sentence's own length, as in the paper, so that the noise does not depend
+    on the rest of the batch nor on its form. All passes of a batch have the same noise: a search by the input needs
+    that.
+
+    Args:
+        alpha: `neftune_noise_alpha`.
+        words: the modules that embed words. They have a hook until `remove`.
+    """
+
+    def __init__(self, alpha: float, words: Iterable[nn.Module]):
+        self.alpha = alpha
+        self._hooks = [module.register_forward_hook(self._add) for module in dict.fromkeys(words)]
+        self._noise: Tensor | None = None
+        self._packing: Packing | None = None
+
+    def draw(self, batch: Mapping[str, Any], size: int) -> Tensor:
+        """Noise for a batch [B, T] or [B, 2, T], as [N, T, H]; H is `size`. It comes from torch's generator."""
+        mask = batch["attention_mask"].flatten(0, -2)
+        bounds = self.alpha / (mask.sum(dim=-1).clamp(min=1) * size).sqrt()  # [N]
+        return torch.empty(*mask.shape, size, device=mask.device).uniform_(-1, 1) * bounds[:, None, None]
+
+    @contextmanager
+    def added(self, batch: Mapping[str, Any], noise: Tensor) -> Generator[None]:
+        """Inside, passes in training mode have what `draw` gave for the batch."""
+        self._noise = noise
+        if "packing" in batch:
+            self._packing = Packing(shape=(noise.shape[0], noise.shape[1]), **batch["packing"])
+        try:
+            yield
+        finally:
+            self._noise = self._packing = None
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _add(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        noise, packing = self._noise, self._packing
+        if noise is None or not module.training:
+            return None
+        if packing is not None and output.shape[:-1] == (1, len(packing.tokens)):
+            noise = packing.pack(noise)
+        if output.numel() != noise.numel():
+            raise MinBertError(
+                "`neftune_noise_alpha` needs a model that embeds all words of a batch at once, of the shape "
+                f"{list(noise.shape)}. Found {list(output.shape)}. Leave it out."
+            )
+        return output + noise.view_as(output).to(output.dtype)
