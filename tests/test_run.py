@@ -284,17 +284,25 @@ def test_weights_that_no_score_shows_are_looked_at_too(train, tmp_path):
     assert metrics["diverged"] is True and "eval_sst_nonfinite_predictions" not in metrics
 
 
-def test_a_run_that_diverged_after_its_best_model_says_so(train, monkeypatch, caplog, tmp_path):
+def test_a_run_that_diverged_after_its_best_model_keeps_that_and_ends_with_status_3(
+    train, minbert, monkeypatch, tmp_path
+):
     def spoil(self, args, state, control, model, **kwargs):
         if state.global_step == 4:
             for parameter in model.parameters():
                 parameter.data.fill_(float("nan"))
 
     monkeypatch.setattr(RunFolder, "on_step_end", spoil)
-    metrics = train("eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true")
+    folder, words = tmp_path / "run", ["eval_strategy=steps", "eval_steps=2", "load_best_model_at_end=true"]
+    ended = minbert("train", tmp_path / "recipe.yaml", *words)
+    assert ended.status == 3
+    assert ended.err.splitlines()[-1] == (
+        f"minbert: error: Training diverged: at its end predictions were not finite. The model in {folder} is that of "
+        "step 2, the best of those before, and may be used. Lower `learning_rate`."
+    )
+    metrics = metrics_of(folder)
     assert metrics["best_step"] == 2 and "diverged" not in metrics
-    assert "at step 6 predictions were not finite. The model is that of step 2, the best of those" in caplog.text
-    assert len(list((tmp_path / "run" / "predictions").iterdir())) == 3
+    assert len(list((folder / "predictions").iterdir())) == 3
 
 
 def test_averaged_weights_are_scored_and_left_as_a_model(train, tmp_path):

@@ -69,20 +69,27 @@ def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()
 
     Raises:
         MinBertError: anything wrong before the first step. Later errors pass as they are.
-        DivergedError: the run has ended, and its model's outputs are not finite; on all processes.
+        DivergedError: training has ended, and its last weights or outputs are not finite; on all processes. Where the
+            model is the best of those before, everything of the run is written nevertheless.
     """
     plugins.load_named(values)
-    stages = _plan_together(values)
+    stages, late = _plan_together(values), []
 
-    def run(stage: Mapping[str, Value], more: Sequence[TrainerCallback], behind_stage: bool) -> dict[str, Any]:
-        return _train(stage, [*callbacks, *more], behind_stage)
+    def run(
+        stage: Mapping[str, Value], more: Sequence[TrainerCallback] = (), behind_stage: bool = False
+    ) -> dict[str, Any]:
+        metrics, said = _train(stage, [*callbacks, *more], behind_stage)
+        late.extend(said)
+        return metrics
 
     try:
-        metrics = carry_out(values, stages, run) if stages else _train(values, callbacks)
+        metrics = carry_out(values, stages, run) if stages else run(values)
     except DivergedError:
         _leave_processes()
         raise
     _leave_processes()
+    if late:
+        raise DivergedError(" ".join(late))
     return metrics
 
 
@@ -161,9 +168,14 @@ def _config(
 
 
 def _train(
-    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (), behind_stage: bool = False
-) -> dict[str, Any]:
-    """Carries out one run, perhaps behind a stage. Returns and raises as `train`."""
+    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback], behind_stage: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """Carries out one run, perhaps behind a stage. Raises as `train`.
+
+    Returns:
+        what `metrics.json` holds, on the first process; and, where the run diverged after its best model, a sentence
+        that says so, on all.
+    """
     # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
     torch.backends.cuda.enable_cudnn_sdp(False)
     settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
@@ -180,26 +192,26 @@ def _train(
         trainer = make(settings, args, config, data, [*callbacks, folder])
         metrics = _train_and_score(folder, trainer, data)
         # The first process alone has scores. All wait for it here.
-        diverged = torch.tensor(float(has_diverged(metrics)), device=args.device)
-        if trainer.accelerator.reduce(diverged, "sum").item():
+        diverged = torch.tensor([has_diverged(metrics), _diverged_late(trainer)], dtype=torch.float32)
+        model, later = trainer.accelerator.reduce(diverged.to(args.device), "sum").tolist()
+        if model:
             raise DivergedError(
                 f"Training diverged: outputs or weights of the model in {folder.path} are not finite, so it answers "
                 "nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
             )
         if args.push_to_hub:
             trainer.push_to_hub()
-    _tell_of_late_divergence(trainer)
-    return metrics
+    said = (
+        f"Training diverged: at its end predictions were not finite. The model in {folder.path} is that of step "
+        f"{trainer.state.best_global_step}, the best of those before, and may be used. Lower `learning_rate`."
+    )
+    return metrics, [said] if later else []
 
 
-def _tell_of_late_divergence(trainer: Trainer) -> None:
-    """Says where the model is an earlier one, as what came after it was not finite."""
+def _diverged_late(trainer: Trainer) -> bool:
+    """Whether the model is an earlier one, as what came after it was not finite."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_runtime" in entry]
-    if trainer.args.load_best_model_at_end and evaluations and is_worthless(evaluations[-1], trainer.args):
-        logger.warning(
-            "Training diverged: at step %d predictions were not finite. The model is that of step %s, the best of "
-            "those before. Lower `learning_rate`.", evaluations[-1]["step"], trainer.state.best_global_step,
-        )  # fmt: skip
+    return trainer.args.load_best_model_at_end and bool(evaluations) and is_worthless(evaluations[-1], trainer.args)
 
 
 def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from ..errors import MinBertError
+from ..errors import DivergedError, MinBertError
 from ..settings.dotted import as_value
 from ..settings.recipe import read_recipe
 from ..settings.words import check_words
@@ -73,6 +73,8 @@ def _carry_out(order: dict[str, Any], report: Report) -> dict[str, Any]:
         check_words(values)
         forget_accelerator()
         train({**values, "resume_from_checkpoint" if order["resume"] else "overwrite": as_value(True)}, [progress])
+    except DivergedError as found:  # metrics.json says whether its model is worth something
+        print(f"minbert: error: {found}", file=sys.stderr)
     except MinBertError as found:
         error = " ".join(str(found).split())
         print(f"minbert: error: {error}", file=sys.stderr)
