@@ -329,7 +329,7 @@ class TrainingKeys:
     )
     report_to: None | str | list[str] = key(
         "none",
-        "Where to log beside `log.jsonl`, such as `tensorboard`; nowhere unless given.",
+        "Where to log beside `log.jsonl`, such as `tensorboard` (extra `tensorboard`) or `wandb`; nowhere unless given.",
         resume="free",
         scope="machine",
         off="none",

@@ -12,6 +12,7 @@ import torch
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, explain, unknown_name
+from ..settings.services import check_services
 from ..settings.table import names
 from ..settings.tasks import Task, check_metric
 from ..settings.training import (
@@ -63,6 +64,7 @@ def check_values(args: BaseArguments) -> None:
     for name, known in choices.items():
         if getattr(args, name) not in known:
             raise unknown_name(name, getattr(args, name), known)
+    check_services(args.report_to)
     _check_freezing(args)
     check_groups(args)
     _check_per_task(args)
