@@ -214,6 +214,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder.path, args, data["dev"]), "leaks": data["leaks"]}
+            of_tasks["unknown_tokens"] = trainer.unknown_tokens
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     if args.push_to_hub:
         trainer.push_to_hub()
