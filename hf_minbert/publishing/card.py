@@ -329,7 +329,9 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
         parts.append("What it was trained on is not recorded: the model's folder has no recipe.")
     parts.append(_leaks(saved.metrics.get("leaks") or {}))
     unknown = saved.metrics.get("unknown_tokens") or {}
-    parts.append("\n".join(f"- {unknown_in_words(name, share, 'the training rows')}" for name, share in unknown.items()))
+    parts.append(
+        "\n".join(f"- {unknown_in_words(name, share, 'the training rows')}" for name, share in unknown.items())
+    )
     if MODEL in (*bases, *saved.bases()):
         parts.append(MINILM_NOTE)
     return "## Data\n\n" + "\n\n".join(part for part in parts if part)

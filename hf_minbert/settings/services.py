@@ -1,4 +1,4 @@
-"""The services of `report_to`: which there are and what each needs, found before torch and transformers are imported."""
+"""The services of `report_to` and what each needs, found before torch and transformers are imported."""
 
 from __future__ import annotations
 

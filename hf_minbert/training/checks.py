@@ -158,8 +158,10 @@ def _check_terms(args: BaseArguments) -> None:
             f"`regularizer: {args.regularizer}` differentiates by the input, which torch does not do where "
             "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
         )
-    if args.regularizer == "smart" and args.smart_form == "mt-dnn" and args.torch_compile:
-        raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
+    if args.regularizer == "smart" and args.smart_form != "paper" and args.torch_compile:
+        raise MinBertError(
+            f"`smart_form: {args.smart_form}` works by a hook, which compiled models pass by. Leave one out."
+        )
     if args.proximal_evaluate and args.proximal == "none":
         raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
     if args.proximal_evaluate and args.eval_strategy == "no":
