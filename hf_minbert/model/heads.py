@@ -319,8 +319,9 @@ class CosineHead(Head):
             ("initial_scale", initial_scale, 0.0),
             ("initial_offset", initial_offset, -math.inf),
         ):
-            number = type(value) in (int, float) and lowest < value < math.inf
-            if value is not None and (self.kind != "binary" or not number):
+            if value is None:
+                continue
+            if self.kind != "binary" or type(value) not in (int, float) or not lowest < value < math.inf:
                 above = " above 0" if lowest == 0 else ""
                 raise ValueError(f"`{name}` must be a number{above}, and is for binary tasks. Found {value!r}.")
         if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):

@@ -426,7 +426,7 @@ def head_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str | 
 
 
 def _meaning(value: Any) -> Any:
-    """A field's value without options of training alone, and with lists for tuples at any depth: config.json knows lists only."""
+    """A field's value without `OF_TRAINING`, and with lists for tuples at any depth: config.json knows lists only."""
     if isinstance(value, Mapping):
         return {key: _meaning(option) for key, option in value.items() if key not in OF_TRAINING}
     return [*map(_meaning, value)] if isinstance(value, list | tuple) else value

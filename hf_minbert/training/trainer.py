@@ -235,7 +235,9 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     def _count_unknown(self, train: Mapping[str, EncodedRows]) -> None:
         """Says how many tokens of each task's training rows the vocabulary does not know."""
         tokenizer = self.processing_class
-        for name, rows in train.items() if tokenizer is not None else ():
+        if tokenizer is None:
+            return
+        for name, rows in train.items():
             self.unknown_tokens[name] = share = unknown_share(rows, tokenizer)
             level = logging.WARNING if share >= MANY_UNKNOWN else logging.INFO
             logger.log(level, unknown_in_words(name, share, "the training rows"))
