@@ -12,8 +12,8 @@ import typer
 
 from ..settings.dotted import as_value
 from ..settings.recipe import read_recipe
+from ..settings.wording import counted
 from ..settings.words import check_words
-from ..wording import counted
 from .recipe import Overrides, Recipe
 
 

@@ -11,7 +11,7 @@ import typer
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.tasks import Task
-from ..wording import counted
+from ..settings.wording import counted
 from .input import Columns, Read, check_options, read_input
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..wording import counted
+from ..settings.wording import counted
 
 
 def publish(

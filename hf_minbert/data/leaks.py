@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MinBertError
 from ..settings.tasks import TASKS, Task, data_files, get_tasks
-from ..wording import counted
+from ..settings.wording import counted
 from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
 from .mappings import borrowed_rows, origin_of
 

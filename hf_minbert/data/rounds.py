@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from ..errors import MinBertError
 from ..model.registry import Registry
 from ..settings.tasks import Task
-from ..wording import counted
+from ..settings.wording import counted
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -64,7 +64,8 @@ def proportional_batch_sizes(rows: Mapping[str, int], largest: int) -> dict[str,
         raise MinBertError(
             f"`task_batch_sizes: proportional` leaves {fewest!r} no row in a round: it has "
             f"{counted(rows[fewest], 'row')}, and {max(rows, key=rows.__getitem__)!r} has {most}, of which a round "
-            f"takes {largest}. Raise `per_device_train_batch_size` to {enough} or more, or give `task_batch_sizes` by task."
+            f"takes {largest}. Raise `per_device_train_batch_size` to {enough} or more, or give `task_batch_sizes` by "
+            "task."
         )
     return sizes
 

@@ -10,7 +10,7 @@ from ..data.encoding import unknown_in_words
 from ..pretrained.weights import MODEL
 from ..settings.recipe import recipe_text
 from ..settings.tasks import KIND_METRICS, Task
-from ..wording import counted
+from ..settings.wording import counted
 from .demo import examples_of
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel

@@ -206,7 +206,7 @@ def _coloured(text: str, words: Sequence[Any], values: Iterable[float], highest:
         parts.append(
             f"{escape(text[end : word.start])}"
             f'<span class="mb-word" style="background: rgb({BLUE if value > 0 else ORANGE} / {strength:.2f})" '
-            f'title="{_signed(value)}">{escape(text[word.start : word.end])}</span>'
+            f'title="{value:+.3f}">{escape(text[word.start : word.end])}</span>'
         )
         end = word.end
     return "".join(parts) + f'<span class="mb-unread">{escape(text[end:])}</span>'

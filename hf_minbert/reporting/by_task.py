@@ -9,7 +9,7 @@ import numpy as np
 from ..data.rounds import rows_of_epoch
 from ..evaluation import analysis
 from ..settings.tasks import Task
-from ..wording import counted
+from ..settings.wording import counted
 from . import plots
 from .builder import Builder
 from .document import Example, Examples, Table, Text

@@ -9,7 +9,7 @@ import numpy as np
 from ..evaluation import analysis
 from ..evaluation.metrics import value_metrics
 from ..evaluation.significance import bootstrap, bootstrap_p, interval, mcnemar, statistics_of
-from ..wording import counted
+from ..settings.wording import counted
 from .builder import Builder
 from .by_task import remark, shown_value
 from .document import Block, Example, Examples, Table, Text

@@ -21,9 +21,9 @@ from ..settings.meaning import meaning
 from ..settings.recipe import read_recipe, split_recipe
 from ..settings.table import names
 from ..settings.tasks import TASKS, Task, get_tasks
+from ..settings.wording import counted
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints
-from ..wording import counted
 
 #: What tells a run's folder, or that of a merged model, from any other.
 SIGNS = ("metrics.json", "log.jsonl", "recipe.yaml", "config.json", "stages")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import wording
 from ..errors import MinBertError
 from ..model.losses import AUTO, COMPARING, COUNTED
+from ..settings import wording
 from ..settings.tasks import Task
 from .base_args import BaseArguments
 from .data import batch_sizes_of, is_balanced, samplers_of
