@@ -63,7 +63,7 @@ def proportional_batch_sizes(rows: Mapping[str, int], largest: int) -> dict[str,
         enough = -(-most // (2 * rows[fewest]))
         raise MinBertError(
             f"`task_batch_sizes: proportional` leaves {fewest!r} no row in a round: it has "
-            f"{counted(rows[fewest], 'row')}, and {max(rows, key=rows.__getitem__)!r} has {most}, of which a round "
+            f"{counted(rows[fewest], 'row')}, and {max(rows, key=rows.__getitem__)!r} has {most:,}, of which a round "
             f"takes {largest}. Raise `per_device_train_batch_size` to {enough} or more, or give `task_batch_sizes` by "
             "task."
         )
