@@ -216,7 +216,8 @@ class SmartPytorch(MtDnn):
     which the perturbed output is not held fixed, KL(clean || perturbed).
 
     Not smart-pytorch's: it leaves to its caller what the noise is on (here the embeddings' outputs), and so the
-    divergence of scores (here the mean squared error); on the one logit of a binary task its KL would be 0.
+    divergence of scores (here the mean squared error); on the one logit of a binary task its KL would be 0. Where it
+    searches by a KL one way, its gradient is that of the mean over rows and this one's of the sum: as tiny.
     """
 
     def ascended(self, head: Head, name: str) -> Divergence:
