@@ -38,6 +38,8 @@ TORCHJD = ["torchjd[quadprog-projector]>=0.18"]
 SEARCH = ["optuna>=4.5", "matplotlib>=3.9.2"]
 # `minbert report`: its pictures and its page. (torch brings jinja2 too, for purposes of its own.)
 REPORT = ["matplotlib>=3.9.2", "jinja2>=3.1.6"]
+# `report_to: tensorboard`.
+TENSORBOARD = ["tensorboard>=2.20"]
 # The page of `minbert demo`.
 DEMO = ["gradio>=6.31,<7"]
 # `minbert export --to onnx`: torch's exporter writes through onnxscript, and onnxruntime runs what it wrote.
@@ -45,7 +47,7 @@ EXPORT = ["onnx>=1.19", "onnxscript>=0.6", "onnxruntime>=1.32"]
 # playwright drives the browser that Debian has, and downloads none. Both sets have the same ruff and the same ty: what
 # they find differs from version to version.
 TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17.6", "ty>=0.0.108", "playwright>=1.50"]
-TEST += [*TORCHJD, *SEARCH, *REPORT, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
+TEST += [*TORCHJD, *SEARCH, *REPORT, *TENSORBOARD, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
 
 
 class BuildWithRecipes(build_py):
@@ -73,6 +75,7 @@ setup(
         "torchjd": TORCHJD,
         "search": SEARCH,
         "report": REPORT,
+        "tensorboard": TENSORBOARD,
         "demo": DEMO,
         "export": EXPORT,
         "test": TEST,

@@ -7,14 +7,16 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from hf_minbert import Predictor, Task
-from hf_minbert.publishing.demo import answer, replies
+from hf_minbert import Predictor, Task, get_tasks
+from hf_minbert.publishing.demo import Answer, _examples, _words, answer, replies
 
 APART = Task(
     name="apart", kind="binary", text_columns=("a", "b"), labels=("no", "<i>yes"), pair_encoding="bi", head="cosine"
@@ -147,6 +149,35 @@ def test_the_strongest_words_are_named_and_have_the_strongest_colours(page):
     )
     best = max(zip(values, (word for *_, word in found), strict=True))
     assert f": “{best[1]}” {best[0]:+.2f}" in visible(card)
+
+
+def test_words_that_round_to_nothing_are_neither_coloured_nor_named():
+    text = "good bad dull long ."
+    words, start = [], 0
+    for word in text.split():
+        words.append(SimpleNamespace(start=start, end=start + len(word)))
+        start += len(word) + 1
+    task = {"name": "sst", "labels": ["no", "yes"]}
+    given = Answer(task, [text], SimpleNamespace(words=[words]), 1, (0.4, 0.6), None, None)
+    html = _words(given, SimpleNamespace(values=[[0.006, 0.004, -0.004, -0.0051, 0.0]], start=0.0, end=0.001))
+    colours = [float(strength) for strength in re.findall(r"/ ([\d.]+)\)", html)]
+    assert colours == pytest.approx([0.75, 0, 0, 0.75 * 0.0051 / 0.006, 0], abs=0.005)
+    said = visible(html).split("For ")[1]
+    assert said.startswith("yes: “good” +0.01Against it: “long” −0.01All words together")
+
+
+def test_examples_are_those_of_the_models_own_tasks(tiny_model):
+    def examples(*tasks):
+        return _examples(tiny_model(tasks).config.tasks)
+
+    assert examples("sst", "cfimdb") == [["A tender film, and very funny too.", ""]]
+    assert [bool(second) for _, second in examples("sst", "para", "sts")] == [False, True, True]
+    news = Task(name="news", kind="binary", text_columns=("text",), labels=("no", "yes"))
+    assert examples(news, APART) == [["This is a text.", ""], ["This is a text.", "This is another text."]]
+    cut = replace(
+        get_tasks(["sts"])[0], text_columns=("text",), pair_encoding="single"
+    )  # a task of one text by its name
+    assert examples(cut) == [["This is a text.", ""]]
 
 
 def test_what_all_words_change_together_leads_to_the_answer(page, model, tiny_tokenizer):

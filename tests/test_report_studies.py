@@ -288,7 +288,7 @@ def test_each_row_of_report_002_adds_to_another_what_its_name_says():
     sampled = {"rows_per_epoch": {"para": 0.1}, "redraw_rows": False}  # section 3.2
     surgery = {"aggregator": "pcgrad", "aggregator_options": {"reduction": "mean"}, "per_device_train_batch_size": 5}
     smart = {
-        "regularizer": "smart", "smart_form": "mt-dnn", "smart_variant": "smart_0", "smart_weight": 1.0,
+        "regularizer": "smart", "smart_form": "smart-pytorch", "smart_variant": "smart_0", "smart_weight": 1.0,
         "smart_step_size": 1e-3, "smart_epsilon": 1e-6, "smart_noise_std": 1e-5, "smart_steps": 1, "proximal": "none",
     }  # fmt: skip
     sampling, cross, both = "Random Sampling Baseline", "Cross-Encoding", "PCGrad + SMART"

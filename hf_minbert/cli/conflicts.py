@@ -12,6 +12,7 @@ import typer
 
 from ..settings.dotted import as_value
 from ..settings.recipe import read_recipe
+from ..settings.wording import counted
 from ..settings.words import check_words
 from .recipe import Overrides, Recipe
 
@@ -111,7 +112,7 @@ def _cell(found: Mapping[str, float], name: str) -> str:
 def verdict(found: Mapping[str, float]) -> str:
     """One sentence on whether surgery has anything to do, of what `measure_conflicts` returns."""
     shares = [share for name, share in found.items() if name.startswith("conflict_") and "/" not in name]
-    steps = "1 step" if found["steps"] == 1 else f"{found['steps']} steps"
+    steps = counted(int(found["steps"]), "step")
     if not any(shares):
         return f"Surgery has nothing to remove: no two tasks were in conflict in {steps}."
     turn = found["surgery_turn"]

@@ -11,6 +11,7 @@ import typer
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.tasks import Task
+from ..settings.wording import counted
 from .input import Columns, Read, check_options, read_input
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _predict_rows(
         decoded = decode(task, logits[task.name])
         ids = [str(row["id"]) for row in rows]
         write(outputs[task.name], task, ids, _clipped(task, decoded) if clip else decoded)
-        typer.echo(f"{len(rows):,} predictions are in {outputs[task.name]}.")
+        typer.echo(f"{counted(len(rows), 'prediction', 'is', 'are')} in {outputs[task.name]}.")
 
 
 def _clipped(task: Task, decoded: Decoded) -> Decoded:

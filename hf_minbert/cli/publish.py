@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..settings.wording import counted
+
 
 def publish(
     model: Annotated[
@@ -50,14 +52,14 @@ def publish(
     publication = prepare(model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license)
     if not dry_run:
         url = push(publication, private=private)
-        typer.echo(f"{len(publication.uploads)} files are at {url}")
+        typer.echo(f"{counted(len(publication.uploads), 'file', 'is', 'are')} at {url}")
         return
     if card is None:
         typer.echo(publication.card)
     else:
         write_atomically(card, publication.card)
     total = sum(upload.size for upload in publication.uploads)
-    typer.echo(f"Would go up to {repo_id}: {len(publication.uploads)} files, {total:,} bytes.")
+    typer.echo(f"Would go up to {repo_id}: {counted(len(publication.uploads), 'file')}, {total:,} bytes.")
     for upload in publication.uploads:
         typer.echo(f"  {upload.size:>13,}  {upload.path}")
     typer.echo(f"Stays here: {', '.join(publication.left) or 'nothing'}.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from ..errors import MinBertError
-from ..model.inference import LONE_SURROGATE, checked_length, tokenize
+from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tokenize
 from ..settings.tasks import Task
 from .cache import EncodedCache
 from .labels import label_value
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH = 1000
+#: The share of unknown tokens from which it is a warning: text in the vocabulary's own language has below 1 %.
+MANY_UNKNOWN = 0.05
 
 
 def check_max_length(max_length: int | None, config: Any, task: str | None = None) -> int:
@@ -81,6 +83,20 @@ def encode(
     if cut:
         logger.warning("%s: %s of %s inputs were cut to %d tokens.", task.name, f"{cut:,}", f"{size:,}", max_length)
     return EncodedRows.of(encoded, is_score=task.kind == "score", apart=task.pair_encoding == "bi")
+
+
+def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
+    """The share of `[UNK]` among the tokens of text, which are all but `[CLS]`, `[SEP]` and their like."""
+    unknown = tokenizer.unk_token_id
+    special = [id for id in tokenizer.all_special_ids if id != unknown]
+    of_text = rows.ids[~np.isin(rows.ids, special)]
+    return 0.0 if unknown is None or not len(of_text) else float((of_text == unknown).mean())
+
+
+def unknown_in_words(task: str, share: float, where: str) -> str:
+    """A sentence for the log, a report and a card. `where` says of which rows."""
+    said = f"{task}: {share:.1%} of the tokens in {where} are unknown to the model's vocabulary"
+    return f"{said}, which does not fit this text." if share >= MANY_UNKNOWN else f"{said}."
 
 
 def _is_apart(ids: Sequence) -> bool:

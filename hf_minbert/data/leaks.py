@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MinBertError
 from ..settings.tasks import TASKS, Task, data_files, get_tasks
+from ..settings.wording import counted
 from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
 from .mappings import borrowed_rows, origin_of
 
@@ -204,7 +205,10 @@ def load_training(
             texts = zip(*(columns[name] for name in task.text_columns), strict=True)
             counts["given"][task.name] = found = overlap(texts, held_out)
             for where, count in found.items():
-                logger.info("%s rows of %s stand in the training rows of %s too; they stay.", count, where, task.name)
+                stand, they = ("stands", "it stays") if count == 1 else ("stand", "they stay")
+                logger.info(
+                    f"{counted(count, 'row')} of {where} {stand} in the training rows of {task.name} too; {they}."
+                )
         for number in range(1, len(task.sources) + 1):
             rows = borrowed_rows(task, number, tasks, data_dir, seed, strict)
             rows, of_source = _guarded(rows, task, number, held_out, drop_sentences)
@@ -223,11 +227,17 @@ def _guarded(
         [tuple(str(row[c]) for c in task.text_columns) for row in rows], held_out, drop_sentences
     )
     dropped, matches = counts["dropped"], counts["matches"]
-    said = f"{task.name} borrows {len(rows) - dropped:,} rows from {source}."
+    said = f"{task.name} borrows {counted(len(rows) - dropped, 'row')} from {source}."
     if dropped:
-        said += f" {dropped:,} more are dropped, as they stand in rows to be scored."
+        is_dropped = (
+            "1 more is dropped, as it stands" if dropped == 1 else f"{dropped:,} more are dropped, as they stand"
+        )
+        said += f" {is_dropped} in rows to be scored."
     if matches:
-        places = (f"{name} {of['rows']:,} rows, {of['sentences']:,} sentences" for name, of in matches.items())
+        places = (
+            f"{name} {counted(of['rows'], 'row')}, {counted(of['sentences'], 'sentence')}"
+            for name, of in matches.items()
+        )
         said += f" Found there: {'; '.join(places)}."
     logger.log(logging.WARNING if dropped else logging.INFO, said)
     return [row for row, stays in zip(rows, keep, strict=True) if stays], {"source": source, **counts}

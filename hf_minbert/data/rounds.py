@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from ..errors import MinBertError
 from ..model.registry import Registry
 from ..settings.tasks import Task
+from ..settings.wording import counted
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -61,9 +62,10 @@ def proportional_batch_sizes(rows: Mapping[str, int], largest: int) -> dict[str,
     if sizes[fewest] == 0:
         enough = -(-most // (2 * rows[fewest]))
         raise MinBertError(
-            f"`task_batch_sizes: proportional` leaves {fewest!r} no row in a round: it has {rows[fewest]} rows, and "
-            f"{max(rows, key=rows.__getitem__)!r} has {most}, of which a round takes {largest}. Raise "
-            f"`per_device_train_batch_size` to {enough} or more, or give `task_batch_sizes` by task."
+            f"`task_batch_sizes: proportional` leaves {fewest!r} no row in a round: it has "
+            f"{counted(rows[fewest], 'row')}, and {max(rows, key=rows.__getitem__)!r} has {most:,}, of which a round "
+            f"takes {largest}. Raise `per_device_train_batch_size` to {enough} or more, or give `task_batch_sizes` by "
+            "task."
         )
     return sizes
 
@@ -76,6 +78,11 @@ def inverse_batch_size_weights(batch_sizes: Mapping[str, int]) -> dict[str, floa
     """
     smallest = min(batch_sizes.values())
     return {task: smallest / size for task, size in batch_sizes.items()}
+
+
+def rows_of_epoch(asked: float | None, size: int) -> int:
+    """How many of `size` rows an epoch takes: a number of them, the nearest to a share, or unless asked all."""
+    return size if asked is None else max(1, round(asked * size)) if isinstance(asked, float) else int(asked)
 
 
 class RowSampler:
@@ -116,7 +123,7 @@ class RowSampler:
                 f"to take all."
             )
         self.task, self.size, self.seed = task, size, seed
-        self.rows = size if rows is None else max(1, round(rows * size)) if isinstance(rows, float) else rows
+        self.rows = rows_of_epoch(rows, size)
         self.chances = None
         if groups is not None:
             _, group, counts = np.unique(groups, return_inverse=True, return_counts=True)

@@ -8,6 +8,7 @@ apart (1 or 2), T tokens, H hidden size, D size of a sentence's vector, C output
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -267,14 +268,15 @@ class BlocksHead(Head):
 class CosineLogit(nn.Module, SelfInitialized):
     """A binary task's logit from a cosine: weight * cosine + bias, both learned. [..., 1] -> [..., 1]"""
 
-    def __init__(self):
+    def __init__(self, scale: float, offset: float):
         super().__init__()
+        self.start = scale, offset
         self.weight, self.bias = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
         self.init_weights()
 
     def init_weights(self) -> None:
-        init.constant_(self.weight, 5.0)  # cosines differ by tenths: from 1, all probabilities would look alike
-        init.zeros_(self.bias)
+        for parameter, value in zip((self.weight, self.bias), self.start, strict=True):
+            init.constant_(parameter, value)
 
     def forward(self, cosines: Tensor) -> Tensor:
         return self.weight * cosines + self.bias
@@ -290,14 +292,38 @@ class CosineHead(Head):
             (cosine + 1) / 2 on the task's range (report 001); `relu`, relu(cosine) on that range (report 004,
             iteration 3), which has no gradient where the cosine is negative. `shifted` unless given; but `relu`, and
             no other, for the loss `cosine_mse`, which trains the cosine to be the score's share of the range.
+        initial_scale: where the learned factor of a binary task begins: its logit is scale * cosine + offset, as in
+            SigLIP (arXiv:2303.15343). A recipe's new head has 20, the inverse of the temperature 0.05 of sentence
+            encoders (as the loss `mnr`); a config without it, made before, 5.
+        initial_offset: the same of the learned addend: -15, and 0 for a config made before. An encoder's learning rate
+            moves both by hundredths, so that the cosines must come to the threshold, which is at -offset / scale: with
+            0.75 both sides are within reach. With 0 nearly every pair is a yes, as cosines of sentences are mostly
+            positive; with SigLIP's 10 and -10, for one yes among thousands, none is. Where a yes is rare, add the
+            logarithm of its odds: -3 for one in 20.
     """
 
     compares = True
 
     def __init__(
-        self, config, task: dict[str, Any], *, projection_size: int | None = None, mapping: str | None = None
+        self,
+        config,
+        task: dict[str, Any],
+        *,
+        projection_size: int | None = None,
+        mapping: str | None = None,
+        initial_scale: float | None = None,
+        initial_offset: float | None = None,
     ):
         super().__init__(config, task)
+        for name, value, lowest in (
+            ("initial_scale", initial_scale, 0.0),
+            ("initial_offset", initial_offset, -math.inf),
+        ):
+            if value is None:
+                continue
+            if self.kind != "binary" or type(value) not in (int, float) or not lowest < value < math.inf:
+                above = " above 0" if lowest == 0 else ""
+                raise ValueError(f"`{name}` must be a number{above}, and is for binary tasks. Found {value!r}.")
         if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):
             raise ValueError(f"`mapping` must be raw, shifted or relu, and is for scores. Found {mapping!r}.")
         trains_share = task["loss"] == "cosine_mse"
@@ -310,7 +336,10 @@ class CosineHead(Head):
         self.projection = None
         if projection_size is not None:
             self.projection = nn.Linear(self.input_size, check_size("projection_size", projection_size))
-        self.logit = CosineLogit() if self.kind == "binary" else None
+        self.logit = None
+        if self.kind == "binary":
+            # Of models made before there was a choice: 5 and 0.
+            self.logit = CosineLogit(5.0 if initial_scale is None else initial_scale, initial_offset or 0.0)
         if self.kind == "score":
             self.output_range = (-1.0, 1.0) if self.mapping == "raw" else tuple(self.range)
 

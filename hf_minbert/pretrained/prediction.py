@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +14,16 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..data.encoding import check_max_length, encode
+from ..data.encoding import MANY_UNKNOWN, check_max_length, encode, unknown_in_words, unknown_share
 from ..errors import MinBertError, unknown_name
 from ..evaluation.decoding import Decoded, clip, decode
 from ..evaluation.metrics import NONFINITE, overall, task_metrics
-from ..model.inference import Progress, answer, shared_passes
+from ..model.inference import Progress, TokenRows, answer, shared_passes
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..settings.tasks import Task
 from .loading import load_config, load_tokenizer, load_weights, tasks_of
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,6 +71,7 @@ class Predictor:
         self.batch_size, self.dtype = batch_size, dtype
         self.tasks = tasks_of(self.model.config, type(model).__name__)
         self.lengths = {name: check_max_length(max_length, self.model.config, name) for name in self.tasks}
+        self.warned_of_unknown: set[str] = set()
 
     @classmethod
     def from_pretrained(
@@ -162,9 +166,18 @@ class Predictor:
         for number, names in enumerate(passes):
             told = progress and (lambda done, total, n=number: progress(n * total + done, len(passes) * total))
             encoded = encode(rows, specs[names[0]], self.tokenizer, self.lengths[names[0]])
+            self._tell_of_unknown(names, encoded)
             pad, dtype = self.tokenizer.pad_token_id, DTYPES[self.dtype]
             found |= answer(self.model, names, encoded, pad, self.batch_size, dtype, told)
         return {name: found[name] for name in tasks}
+
+    def _tell_of_unknown(self, tasks: Sequence[str], rows: TokenRows) -> None:
+        """Warns, once for each task, of text that the vocabulary does not know."""
+        share = unknown_share(rows, self.tokenizer)
+        new = [name for name in tasks if name not in self.warned_of_unknown] if share >= MANY_UNKNOWN else []
+        for name in new:
+            logger.warning(unknown_in_words(name, share, "the rows to answer"))
+        self.warned_of_unknown.update(new)
 
     @staticmethod
     def _answers(task: Task, decoded: Decoded, clip_scores: bool) -> list[dict[str, Any]]:

@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from ..data.encoding import unknown_in_words
 from ..pretrained.weights import MODEL
 from ..settings.recipe import recipe_text
 from ..settings.tasks import KIND_METRICS, Task
+from ..settings.wording import counted
+from .demo import examples_of
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
 
@@ -32,8 +35,6 @@ MINILM_NOTE = (
     "on paraphrases and inference cannot be set beside those of models that began with plain BERT."
 )
 MERGED = "merge"  # what `minbert merge` calls its way, in merge.json
-#: Example inputs; none stands in a data set.
-EXAMPLES = ("A warm, funny film.", "Somebody laughs out loud.")
 
 
 def model_card(
@@ -193,14 +194,16 @@ def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
             "from transformers import pipeline", "",
             f'classify = pipeline("text-classification", model="{repo_id}", trust_remote_code=True,',
             f'                    model_kwargs={{"active_task": "{single}"}})',
-            f'print(classify("{EXAMPLES[0]}"))')]  # fmt: skip
+            f'print(classify("{examples_of(single, False)[0]}"))')]  # fmt: skip
     if "custom_pipelines" in saved.config:
+        pair = ", ".join(f'"{text}"' for text in _texts(next(iter(saved.tasks.values()))))
+        asked = f'"{examples_of(single, False)[0]}"' if single else f"[({pair})]"
         blocks += ["All tasks at once:", _code("python",
             "from transformers import pipeline", "",
             f'ask = pipeline("minbert-multitask", model="{repo_id}", trust_remote_code=True)',
-            f'print(ask("{EXAMPLES[0]}"))')]  # fmt: skip
+            f"print(ask({asked}))")]  # fmt: skip
     name, task = next(iter(saved.tasks.items()))
-    given = ", ".join(f'["{text}"]' for text in EXAMPLES[: len(task.text_columns)])
+    given = ", ".join(f'["{text}"]' for text in _texts(task))
     blocks += ["With hf_minbert:", _code("python",
         "from hf_minbert import Predictor", "",
         f'predictor = Predictor.from_pretrained("{repo_id}")', f'print(predictor("{name}", {given}))')]  # fmt: skip
@@ -215,7 +218,7 @@ def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
 
 def _use_adapter(saved: SavedModel, repo_id: str, under: str) -> str:
     name, task = next(iter(saved.tasks.items()))
-    given = ", ".join(f'["{text}"]' for text in EXAMPLES[: len(task.text_columns)])
+    given = ", ".join(f'["{text}"]' for text in _texts(task))
     calls = [line for task in saved.tasks.values() for line in _call(task)]
     blocks = [
         "## Use",
@@ -260,9 +263,13 @@ def _loading(repo_id: str, auto: str) -> str:
     )
 
 
+def _texts(task: Task) -> tuple[str, ...]:
+    return examples_of(task.name, task.is_pair)
+
+
 def _call(task: Task) -> list[str]:
     """The lines that ask one task."""
-    texts = ", ".join(f'"{text}"' for text in EXAMPLES[: len(task.text_columns)])
+    texts = ", ".join(f'"{text}"' for text in _texts(task))
     inputs = f'inputs = tokenizer({texts}, return_tensors="pt")'
     if task.pair_encoding == "bi":  # the two sentences of an example are the second dimension
         inputs = (
@@ -333,6 +340,10 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
     else:
         parts.append("What it was trained on is not recorded: the model's folder has no recipe.")
     parts.append(_leaks(saved.metrics.get("leaks") or {}))
+    unknown = saved.metrics.get("unknown_tokens") or {}
+    parts.append(
+        "\n".join(f"- {unknown_in_words(name, share, 'the training rows')}" for name, share in unknown.items())
+    )
     if MODEL in (*bases, *saved.bases()):
         parts.append(MINILM_NOTE)
     return "## Data\n\n" + "\n\n".join(part for part in parts if part)
@@ -341,15 +352,16 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
 def _leaks(leaks: dict[str, Any]) -> str:
     """What of the dev and test rows the run found among the training rows."""
     lines = [
-        f"- {count:,} rows of {where} stand in the training rows of {task} too; they were trained on."
+        f"- {counted(count, 'row')} of {where} {'stands' if count == 1 else 'stand'} in the training rows of {task} "
+        f"too; {'it was' if count == 1 else 'they were'} trained on."
         for task, places in (leaks.get("given") or {}).items()
         for where, count in places.items()
     ]
     for task, sources in (leaks.get("borrowed") or {}).items():
         for counts in sources:
             lines.append(
-                f"- {counts['dropped']:,} rows that {task} was to borrow from {counts['source']} stand in dev or test "
-                f"rows, and were left out."
+                f"- {counted(counts['dropped'], 'row')} that {task} was to borrow from {counts['source']}, found in "
+                f"dev or test rows and left out."
             )
     if lines:
         said = "Overlap of training rows with dev and test rows, compared without case, punctuation and spaces:"

@@ -23,11 +23,16 @@ if TYPE_CHECKING:
 
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
 
-EXAMPLES = [
-    ["A tender film, and very funny too.", ""],
-    ["A cat is asleep on the sofa.", "A kitten sleeps on a couch."],
-    ["How do I learn to swim?", "How deep is the lake where I learned to swim?"],
-]
+FILM = ("A tender film, and very funny too.",)
+#: Inputs of the package's tasks; none stands in a data set.
+EXAMPLES = {
+    "sst": FILM,
+    "cfimdb": FILM,
+    "reviews": ("It broke after a week.",),
+    "para": ("How do I learn to swim?", "How deep is the lake where I learned to swim?"),
+    "sts": ("A cat is asleep on the sofa.", "A kitten sleeps on a couch."),
+    "nli": ("A man plays a guitar on the stairs.", "Somebody makes music."),
+}
 CSS = """
 .html-container {padding: 0 !important}
 .mb-cards {display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 21rem), 1fr)); gap: 1rem;
@@ -126,6 +131,12 @@ def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, firs
             yield _results(answers, found, second)
 
 
+def examples_of(name: str, pair: bool) -> tuple[str, ...]:
+    """The texts of one example input for a task."""
+    own = EXAMPLES.get(name, ())
+    return own if len(own) == 1 + pair else ("This is a text.", "This is another text.")[: 1 + pair]
+
+
 def takes_pair(task: Mapping[str, Any]) -> bool:
     return task["pair_encoding"] != "single"
 
@@ -180,7 +191,7 @@ def _track(share: float) -> str:
 def _words(given: Answer, found: Attribution | None) -> str:
     if found is None:
         return '<div class="mb-words mb-quiet">Looking at the words …</div>'
-    highest = max((abs(value) for values in found.values for value in values), default=0) or 1
+    highest = max((abs(value) for values in found.values for value in values), default=0)
     texts = "".join(
         f'<p class="mb-text">{_coloured(text, words, values, highest)}</p>'
         for text, words, values in zip(given.texts, given.reading.words, found.values, strict=True)
@@ -191,7 +202,7 @@ def _words(given: Answer, found: Attribution | None) -> str:
 def _coloured(text: str, words: Sequence[Any], values: Iterable[float], highest: float) -> str:
     parts, end = [], 0
     for word, value in zip(words, values, strict=True):
-        strength = 0.75 * abs(value) / highest
+        strength = 0.75 * abs(value) / highest if _is_shown(value) else 0.0
         parts.append(
             f"{escape(text[end : word.start])}"
             f'<span class="mb-word" style="background: rgb({BLUE if value > 0 else ORANGE} / {strength:.2f})" '
@@ -216,11 +227,18 @@ def _named(given: Answer, found: Attribution) -> str:
         hidden, shown = f"{found.start:.2f}", f"{found.end:.2f}"
     said = []
     for side, sign in sides:
-        strongest = sorted((item for item in named if item[0] * sign > 0), key=lambda item: -abs(item[0]))[:NAMED]
+        strongest = sorted(
+            (item for item in named if item[0] * sign > 0 and _is_shown(item[0])), key=lambda item: -abs(item[0])
+        )[:NAMED]
         if strongest:
             said.append(f"{side}: " + ", ".join(f"“{escape(word)}” {_signed(value)}" for value, word in strongest))
     together = f"{_signed(found.end - found.start)} {unit}"
     return "<br>".join([*said, f"All words together: {together}, from {hidden} with every word hidden to {shown}"])
+
+
+def _is_shown(value: float) -> bool:
+    """Whether it is more than nothing in the digits that are shown: a word is coloured and named then alone."""
+    return abs(value) >= 0.005
 
 
 def _signed(value: float) -> str:
@@ -246,7 +264,7 @@ def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, ti
         second = gr.Textbox(label="Second sentence (for tasks about two)", max_lines=8, visible=pairs)
         button = gr.Button("Answer", variant="primary")
         results = gr.HTML(elem_id="results")
-        gr.Examples(EXAMPLES if pairs else EXAMPLES[:1], [first, second], elem_id="examples")
+        gr.Examples(_examples(model.config.tasks or ()), [first, second], elem_id="examples")
         gr.HTML(ABOUT)
         gr.on(
             [button.click, first.submit, second.submit],
@@ -257,6 +275,12 @@ def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, ti
             trigger_mode="always_last",
         )
     return page
+
+
+def _examples(tasks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """An example for each task, once each, as the two boxes take it."""
+    found = dict.fromkeys(examples_of(task["name"], takes_pair(task)) for task in tasks)
+    return [[*texts, ""][:2] for texts in found]
 
 
 def launch(page: gradio.Blocks, **options: Any) -> tuple[Any, str, str]:

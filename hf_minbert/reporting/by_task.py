@@ -6,7 +6,10 @@ from collections import Counter
 
 import numpy as np
 
+from ..data.rounds import rows_of_epoch
 from ..evaluation import analysis
+from ..settings.tasks import Task
+from ..settings.wording import counted
 from . import plots
 from .builder import Builder
 from .document import Example, Examples, Table, Text
@@ -40,10 +43,10 @@ def title_of(answers: Answers) -> str:
 def opening(answers: Answers) -> list:
     task, rows = answers.task, len(answers.ids)
     if answers.is_score:
-        return [Text(f"A score from {task.bounds[0]:g} to {task.bounds[1]:g}, on {rows:,} dev rows.")]
+        return [Text(f"A score from {task.bounds[0]:g} to {task.bounds[1]:g}, on {counted(rows, 'dev row')}.")]
     right = int((answers.values == answers.labels).sum())
     names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} labels"
-    return [Text(f"One of {names}, on {rows:,} dev rows: {right:,} right, {rows - right:,} wrong.")]
+    return [Text(f"One of {names}, on {counted(rows, 'dev row')}: {right:,} right, {rows - right:,} wrong.")]
 
 
 # ---- Classes -----------------------------------------------------------------------------------------------------
@@ -125,7 +128,7 @@ def scatter(build: Builder, answers: Answers) -> list:
     return [
         Text(
             f"Predictions are {number(far['mae'])} off in the mean, and {signed(bias)} with their sign. "
-            f"{outside:,} of {len(values):,} lie outside the scale."
+            f"Outside the scale: {outside:,} of {len(values):,}."
         ),
         build.picture(f"{task.name}-scatter", alt, plots.scatter, labels, values, task.bounds),
     ]
@@ -201,11 +204,18 @@ def by_words(build: Builder, run: Run, answers: Answers) -> list:
     label = "mean log10(1 + times a word is in the training texts)"
     return [
         Text(
-            f"{percent(new / every)} of the words in dev rows stand in none of the task's {len(training):,} training "
-            f"rows."
+            f"{percent(new / every)} of the words in dev rows stand in none of the task's "
+            f"{counted(len(training), 'training row')}{_drawn(run, answers.task, len(training))}."
         ),
         build.picture(f"{name}-words", f"{name}: {_measure(answers)} by the words.", *_in_bins(answers, x, label)),
     ]
+
+
+def _drawn(run: Run, task: Task, rows: int) -> str:
+    """How many of its own rows an epoch took, if not all."""
+    asked = run.recipe["rows_per_epoch"].value if "rows_per_epoch" in run.recipe else None
+    asked = asked.get(task.name) if isinstance(asked, dict) else None
+    return "" if asked is None or task.sources else f", of which an epoch took {rows_of_epoch(asked, rows):,}"
 
 
 def _measure(answers: Answers) -> str:
@@ -239,11 +249,19 @@ def _examples(answers: Answers, title: str, rows: list[int]) -> Examples:
     return Examples(title, [Example(answers.texts[row], remark(answers, row)) for row in rows])
 
 
+def shown_value(answers: Answers, row: int) -> str:
+    """What was predicted of a row, as `remark` says it."""
+    return _shown(answers, answers.values[row])
+
+
+def _shown(answers: Answers, value: float) -> str:
+    return f"{value:.2f}" if answers.is_score else answers.task.labels[int(value)]
+
+
 def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
     """What is right and what was said of a row; by two models if `other` is given."""
-    names = (lambda value: f"{value:.2f}") if answers.is_score else (lambda value: answers.task.labels[int(value)])
-    said = [f"label: {names(answers.labels[row])}"]
+    said = [f"label: {_shown(answers, answers.labels[row])}"]
     for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
         sure = "" if of.is_score else f" ({of.probabilities[row].max():.2f})"
-        said.append(f"{who}: {names(of.values[row])}{sure}")
+        said.append(f"{who}: {shown_value(of, row)}{sure}")
     return "; ".join([*said, f"id {answers.ids[row]}"])

@@ -11,8 +11,9 @@ from ..evaluation.effects import Sample, difference, influence
 from ..evaluation.metrics import value_metrics
 from ..evaluation.significance import mcnemar
 from ..settings.metrics import KIND_METRICS
+from ..settings.wording import counted
 from .builder import Builder
-from .by_task import remark
+from .by_task import remark, shown_value
 from .differences import HOW, compare, interval_text, score, table
 from .document import Block, Example, Examples, Table, Text
 from .runs import Answers, Run
@@ -111,15 +112,16 @@ def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> li
     if answers.is_score:
         nearer = int((np.abs(theirs.values - labels) < np.abs(answers.values - labels)).sum())
         farther = int((np.abs(theirs.values - labels) > np.abs(answers.values - labels)).sum())
-        said = f"{task.name}: {nearer:,} rows are nearer to their label, {farther:,} farther from it."
+        said = f"{task.name}: {counted(nearer, 'row', 'is', 'are')} nearer to the label, {farther:,} farther from it."
     else:
         lost, won, _ = mcnemar(answers.values == labels, theirs.values == labels)
         other = int(((answers.values != labels) & (theirs.values != labels) & (answers.values != theirs.values)).sum())
-        said = f"{task.name}: {won:,} rows turn right and {lost:,} wrong; {other:,} change from one error to another."
+        turned = counted(won, "row", "turns", "turn")
+        said = f"{task.name}: {turned} right and {lost:,} wrong; from one error to another: {other:,}."
     better, worse = analysis.changed(answers.values, theirs.values, labels, answers.is_score, 2 * build.examples)
     blocks: list[Block] = [Text(said)]
-    for title, rows in (("better", better), ("worse", worse)):
-        if rows:
+    for title, found in (("better", better), ("worse", worse)):
+        if rows := [row for row in found if shown_value(answers, row) != shown_value(theirs, row)]:
             shown = [Example(answers.texts[row], remark(answers, row, theirs)) for row in rows]
             blocks.append(Examples(f"{task.name}: {title} in {name}", shown))
     return blocks

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.encoding import MANY_UNKNOWN, unknown_in_words
 from ..evaluation import analysis
 from ..evaluation.metrics import overall, value_metrics
 from ..evaluation.significance import RESAMPLES, bootstrap, interval, statistics_of
@@ -27,7 +28,7 @@ LOGGED_POINTS = 40  # of a curve that is drawn as means of neighbours
 
 def scores(build: Builder, run: Run) -> list[Block]:
     if not run.answers:
-        return _recorded(run)
+        return [*_recorded(run), *_unknown(run)]
     blocks, rows, drawn = [], [], {}
     for name, answers in run.answers.items():
         if answers.usable:
@@ -43,7 +44,14 @@ def scores(build: Builder, run: Run) -> list[Block]:
         f"Intervals are percentiles of a bootstrap over the dev rows ({RESAMPLES:,} resamples, seed {build.seed}): "
         "they say how the score would vary with other rows, and not with another seed of the training."
     )
-    return [Table(header, rows), *([said] if drawn else []), *blocks, *_baselines(run)]
+    return [Table(header, rows), *([said] if drawn else []), *blocks, *_unknown(run), *_baselines(run)]
+
+
+def _unknown(run: Run) -> list[Block]:
+    """How much of each task's training text the vocabulary does not know, if the run counted it."""
+    found = run.metrics.get("unknown_tokens") or {}
+    said = {name: unknown_in_words(name, share, "the training rows") for name, share in found.items()}
+    return [(Trouble if found[name] >= MANY_UNKNOWN else Text)(words) for name, words in said.items()]
 
 
 def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], np.ndarray | None]:

@@ -22,6 +22,7 @@ from ..settings.meaning import meaning
 from ..settings.recipe import read_recipe, split_recipe
 from ..settings.table import names
 from ..settings.tasks import TASKS, Task, get_tasks
+from ..settings.wording import counted
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints
 
@@ -326,7 +327,8 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         if header != expected or not rows:
             raise MinBertError(
                 f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
-                f"{', '.join(header) or 'none'} and {len(rows)} rows. Delete it, or write it anew by minbert predict."
+                f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it anew by "
+                "minbert predict."
             )
         odd = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
         if odd is not None:

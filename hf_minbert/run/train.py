@@ -265,6 +265,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder.path, args, data["scored"]), "leaks": data["leaks"]}
+            of_tasks["unknown_tokens"] = trainer.unknown_tokens
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     return metrics
 

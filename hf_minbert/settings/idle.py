@@ -37,9 +37,9 @@ def idle_keys(values: Mapping[str, Any], tasks: Sequence[Task]) -> list[Idle]:
         start = "proximal_" if proximal == "none" else "proximal_momentum"
         found.append(Idle(start, f"`proximal: {proximal}`", "`proximal: momentum`"))
     if regularizer == "smart":
-        if values["smart_form"] == "mt-dnn":
+        if (form := values["smart_form"]) != "paper":
             keys = ("smart_norm", "smart_level")
-            found += [Idle(key, "`smart_form: mt-dnn`", "`smart_form: paper`") for key in keys]
+            found += [Idle(key, f"`smart_form: {form}`", "`smart_form: paper`") for key in keys]
         if not any(task.kind == "score" for task in tasks):
             found.append(Idle("smart_score_divergence", "these tasks", "scores, and none of them is one"))
     if values["mixing"] != "temperature":

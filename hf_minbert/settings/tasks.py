@@ -24,8 +24,11 @@ DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits
 HEAD_FIELDS = (
     "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
 )  # fmt: skip
+#: Where the logit of a new cosine head begins: a threshold at the cosine 0.75. A model's config records it, and what
+#: `CosineHead` begins with where a config says nothing is that of models made before.
+COSINE_START = {"initial_scale": 20.0, "initial_offset": -15.0}
 #: Options of a head that only training looks at: tasks that differ in them alone have heads of the same meaning.
-DROPOUTS = ("dropout", "dropouts")
+OF_TRAINING = ("dropout", "dropouts", *COSINE_START)
 
 
 @dataclass(frozen=True)
@@ -343,10 +346,12 @@ class Task:
         return len(self.labels) if self.kind == "classes" else 1
 
     def to_config(self) -> dict[str, Any]:
-        """The task as it stands in a model's `config.json`: everything but where its data lay."""
+        """The task as it stands in a model's `config.json`: everything but where its data lay, and `COSINE_START`."""
         saved = asdict(self)
         for name in DATA_FIELDS:
             del saved[name]
+        if self.kind == "binary" and self.head == "cosine":
+            saved["head_options"] = {**COSINE_START, **saved["head_options"]}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in saved.items()}
 
     @classmethod
@@ -421,9 +426,9 @@ def head_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str | 
 
 
 def _meaning(value: Any) -> Any:
-    """A field's value without dropouts, and with lists for tuples at any depth: config.json knows lists only."""
+    """A field's value without `OF_TRAINING`, and with lists for tuples at any depth: config.json knows lists only."""
     if isinstance(value, Mapping):
-        return {key: _meaning(option) for key, option in value.items() if key not in DROPOUTS}
+        return {key: _meaning(option) for key, option in value.items() if key not in OF_TRAINING}
     return [*map(_meaning, value)] if isinstance(value, list | tuple) else value
 
 

@@ -18,7 +18,7 @@ Variant = Literal["smart_0", "smart_1", "smart_2"]
 ScoreDivergence = Literal["squared_error", "bernoulli"]
 Norm = Literal["inf", "l2"]
 Level = Literal["token", "sentence"]
-Form = Literal["paper", "mt-dnn"]
+Form = Literal["paper", "mt-dnn", "smart-pytorch"]
 Proximal = Literal["none", "previous", "momentum"]
 CudaGraphs = Literal["auto", "off"]
 TrainMetrics = Literal["running", "full", "none"]
@@ -180,19 +180,19 @@ class TrainingKeys:
     smart_epsilon: float | None = key(
         None,
         "Radius of the ball in which word embeddings move, whose root mean square in BERT is near 0.05; 5e-4 unless "
-        "given. With `smart_form: mt-dnn` 1e-6 unless given, which only keeps a division from 0.",
+        "given. With another `smart_form` than `paper` 1e-6 unless given, which only keeps a division from 0.",
         objectives="tasks",
     )
     smart_step_size: float | None = key(
         None,
         "Length of a step of the search for the worst move; ten times `smart_epsilon` unless given, and 1e-3 with "
-        "`smart_form: mt-dnn`.",
+        "another `smart_form` than `paper`.",
         objectives="tasks",
     )
     smart_noise_std: float | None = key(
         None,
         "Standard deviation of the noise that the search starts from; `smart_epsilon` unless given, and 1e-5 with "
-        "`smart_form: mt-dnn`.",
+        "another `smart_form` than `paper`.",
         objectives="tasks",
     )
     smart_steps: int = key(
@@ -222,8 +222,9 @@ class TrainingKeys:
     )
     smart_form: Form = key(
         "paper",
-        "`paper`, or `mt-dnn`, what the popular code computes in its place: no ball, and moves of length 1 that are "
-        "nearly random. To compare with. Each has its own numbers where none are given.",
+        "`paper`; or, to compare with, what popular code computes in its place: no ball, and moves of length 1 that "
+        "are nearly random, in `mt-dnn`, and in `smart-pytorch`, where a symmetric KL is the sum over a batch's rows "
+        "and not their mean. These have other numbers where none are given.",
         objectives="tasks",
     )
     r_drop_weight: float = key(1.0, "Factor on R-Drop's term.", objectives="tasks")
@@ -331,7 +332,8 @@ class TrainingKeys:
     )
     report_to: None | str | list[str] = key(
         "none",
-        "Where to log beside `log.jsonl`, such as `tensorboard`; nowhere unless given.",
+        "Where to log beside `log.jsonl`, such as `tensorboard` (extra `tensorboard`) or `wandb`; nowhere unless "
+        "given.",
         resume="free",
         scope="machine",
         off="none",

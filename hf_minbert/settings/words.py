@@ -17,6 +17,7 @@ from . import plugins
 from .dotted import Value, stage_recipes
 from .recipe import split_recipe
 from .run import RunSettings
+from .services import check_services
 from .stock import refusal, stock_hints
 from .table import names
 from .tasks import Task, check_metric, chosen, get_tasks
@@ -65,6 +66,7 @@ def _check(values: Mapping[str, Value], hints: Mapping[str, Any]) -> None:
     for key, value in training.items():
         if reason := refusal(key, value):
             raise MinBertError(reason)
+    check_services(training.get("report_to"))
     tasks = {task.name: task for task in get_tasks(settings.tasks)}
     if not settings.plugins:
         _check_names(training, tasks.values())

@@ -12,6 +12,7 @@ import torch
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, explain, unknown_name
+from ..settings.services import check_services
 from ..settings.table import names
 from ..settings.tasks import Task, check_metric
 from ..settings.training import (
@@ -64,6 +65,7 @@ def check_values(args: BaseArguments) -> None:
     for name, known in choices.items():
         if getattr(args, name) not in known:
             raise unknown_name(name, getattr(args, name), known)
+    check_services(args.report_to)
     _check_freezing(args)
     check_groups(args)
     _check_per_task(args)
@@ -157,8 +159,10 @@ def _check_terms(args: BaseArguments) -> None:
             f"`regularizer: {args.regularizer}` differentiates by the input, which torch does not do where "
             "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
         )
-    if args.regularizer == "smart" and args.smart_form == "mt-dnn" and args.torch_compile:
-        raise MinBertError("`smart_form: mt-dnn` works by a hook, which compiled models pass by. Leave one out.")
+    if args.regularizer == "smart" and args.smart_form != "paper" and args.torch_compile:
+        raise MinBertError(
+            f"`smart_form: {args.smart_form}` works by a hook, which compiled models pass by. Leave one out."
+        )
     if args.proximal_evaluate and args.proximal == "none":
         raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
     if args.proximal_evaluate and args.eval_strategy == "no":

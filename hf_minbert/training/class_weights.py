@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import MinBertError
 from ..model.losses import AUTO, COMPARING, COUNTED
+from ..settings import wording
 from ..settings.tasks import Task
 from .base_args import BaseArguments
 from .data import batch_sizes_of, is_balanced, samplers_of
@@ -45,7 +46,8 @@ def prepare_losses(
             numbers = counted(tasks[name], labels)
             saved["loss_options"].update(numbers)
             tasks[name] = Task.from_config(saved)
-            logger.info("Counted from %d training rows of %s: %s.", len(labels), name, in_words(numbers))
+            among = wording.counted(len(labels), "training row")
+            logger.info("Counted from %s of %s: %s.", among, name, in_words(numbers))
         for warning in warnings_of(tasks[name], is_balanced(args, name)):
             logger.warning(warning)
 

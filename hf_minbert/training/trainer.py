@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
-from ..data.encoding import check_max_length, encode
+from ..data.encoding import MANY_UNKNOWN, check_max_length, encode, unknown_in_words, unknown_share
 from ..data.rounds import Rounds
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
@@ -120,6 +120,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self.cache_dir = cache_dir
         self._choose_tasks(train_dataset, eval_dataset)
         self.collators = self._make_collators()
+        self.unknown_tokens: dict[str, float] = {}  # the share of them among those of each task's training rows
         rows, eval_rows = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
         self.freezing = Freezing(self.model, args.freeze, args.unfreeze, self._forget_recordings)
         check_optimizer(optimizers[0], args)
@@ -199,6 +200,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         """The encoded rows of both. Writes what losses count of the training rows to the model's config."""
         if train is not None:
             train = self._encode(train, self.train_tasks, "train_dataset")
+            self._count_unknown(train)
             prepare_losses(self.args, self.model.config, self.tasks, train)
             train = with_teacher_logits(self.args, self.tasks, train, teacher_logits)
         if dev is not None:
@@ -231,6 +233,16 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             if rows.labels is None:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
         return encoded
+
+    def _count_unknown(self, train: Mapping[str, EncodedRows]) -> None:
+        """Says how many tokens of each task's training rows the vocabulary does not know."""
+        tokenizer = self.processing_class
+        if tokenizer is None:
+            return
+        for name, rows in train.items():
+            self.unknown_tokens[name] = share = unknown_share(rows, tokenizer)
+            level = logging.WARNING if share >= MANY_UNKNOWN else logging.INFO
+            logger.log(level, unknown_in_words(name, share, "the training rows"))
 
     def _warn(self) -> None:
         """Logs which arguments have no effect, and the warnings of the terms."""

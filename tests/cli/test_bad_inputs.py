@@ -178,6 +178,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "schedule misspelt": ("lr_scheduler_type=linaer", ["`lr_scheduler_type` must be one of linear", "Found linaer"]),
     "optimizer misspelt": ("optim=adamm", ["`optim` must be one of adamw_torch", "Found adamm"]),
     "optimizer that steps early": ("optim=lomo", ["`optim: lomo` is not supported", "Use adamw_torch"]),
+    "reports to an unknown service": ("report_to=wandbb", ["Unknown `report_to` 'wandbb'", "Did you mean 'wandb'?"]),
     "deepspeed": ("deepspeed=ds.json", ["`deepspeed: ds.json` is not supported", "Leave it out"]),
     "fsdp": ("fsdp=full_shard", ["`fsdp: full_shard` is not supported", "Leave it out"]),
     "label smoothing": ("label_smoothing_factor=0.1", ["`label_smoothing_factor: 0.1`", "a head owns its loss"]),
@@ -211,7 +212,6 @@ def test_what_only_a_gpu_has(refused, write_recipe_file, word):
 # Mistakes that only the library can see, when it sets up what the weights go into.
 LATER = {
     "attention misspelt": ("attn_implementation=sdap", ["sdap", "eager"]),
-    "reports to an unknown service": ("report_to=wandbb", ["Setting up the trainer failed", "wandbb", "tensorboard"]),
     "argument of the schedule": ("lr_scheduler_kwargs={foo: 1}", ["Starting to train failed", "'foo'", "Correct"]),
     "argument of the optimizer": ("optim_args=foo", ["Starting to train failed", "Correct the recipe"]),
     "beta out of range": ("adam_beta1=5", ["Starting to train failed", "beta", "5.0"]),

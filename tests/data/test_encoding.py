@@ -11,7 +11,7 @@ import torch
 
 from hf_minbert import MinBertConfig
 from hf_minbert.data.collators import PaddedCollator, RoundCollator
-from hf_minbert.data.encoding import check_max_length, encode
+from hf_minbert.data.encoding import check_max_length, encode, unknown_in_words, unknown_share
 from hf_minbert.errors import MinBertError
 from hf_minbert.settings.tasks import TASKS, get_tasks
 
@@ -73,6 +73,35 @@ def test_a_pair_is_cut_from_its_longer_side(tiny_tokenizer, caplog, first, secon
     if words[1] == 2:
         assert tiny_tokenizer.decode(ids[-3:-1]) == "good film"
     assert "para: 1 of 1 inputs were cut to 16 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("pair_encoding", ["cross", "bi"])
+def test_unknown_tokens_are_counted_among_those_of_text(tiny_tokenizer, pair_encoding):
+    (task,) = get_tasks({"para": {"pair_encoding": pair_encoding}})
+    rows = [
+        {"sentence1": "the dog 狗", "sentence2": "狗"},  # 2 of 4 unknown, whatever [CLS] and [SEP] part them
+        {"sentence1": "a good film dog", "sentence2": ""},  # 0 of 4
+    ]
+    assert unknown_share(encode(rows, task, tiny_tokenizer, 64), tiny_tokenizer) == 0.25
+    assert unknown_share(encode(rows[1:], task, tiny_tokenizer, 64), tiny_tokenizer) == 0
+    empty = [{"sentence1": "", "sentence2": ""}]
+    assert unknown_share(encode(empty, task, tiny_tokenizer, 64), tiny_tokenizer) == 0
+
+
+def test_a_tokenizer_without_an_unknown_token_knows_all(tiny_tokenizer):
+    class Bytes:
+        unk_token_id, all_special_ids = None, [2, 3]
+
+    assert unknown_share(encode([{"sentence": "狗"}], SST, tiny_tokenizer, 64), Bytes()) == 0
+
+
+def test_the_share_of_unknown_tokens_in_words():
+    assert unknown_in_words("sts", 0.0012, "the rows") == (
+        "sts: 0.1% of the tokens in the rows are unknown to the model's vocabulary."
+    )
+    assert unknown_in_words("sts", 0.607, "the rows") == (
+        "sts: 60.7% of the tokens in the rows are unknown to the model's vocabulary, which does not fit this text."
+    )
 
 
 def test_only_what_was_cut_is_counted(tiny_tokenizer, caplog):

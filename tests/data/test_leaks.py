@@ -144,7 +144,7 @@ def test_borrowed_rows_follow_the_tasks_own_without_those_that_leak(folder, capl
     (found,) = counts["borrowed"]["sts"]
     assert (found["source"], found["rows"], found["dropped"]) == ("mine.csv", 4, 1)
     assert found["matches"]["sts dev"] == {"rows": 1, "sentences": 3}
-    assert "sts borrows 3 rows from mine.csv. 1 more are dropped" in caplog.text
+    assert "sts borrows 3 rows from mine.csv. 1 more is dropped, as it stands in rows to be scored." in caplog.text
     rows, _ = loaded(folder, {"sts": {"sources": [MINE]}}, drop_sentences=True)
     assert rows["sts"]["id"][8:] == ["mine.csv:2", "mine.csv:3"]
 

@@ -356,7 +356,7 @@ def test_tasks_whose_rows_are_whole_batches_end_together_whatever_the_last_ones_
 @pytest.mark.parametrize("largest", [11, 1])
 def test_a_task_that_would_have_no_row_in_a_round_is_refused_with_the_least_size_that_does(largest):
     rows = {"sst": 8544, "para": 141506, "sts": 6040}
-    with pytest.raises(MinBertError, match=r"'sts' no row.*6040 rows.*'para' has 141506.*to 12 or more"):
+    with pytest.raises(MinBertError, match=r"'sts' no row.*6,040 rows.*'para' has 141,506.*to 12 or more"):
         proportional_batch_sizes(rows, largest)
     assert proportional_batch_sizes(rows, 12) == {"sst": 1, "para": 12, "sts": 1}
 

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 
-from hf_minbert import MinBertError, get_tasks
+from hf_minbert import MinBertError, Task, get_tasks
 from hf_minbert.data.hub import HUB
 from hf_minbert.publishing.files import portable
 from hf_minbert.publishing.publish import prepare
@@ -174,6 +174,26 @@ def test_scores_stand_in_the_metadata_as_they_were_measured(run):
     assert f"{metrics['train_runtime']:,.0f} s of training" in card.text
 
 
+def test_each_task_is_asked_about_its_own_kind_of_text(tiny_model, tiny_tokenizer, tmp_path):
+    news = Task(name="news", kind="binary", text_columns=("text",), labels=("no", "yes"))
+    card = prepare(model_with(tiny_model, tiny_tokenizer, tmp_path / "own", "", tasks=(news,)), "me/own").card
+    assert "film" not in card.split("## Use")[1].split("## Scores")[0]
+    assert 'tokenizer("This is a text.", return_tensors="pt")' in card
+    card = prepare(model_with(tiny_model, tiny_tokenizer, tmp_path / "para", "", tasks=("para",)), "me/para").card
+    assert 'tokenizer("How do I learn to swim?", "How deep is the lake where I learned to swim?"' in card
+
+
+def test_one_row_is_a_row(run):
+    leaks = {
+        "given": {"sst": {"sst dev": 1}},
+        "borrowed": {"sts": [{"source": "para", "dropped": 1, "matches": {}}]},
+    }
+    rewrite(run / "metrics.json", leaks=leaks)
+    card = prepare(run, "me/model").card
+    assert "- 1 row of sst dev stands in the training rows of sst too; it was trained on." in card
+    assert "- 1 row that sts was to borrow from para, found in dev or test rows and left out." in card
+
+
 def test_leak_counts_are_those_of_the_metrics(run):
     leaks = {
         "given": {"sst": {"sst dev": 1234}},
@@ -182,7 +202,7 @@ def test_leak_counts_are_those_of_the_metrics(run):
     rewrite(run / "metrics.json", leaks=leaks)
     card = prepare(run, "me/model").card
     assert "1,234 rows of sst dev stand in the training rows of sst" in card
-    assert "17 rows that sts was to borrow from para" in card
+    assert "17 rows that sts was to borrow from para, found in dev or test rows and left out." in card
     rewrite(run / "metrics.json", leaks={"given": {"sst": {}}, "borrowed": {}})
     assert "No dev or test row that the run could see" in prepare(run, "me/model").card
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from hf_minbert import MinBertForMultiTask, Predictor, get_tasks
-from hf_minbert.publishing.card import EXAMPLES
+from hf_minbert.publishing.demo import EXAMPLES
 
 TEXTS = ["a good film.", "why is the dog very bad"]
 #: Loads a model as its card says and asks every task; `result` is task to logits.
@@ -86,7 +86,7 @@ def test_the_card_of_an_ensemble_with_a_pair_read_apart_asks_it_rightly(
     assert status == 0, err
     code = re.search(r"```python\n(.*?)```", hub.repos["models"]["me/ensemble"]["README.md"].decode(), re.DOTALL)[1]
     found = stranger.run(f'{code}\nresult = model(**inputs, task="sts").logits.item()')  # the card asks sts last
-    (wanted,) = Predictor.from_pretrained(tmp_path, device="cpu")("sts", *([text] for text in EXAMPLES))
+    (wanted,) = Predictor.from_pretrained(tmp_path, device="cpu")("sts", *([text] for text in EXAMPLES["sts"]))
     assert found == pytest.approx(wanted["prediction"], abs=1e-5)
 
 

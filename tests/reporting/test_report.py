@@ -234,6 +234,32 @@ def test_a_comparison_tests_the_difference_and_shows_what_changed(run, make_run,
     assert len(better.rows) == 6 and "before: " in better.rows[0].remark
 
 
+def test_changes_that_do_not_show_are_not_in_the_list(run, make_run, data, tmp_path, answers):
+    def nudged(labels):
+        values = answers["sts"].values.copy()
+        values += np.where(labels > values, 1e-4, -1e-4)  # a little nearer, each of them
+        values[3] = labels[3] + 10
+        return Decoded(values, None)
+
+    blocks = built(run, make_run(tmp_path / "other", data, 60, sts=nudged))["compare-1"].blocks
+    shown = [row.remark for block in blocks if block.kind == "examples" for row in block.rows]
+    pairs = [re.search(r"before: (.+?); now: (.+?); id", remark).groups() for remark in shown]
+    assert all(before != now for before, now in pairs)
+    worse = [block for block in blocks if block.kind == "examples" and "worse" in block.title]
+    assert len(worse) == 1 and len(worse[0].rows) == 1
+
+
+def test_rows_that_an_epoch_takes_are_said(make_run, data, tmp_path):
+    path = make_run(tmp_path / "few", data, 60)
+    with (path / "recipe.yaml").open("a") as recipe:
+        recipe.write("rows_per_epoch: {sst: 0.26, para: 7}\n")
+    found = built(path)
+    said = {task: found[f"{task}-words"].blocks[0].text for task in ("sst", "para", "sts")}
+    assert said["sst"].endswith("none of the task's 60 training rows, of which an epoch took 16.")
+    assert said["para"].endswith("none of the task's 60 training rows, of which an epoch took 7.")
+    assert said["sts"].endswith("none of the task's 60 training rows.")
+
+
 def test_runs_on_other_rows_or_without_predictions_are_not_compared(
     run, make_run, make_data, tmp_path, forget_metrics
 ):

@@ -308,6 +308,7 @@ def test_r_drop_without_dropout_is_warned_of(make_trainer, tiny_model, caplog, c
         ({"regularizer": "fgm", "fgm_epsilon": -1.0}, "`fgm_epsilon` must be a number from 0. Found -1.0."),
         ({"regularizer": "r_drop", "r_drop_weight": math.inf}, "`r_drop_weight` must be a number from 0. Found inf."),
         ({"smart_form": "mt-dnn", "torch_compile": True}, "`smart_form: mt-dnn` works by a hook"),
+        ({"smart_form": "smart-pytorch", "torch_compile": True}, "`smart_form: smart-pytorch` works by a hook"),
         ({"smart_noise_std": 0.0, "smart_form": "mt-dnn"}, "`smart_noise_std: 0` starts the search where the outputs"),
         ({"smart_noise_std": 0.0}, "`smart_noise_std: 0` starts the search where the outputs are equal"),
         ({"regularizer": ["smart"]}, "Unknown regularizer ['smart']."),

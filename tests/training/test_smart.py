@@ -16,9 +16,11 @@ from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.model.packing import Packing
 from hf_minbert.training.terms.base import NoiseKey, RandomState, RecordedNoiseKey, embedded, is_token
 from hf_minbert.training.terms.smart import (
+    FORMS,
     AlgorithmOne,
     MtDnn,
     Smart,
+    SmartPytorch,
     _hash,
     _signed,
     noise_like_words,
@@ -273,7 +275,7 @@ def of_random_corners(model, batch, epsilon, draws=5):
 # ---- what stays as it was
 
 
-@pytest.mark.parametrize("form", ["paper", "mt-dnn"])
+@pytest.mark.parametrize("form", FORMS)
 def test_grads_mode_and_random_state_stay(tasks, tiny_model, batches, form):
     model = tiny_model(tasks, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
     for number, parameter in enumerate(model.parameters()):
@@ -442,6 +444,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_term_out(model, batches, form,
         ({"epsilon": 1e-3}, (1e-3, 1e-2, 1e-3)),
         ({"epsilon": 0.0}, (0.0, 0.0, 0.0)),
         ({"form": "mt-dnn"}, (1e-6, 1e-3, 1e-5)),
+        ({"form": "smart-pytorch"}, (1e-6, 1e-3, 1e-5)),
         ({"form": "mt-dnn", "epsilon": 1e-5}, (1e-5, 1e-3, 1e-5)),
         ({"form": "mt-dnn", "noise_std": 1e-4, "step_size": 0.0}, (1e-6, 0.0, 1e-4)),
     ],
@@ -480,6 +483,55 @@ def test_halves_of_the_mt_dnn_term_hold_one_output_fixed(model, batches):
     found = torch.autograd.grad(halves, logits)
     torch.testing.assert_close(found[0], (p - q) / 3)  # of cross-entropy with the other as the fixed target
     torch.testing.assert_close(found[1], (q - p) / 3)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 32])
+@pytest.mark.parametrize(
+    ("kind", "logits"), [("classes", ([0.0, 0.0], [0.0, math.log(3)])), ("binary", ([0.0], [math.log(3)]))]
+)
+def test_each_form_takes_a_batch_as_its_code_does(tiny_model, rows, kind, logits):
+    """P = (1/2, 1/2) and Q = (1/4, 3/4) in every row: KL(P||Q) = ln(4/3) / 2, and both ways together ln(3) / 4."""
+    task = replace(get_tasks(["para"])[0], kind=kind, loss="", loss_options={})
+    head = tiny_model([task]).heads.get("para")
+    clean, perturbed = (torch.tensor([row] * rows) for row in logits)
+    found = {
+        (form, name): FORMS[form](0, 0, "inf", "token").term(head, name, clean, perturbed).item()
+        for form in FORMS
+        for name in ("symmetric_kl", "kl")
+    }
+    both, one = math.log(3) / 4, math.log(4 / 3) / 2
+    assert found == pytest.approx({
+        ("paper", "symmetric_kl"): both, ("mt-dnn", "symmetric_kl"): both,
+        ("smart-pytorch", "symmetric_kl"): rows * both,
+        ("paper", "kl"): one, ("mt-dnn", "kl"): one, ("smart-pytorch", "kl"): one,
+    }, rel=1e-5)  # fmt: skip
+
+
+def test_squared_error_of_scores_is_each_rows_own_and_a_mean_in_each_form(model):
+    head = model.heads.get("sts")
+    clean, perturbed = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1.0], [3.0], [6.0]])
+    for form in FORMS.values():  # (0 + 1 + 4) / 3; broadcast over all pairs of rows it would be 61 / 9
+        assert form(0, 0, "inf", "token").term(head, "squared_error", clean, perturbed).item() == pytest.approx(5 / 3)
+
+
+def test_the_search_of_smart_pytorch_ascends_the_half_that_is_not_held_fixed(model):
+    head = model.heads.get("sst")
+    clean, perturbed = torch.randn(3, 5), torch.randn(3, 5)
+    p, q = clean.softmax(dim=-1), perturbed.softmax(dim=-1)
+    there, back = (p * (p / q).log()).sum(-1), (q * (q / p).log()).sum(-1)
+    for form, expected in ((MtDnn, there + back), (SmartPytorch, there)):
+        ascended = form(0, 0, "inf", "token").ascended(head, "symmetric_kl")
+        torch.testing.assert_close(ascended(clean, perturbed), expected)
+
+
+def test_smart_pytorch_is_mt_dnn_by_the_number_of_rows(model, batches):
+    step = {"step_size": 0.0}  # which leaves both searches with the first noise
+    for task, batch in batches.items():
+        mt_dnn, other = (
+            Smart(form=form, **step)(model, batch, KEY).logged["smart"] for form in ("mt-dnn", "smart-pytorch")
+        )
+        rows = 1 if model.heads.get(task).kind == "score" else len(batch["labels"])
+        torch.testing.assert_close(other, rows * mt_dnn)
 
 
 # ---- the real checkpoint

@@ -103,7 +103,7 @@ def noise_like_words(batch: Batch, size: int, key: AnyNoiseKey) -> Tensor:
     return (noise if packing is None else packing.unpack(noise[None])).view(*ids.shape, size)
 
 
-# ---- The two forms -------------------------------------------------------------------------------------------------
+# ---- The forms -----------------------------------------------------------------------------------------------------
 
 
 def size_of(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
@@ -145,6 +145,10 @@ class AlgorithmOne:
         """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
 
+    def ascended(self, head: Head, name: str) -> Divergence:
+        """What the search ascends, for a divergence of this name."""
+        return lambda clean, perturbed: head.divergence(clean, perturbed, name)
+
     def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
         """The gradient of each row's divergence, up to a positive factor per row, which normalising removes."""
         outputs = perturbed.detach().float().requires_grad_()
@@ -162,13 +166,17 @@ class AlgorithmOne:
 
 
 class MtDnn(AlgorithmOne):
-    """What mt-dnn and smart-pytorch compute, to compare with; no paper describes it.
+    """The term of mt-dnn, to compare with; no paper describes it.
 
     The noise is on the embeddings' outputs, after LayerNorm and dropout. A step adds the gradient as it is,
     millions of times smaller than the noise, and divides each token's noise by its largest number: there is no ball,
     the radius is near 1, and the direction stays that of the first noise. `epsilon` only keeps that division from 0.
-    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one. The defaults
-    are mt-dnn's, whose training script has a `step_size` of 1e-5 instead of 1e-3.
+    Both halves of a symmetric KL hold their first output fixed, so its gradient is half of the whole one; the term is
+    the mean over rows. The defaults are mt-dnn's, whose training script has a `step_size` of 1e-5 instead of 1e-3.
+
+    Not mt-dnn's: its search ascends a "stable KL" of log-odds and this one the KL, which the tiny gradient leaves
+    without effect; its noise is on padding too; and its squared error of scores takes each row's difference to every
+    other row, an error of broadcasting, where this one takes the row's own.
     """
 
     @staticmethod
@@ -200,7 +208,27 @@ class MtDnn(AlgorithmOne):
         return (there + back).mean()
 
 
-FORMS: dict[Form, type[AlgorithmOne]] = {"paper": AlgorithmOne, "mt-dnn": MtDnn}
+class SmartPytorch(MtDnn):
+    """The term of the library smart-pytorch, whose code is mt-dnn's but for these.
+
+    A symmetric KL is the sum over the batch's rows and not their mean, so that the same `smart_weight` weighs more in
+    larger batches: its README has 0.02. A KL one way stays a mean. The search ascends the half of a symmetric KL in
+    which the perturbed output is not held fixed, KL(clean || perturbed).
+
+    Not smart-pytorch's: it leaves to its caller what the noise is on (here the embeddings' outputs), and so the
+    divergence of scores (here the mean squared error); on the one logit of a binary task its KL would be 0. Where it
+    searches by a KL one way, its gradient is that of the mean over rows and this one's of the sum: as tiny.
+    """
+
+    def ascended(self, head: Head, name: str) -> Divergence:
+        return super().ascended(head, "kl" if name == "symmetric_kl" else name)
+
+    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        mean = super().term(head, name, clean, perturbed)
+        return mean * len(clean) if name == "symmetric_kl" else mean
+
+
+FORMS: dict[Form, type[AlgorithmOne]] = {"paper": AlgorithmOne, "mt-dnn": MtDnn, "smart-pytorch": SmartPytorch}
 
 
 # ---- The regularizer -----------------------------------------------------------------------------------------------
@@ -227,8 +255,8 @@ class Smart(Term):
             error unless told otherwise; the others must be told.
         norm: that the gradient is divided by, and that the ball has.
         level: whether each token has a ball of its own, or the tokens of a sentence have one together.
-        form: `paper`, or `mt-dnn`, the arithmetic of that code, to compare with, which has other numbers where none
-            are given; see `MtDnn`.
+        form: `paper`; or, to compare with, the term of the popular code, `mt-dnn` or `smart-pytorch`, which have other
+            numbers where none are given; see `MtDnn` and `SmartPytorch`.
     """
 
     name = "smart"
@@ -252,7 +280,7 @@ class Smart(Term):
         check_number("smart_weight", weight)
         for name, value in (("epsilon", epsilon), ("step_size", step_size), ("noise_std", noise_std)):
             if value is not None:
-                check_number(f"smart_{name}", value, above=(name, form) == ("epsilon", "mt-dnn"))
+                check_number(f"smart_{name}", value, above=name == "epsilon" and form != "paper")
         check_count("smart_steps", steps)
         variants = variant.values() if isinstance(variant, Mapping) else [variant]
         for name, values, known in (
@@ -314,9 +342,8 @@ class Smart(Term):
         ascended, taken = self.divergences_of(batch["task"], head.kind)
         noise = self.noise_std * noise_like_words(batch, word_size(model, batch["task"]), key)
         with parameters_fixed(model):
-            delta, ok = self._worst(
-                perturbed, clean.detach(), lambda *pair: head.divergence(*pair, ascended), noise, is_token(batch)
-            )
+            search = self.form.ascended(head, ascended)
+            delta, ok = self._worst(perturbed, clean.detach(), search, noise, is_token(batch))
         term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
         logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
         return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, **logged})

@@ -1,0 +1,9 @@
+"""Numbers in sentences."""
+
+from __future__ import annotations
+
+
+def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
+    """`1 row`, `1,234 rows`; with the verb for one and for more, `1 row stands`."""
+    said, verb = (noun, one) if count == 1 else (f"{noun}s", more)
+    return f"{count:,} {said} {verb}".rstrip()
