@@ -33,6 +33,8 @@ SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
 LONGEST = 2**26
 #: So many rows say what the columns hold.
 PROFILED = 10_000
+#: What fewer cells than this have in common says nothing.
+FEW = 3
 PLAIN_QUOTES = (
     "Where quotes are characters like any other, read the file with `quotes: false`: {path: FILE, quotes: false} in a "
     "recipe, --read '{quotes: false}' on the command line."
@@ -65,35 +67,32 @@ def read_cells(
         any(map(str.strip, lines))  # raises if the whole file is blank
         raise MinBertError(f"{path}, line 1: a blank line where the header should be. Name the columns there.")
     if re.fullmatch(r'"?sep=."?\s*', first):
-        raise MinBertError(f"{path}, line 1: {first.strip()} is a word to Excel. Delete the line.")
-    if separator is None:
-        names = re.sub(r'"[^"]*"?', "", first) if quotes else first
-        separator = next((mark for mark in SEPARATORS if mark in names), ",")
+        raise MinBertError(f"{path}, line 1: {first.strip()} is an instruction to Excel. Delete the line.")
+    separator = separator or _separator(first, quotes)
     rows = _parse(path, chain([first], lines), separator, quotes)
     head = list(islice(rows, PROFILED))
     width = len(head[0].cells)
-    fits: list[Callable[[str], bool]] | None = None
+    looks: _Looks | None = None
     blank: list[_Row] = []  # lines, which are rows only if another one follows
-    total, several = 0, []
+    total = several = first_several = 0
     for row in chain(head, rows):
         if not row.cells:
             blank.append(row)
             continue
         for found in (*blank, row):
-            if width == 1 and not found.cells:
-                found = found._replace(cells=[""])  # the csv module cannot tell a blank line from one blank cell
-            elif len(found.cells) != width:
-                raise _wrong_width(path, found, width, separator, quotes)
+            if width == 1:  # the csv module cannot tell a blank line from one blank cell
+                found = found._replace(cells=found.cells or [""])
+            _check_shape(path, found, head[0], separator, quotes)
             if len(found.text) > 1:
-                several.append(found.line)
+                several, first_several = several + 1, first_several or found.line
                 if not line_breaks:
-                    fits = fits or [_fits(column) for column in zip(*_one_liners(head, width), strict=True)]
-                    _check_lines(path, found, separator, fits)
+                    looks = looks or _Looks(head, separator)
+                    _check_lines(path, found, looks)
             total += 1
             yield found.line, found.cells
         blank.clear()
     if several:
-        _say_several(path, len(several), total - 1, several[0])
+        _say_several(path, several, total - 1, first_several)
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -137,12 +136,18 @@ def shortened(names: Sequence[str]) -> str:
 
 def _undecodable(path: Path) -> int:
     """The line of the first byte that is not UTF-8."""
-    raw = path.read_bytes()
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raw = raw[: error.start]
-    return raw.count(b"\n") + 1
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):  # noqa: B007
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                break
+    return number
+
+
+def _separator(header: str, quotes: bool) -> str:
+    names = re.sub(r'"[^"]*"?', "", header) if quotes else header
+    return next((mark for mark in SEPARATORS if mark in names), ",")
 
 
 def _parse(path: Path, lines: Iterator[str], separator: str, quotes: bool) -> Iterator[_Row]:
@@ -182,13 +187,21 @@ def _long_cells() -> Generator[None]:
         csv.field_size_limit(limit)
 
 
-def _wrong_width(path: Path, row: _Row, width: int, separator: str, quotes: bool) -> MinBertError:
-    kind = SEPARATORS.get(separator, repr(separator))
-    return MinBertError(
-        f"{path}, line {row.line}: expected {width} {kind} separated cells, as in the header. Found {len(row.cells)}."
-        + (f" Put a cell that holds a {kind} or a line break in double quotes." if quotes else "")
-        + (f" {PLAIN_QUOTES}" if quotes and any(separator in cell for cell in row.cells) else "")
-    )
+def _check_shape(path: Path, row: _Row, header: _Row, separator: str, quotes: bool) -> None:
+    """Raises `MinBertError` if the row ends or has cells otherwise than the header."""
+    if row.text[-1].endswith("\r") and header.text[-1].endswith("\n"):
+        raise MinBertError(
+            f"{path}, line {row.line}: a lone carriage return, and the header ends otherwise. If it belongs to a "
+            f"cell, put the cell in double quotes, or write a space instead."
+        )
+    width, kind = len(header.cells), SEPARATORS[separator]
+    if len(row.cells) != width:
+        raise MinBertError(
+            f"{path}, line {row.line}: expected {width} {kind} separated cells, as in the header. Found "
+            f"{len(row.cells)}."
+            + (f" Put a cell that holds a {kind} or a line break in double quotes." if quotes else "")
+            + (f" {PLAIN_QUOTES}" if quotes and any(separator in cell for cell in row.cells) else "")
+        )
 
 
 @cache  # a run may read a file more than once
@@ -202,12 +215,30 @@ def _say_several(path: Path, several: int, total: int, first: int) -> None:
 # ---- Rows that a quote may have swallowed ----------------------------------------------------------------
 
 
-def _check_lines(path: Path, row: _Row, separator: str, fits: list[Callable[[str], bool]]) -> None:
+class _Looks:
+    """What the rows of a file look like, by its first ones. Few of them say little."""
+
+    def __init__(self, rows: list[_Row], separator: str):
+        whole = [row for row in rows if len(row.cells) == len(rows[0].cells)]
+        self.separator = separator
+        self.begin_quoted = len(whole) > FEW and all(row.text[0].startswith('"') for row in whole)
+        columns = zip(*(row.cells for row in whole[1:]), strict=True)
+        self.fits = [_fits([cell for cell in column if not _is_broken(cell)]) for column in columns]
+
+    def is_row(self, line: str) -> bool:
+        """Whether a line could be a row by itself."""
+        cells = _alone(line, self.separator)
+        return (
+            len(cells) == len(self.fits)
+            and (line.startswith('"') or not self.begin_quoted)
+            and not any('""' in cell for cell in cells)  # who doubles a quote closes it
+            and all(fits(cell.rstrip('"')) for fits, cell in zip(self.fits, cells, strict=True))
+        )
+
+
+def _check_lines(path: Path, row: _Row, looks: _Looks) -> None:
     """Raises `MinBertError` if the row may be several rows, which a quote that was not closed made one."""
-    could_be = []
-    for line in row.text:
-        cells = _alone(line, separator)
-        could_be.append(len(cells) == len(fits) and all(fit(cell) for fit, cell in zip(fits, cells, strict=True)))
+    could_be = [*map(looks.is_row, row.text)]
     inner = could_be[1:-1]
     if any(inner) or (not inner and all(could_be)):
         place = could_be.index(True, 1)
@@ -229,22 +260,21 @@ def _alone(line: str, separator: str) -> list[str]:
     return cells
 
 
-def _one_liners(rows: list[_Row], width: int) -> list[list[str | None]]:
-    """Rows of the file, with `None` for a cell of several lines."""
-    found = [row for row in rows[1:] if len(row.cells) == width]
-    return [[None if "\n" in cell or "\r" in cell else cell for cell in row.cells] for row in found]
+def _is_broken(cell: str) -> bool:
+    return "\n" in cell or "\r" in cell
 
 
-def _fits(column: Sequence[str | None]) -> Callable[[str], bool]:
-    """Whether a cell could be one of a column, by those that are. Few of them say little."""
-    cells = [cell for cell in column if cell is not None]
+def _fits(cells: list[str]) -> Callable[[str], bool]:
+    """Whether a cell could be one of the column that has these."""
     counts = Counter(cells)
     if len(cells) >= 100 and sum(count == 1 for count in counts.values()) <= len(cells) / 100:
         return counts.__contains__  # a column of few values, such as labels
     kinds = {*map(_kind, cells)}
-    if len(cells) < 20 and kinds & {"word", "words"}:
-        kinds |= {"word", "words"}
-    return lambda cell: len(cells) < 3 or _kind(cell) in kinds
+    if "words" in kinds:
+        kinds |= {"word", "number"}  # a text may be short
+    elif "word" in kinds and len(cells) < 20:
+        kinds.add("words")
+    return lambda cell: len(cells) < FEW or _kind(cell) in kinds
 
 
 def _kind(cell: str) -> str:

@@ -349,7 +349,7 @@ def _text(cell: Any, where: str) -> str:
     raise MinBertError(f"{where}: expected text or a number in a cell. Found {cell!r:.50}. Save the column as text.")
 
 
-def _label(cell: Any, task: Task, table: Table, of_class: list[int | float], where: str) -> int | float | None:
+def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> int | float | None:
     """The label's value, or `None` for a blank cell."""
     if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _is_score(task, cell):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -98,11 +99,11 @@ def allowed_labels(task: Task) -> str:
     return f"a whole number from 0 to {len(task.labels) - 1}, or its name ({names})"
 
 
-def class_values(task: Task, names: list[str], where: str) -> list[int | float]:
+def class_values(task: Task, names: list[str], where: str) -> Sequence[float]:
     """What `label_value` is to read for each class id of a column that holds ids and names the classes.
 
-    For a score these are the numbers that the names are, or the ids where they are words. For classes they are the task's ids: by name,
-    whatever the capitals, or in their order if the task knows none of the names.
+    For a score these are the numbers that the names are, or the ids where they are words. For classes they are the
+    task's ids: by name, whatever the capitals, or in their order if the task knows none of the names.
 
     Raises:
         MinBertError: there are more or fewer classes, or a name that both know has another id.

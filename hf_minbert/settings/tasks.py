@@ -36,8 +36,8 @@ class DataFile:
         path: relative to the run's `data_dir` where it is a folder, else to the working directory.
         quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. With `false` a quote is a
             character like any other, as in GLUE's files of MRPC and STS-B.
-        line_breaks: take every cell in double quotes as it is. Unless `true`, a cell of several lines is refused if a
-            line inside it could be a row by itself, as that may be a quote that was never closed.
+        line_breaks: take every cell in double quotes as it is. Unless `true`, a cell of several lines is refused if
+            its lines could be rows by themselves, because a quote that was never closed looks the same.
     """
 
     path: str
@@ -201,8 +201,8 @@ class Task:
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
-            `DataFile`. The ending tells the format: `.csv` (tabs if its header has one, else commas), `.tsv`,
-            `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
+            `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
+            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.
