@@ -18,8 +18,8 @@ from hf_minbert.settings.tasks import DataFile, Task
 
 TASK = Task("mood", "binary", ("text",), labels=("bad", "good"))
 WORDS = [
-    "the", "film", "was", ",", ";", ".", "!", "5", "1,000", "#new", "@me", "yes,", "no", "\t", 'so ""good"" it', '"quoted"',
-    "Neutral", "café",
+    "the", "film", "was", ",", ";", ".", "!", "5", "1,000", "#new", "@me", "yes,", "no", "\t", "Neutral",
+    'so ""good"" it', '"quoted"', "café",
 ]  # fmt: skip
 
 
