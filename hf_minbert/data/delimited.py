@@ -31,6 +31,8 @@ SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
 #: Characters of a cell. The csv module's own limit, 131,072, is below what people have; without any, a quote that is
 #: not closed would bring a whole large file into memory.
 LONGEST = 2**26
+#: Rows that are parsed in one go.
+BATCH = 1000
 #: So many rows say what the columns hold.
 PROFILED = 10_000
 #: What fewer cells than this have in common says nothing.
@@ -158,28 +160,34 @@ def _parse(path: Path, lines: Iterator[str], separator: str, quotes: bool) -> It
             taken.append(line)
             yield line
 
+    def parsed() -> Iterator[_Row]:
+        line = 1
+        for cells in reader:
+            yield _Row(line, cells, taken.copy())
+            taken.clear()
+            line = reader.line_num + 1
+
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     reader = csv.reader(noted(), delimiter=separator, strict=True, quoting=quoting)
+    rows = parsed()
     while True:
-        line = reader.line_num + 1
         try:
             with _long_cells():
-                cells = next(reader)
-        except StopIteration:
-            return
+                some = list(islice(rows, BATCH))
         except csv.Error as error:
             remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it."
             raise MinBertError(
-                f"{path}, line {line}: a double quote is not closed or stray ({error}). {remedy}"
-                + (f" {PLAIN_QUOTES}" if quotes else "")
+                f"{path}, line {reader.line_num - len(taken) + 1}: a double quote is not closed or stray ({error}). "
+                f"{remedy}" + (f" {PLAIN_QUOTES}" if quotes else "")
             ) from None
-        yield _Row(line, cells, taken.copy())
-        taken.clear()
+        yield from some
+        if len(some) < BATCH:
+            return
 
 
 @contextmanager
 def _long_cells() -> Generator[None]:
-    """Lifts the csv module's limit, which is one of the whole process, for as long as a row takes."""
+    """Lifts the csv module's limit, which is one of the whole process."""
     limit = csv.field_size_limit(LONGEST)
     try:
         yield
@@ -274,7 +282,9 @@ def _fits(cells: list[str]) -> Callable[[str], bool]:
         kinds |= {"word", "number"}  # a text may be short
     elif "word" in kinds and len(cells) < 20:
         kinds.add("words")
-    return lambda cell: len(cells) < FEW or _kind(cell) in kinds
+    if len(cells) < FEW:
+        kinds |= {"blank", "number", "word", "words"}
+    return lambda cell: _kind(cell) in kinds
 
 
 def _kind(cell: str) -> str:
