@@ -34,7 +34,7 @@ def label_value(task: Task, value: Any, where: str) -> int | float:
     value = _plain(value)
     if isinstance(value, str) and value.strip() in task.labels:
         return task.labels.index(value.strip())
-    if (boolean := _boolean(value)) is not None and task.kind != "score":
+    if (boolean := _boolean(value)) is not None:
         return _of_boolean(task, boolean, value, where)
     number = _number(value)
     if task.kind == "score":

@@ -105,9 +105,10 @@ def test_the_rows_of_a_task_and_of_an_input(tmp_path, caplog):
     found = read_rows(path, task, labelled=False)
     assert [" ".join(row["OriginalTweet"].split()) for row in found] == texts
     broken = sum(any(set("\r\n") & set(cell) for cell in row) for row in rows)
+    line = next(number for number, text in enumerate(path.read_text().split("\n"), 1) if text.count('"') % 2)
     said = [message for message in caplog.messages if "line breaks" in message]
     assert len(said) == 1, "read twice, said once"
-    assert said[0].startswith(f"{path}: line breaks inside cells in {broken} of 300 rows, the first at line ")
+    assert said[0].startswith(f"{path}: line breaks inside cells in {broken} of 300 rows, the first at line {line}.")
 
 
 def test_the_place_of_an_error_counts_lines(write):
@@ -122,6 +123,8 @@ FIVE = [
     'id,text\na1,"Hello\nworld, bye"\na2,b\na3,"no,\n\nyes"\na4,d\na5,e\n',
     'text;label\n"good; really\nso";good\nx;bad\n"a\nb";bad\ny;bad\nz;bad\n',
     '"text"\n"good\nfilm"\n"x"\n"y\nz"\n"so"\n"so so"\n',
+    'id,text\n1,"list:\n2,he ""said"" so\n3,x"\n4,b\n5,"c\nd,e"\n6,d\n7,e\n',
+    'id,text\na1,"Hello\nworld, bye"\na2,"\nx"\na3,b\na4,c\na5,d\n',
     'id,"my\ntext",label\n1,a,0\n2,"b\nc",1\n3,d,0\n4,"e\n\nf",1\n5,g,0\n',
 ]
 
@@ -150,6 +153,9 @@ SWALLOWED = {
     "a blank cell in quotes": 'id,text,label\n1,"a b,1\n2,"",0\n3,e",1\n4,f,0\n',
     "to the end": 'id,text,label\n4,f,0\n1,"a b,1\n2,c d,0\n3,e",1\n',
     "all rows": 'id,text,label\n1,"a b,1\n2,c d,0\n3,e",1\n',
+    "a broken row among them": 'id,text,label\n1,"a b,1\n2,c d,0\nbroken\n3,e",1\n4,f,0\n',
+    "short texts elsewhere": 'id,text,label\n1,"a b,1\n2,c d,0\n3,e",1\n4,f,0\n5,g,1\n6,h,1\n7,i,0\n',
+    "numbers": 'id,code\n1,"10\n2,20"\n3,30\n4,40\n5,50\n',
     "a broken first row": 'id,text,label\n1,"a b\n2,c d,0\n3,e",1\n4,f,0\n',
     "in the header": 'text,label,"note\na,1,x\nb,0,y"\nc,1,z\nd,0,z\n',
     "carriage returns": 'id,text,label\r\n1,"a b,1\r\n2,c d,0\r\n3,e",1\r\n4,f,0\r\n',
@@ -196,6 +202,17 @@ def test_a_lone_carriage_return_outside_quotes_is_refused(write, content):
         cells(write(content))
 
 
+@pytest.mark.parametrize(("label", "refused"), [("good", True), ("maybe", False), ("GOOD", False), ("", False)])
+def test_labels_of_many_rows_say_what_a_row_is(write, label, refused):
+    others = "".join(f"text {number},{('good', 'bad')[number % 2]}\n" for number in range(200))
+    path = write(f'text,label\n"one\ntwo,{label}\nthree",bad\n{others}')
+    if refused:
+        with pytest.raises(MinBertError, match="line 3 in it could be a row by itself .'two,good'"):
+            cells(path)
+    else:
+        assert cells(path)[1] == [f"one\ntwo,{label}\nthree", "bad"]
+
+
 def test_a_quote_that_is_never_closed(write):
     path = write('text,label\nfine,good\n"two\nlines",bad\n"open,good\nx,bad\n')
     with pytest.raises(MinBertError, match=r"rows\.csv, line 5: a double quote is not closed"):
@@ -215,21 +232,21 @@ def test_the_key_is_an_option_of_the_file(write):
 
 def test_a_long_cell_is_read_as_from_jsonl(write):
     text = "good film " * 15_000
-    limit = csv.field_size_limit()
+    before = csv.field_size_limit(1000)
     quoted = write(f'text,label\n"{text},\n{text}",good\n{text},bad\nfine,bad\n')
     lines = write("".join(json.dumps({"text": t}) + "\n" for t in (f"{text},\n{text}", text, "fine")), "rows.jsonl")
     found = read_rows(quoted, TASK, labelled=False)
     assert found == read_rows(lines, TASK, labelled=False)
     assert [len(row["text"]) for row in found] == [300_001, 149_999, 4]
-    assert csv.field_size_limit() == limit, "the limit of the process is left as it was"
+    assert csv.field_size_limit(before) == 1000, "the limit of the process is left as it was"
 
 
 def test_rows_come_before_the_file_is_read_to_its_end(write):
     rows = "".join(f"{number},t\n" for number in range(30_000))
-    path = write(f"id,text\n{rows}broken\n")
+    path = write(f'id,text\n{rows}30000,"open\n')
     first = list(itertools.islice(read_cells(path), 20_000))
     assert first[-1] == (20_000, ["19998", "t"])
-    with pytest.raises(MinBertError, match="line 30002: expected 2 comma separated cells"):
+    with pytest.raises(MinBertError, match="line 30002: a double quote is not closed"):
         cells(path)
 
 

@@ -106,8 +106,8 @@ def test_without_an_id_column_the_row_number_is_the_id(write):
 
 
 def test_one_column_file_keeps_a_blank_line_as_a_blank_text(write):
-    rows = read_rows(write("sentence\ngood\n\nbad\n"), SST, labelled=False)
-    assert [row["sentence"] for row in rows] == ["good", "", "bad"]
+    rows = read_rows(write("sentence\ngood\n\nbad\n\n\nfine\n\n"), SST, labelled=False)
+    assert [row["sentence"] for row in rows] == ["good", "", "bad", "", "", "fine"]
 
 
 @pytest.mark.parametrize(

@@ -229,6 +229,8 @@ def test_numbers_and_numbers_as_text(tmp_path, name, labels, values, expected):
 def test_a_number_that_is_no_name_is_refused(value):
     with pytest.raises(MinBertError, match="one of the names 1, 2, 3"):
         label_value(mood("1", "2", "3", kind="classes"), value, "here")
+    with pytest.raises(MinBertError, match="one of the names 2, 2.0"):
+        label_value(mood("2", "2.0"), "2.00", "here")
 
 
 # ---- What is no label
