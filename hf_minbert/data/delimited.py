@@ -252,7 +252,7 @@ def _check_lines(path: Path, row: _Row, looks: _Looks) -> None:
         place = could_be.index(True, 1)
         raise MinBertError(
             f"{path}, line {row.line}: a line break inside a cell in double quotes, and line {row.line + place} in it "
-            f"could be a row by itself ({row.text[place].strip()!r:.60}). If the quote was never closed, close it. If "
+            f"could be a row by itself ({row.text[place].strip()!r:.60}). Close the quote if it was left open. If "
             f"the cell is right, read the file with `line_breaks: true`: {{path: FILE, line_breaks: true}} in a "
             f"recipe, --read '{{line_breaks: true}}' on the command line. {PLAIN_QUOTES}"
         )

@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 def _number(value: Any) -> float:
     """NaN for what is none."""
-    if isinstance(value, bool | bytes | bytearray):  # which float() takes
+    if isinstance(value, bytes | bytearray):  # which float() takes
         return math.nan
     try:
         # float() reads "1_0" as ten

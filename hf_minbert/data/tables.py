@@ -78,7 +78,7 @@ class Table:
     def meant(self, name: str) -> str:
         """What an error adds about a column that is not there: how the cells are separated, or a name like it."""
         for mark, word in SEPARATORS.items():
-            names = [part.strip(' "') for column in self.columns if mark in column for part in column.split(mark)]
+            names = [part for column in self.columns if mark in column for part in column.split(mark)]
             if name in names or did_you_mean(name, names):
                 return (
                     f" The cells look separated by {mark!r} ({word}), and the file is read with another separator. "

@@ -111,6 +111,11 @@ def test_the_rows_of_a_task_and_of_an_input(tmp_path, caplog):
     assert said[0].startswith(f"{path}: line breaks inside cells in {broken} of 300 rows, the first at line {line}.")
 
 
+def test_a_line_break_in_the_name_of_a_column_is_a_space(write):
+    path = write('id,"my\r\ntext"\n1,a\n2,b\n')
+    assert [row["text"] for row in read_rows(path, TASK, labelled=False, columns={"text": "my text"})] == ["a", "b"]
+
+
 def test_the_place_of_an_error_counts_lines(write):
     path = write('text,label\n"two\nlines",good\n"three\n\nlines",bad\nx,fine\n')
     with pytest.raises(MinBertError, match=r"rows\.csv, line 7: a label .*Found 'fine'"):

@@ -184,7 +184,7 @@ def test_names_of_classes(tmp_path, name, task, names, expected):
     assert [row["label"] for row in read_rows(path, task, labelled=True)] == expected
 
 
-@pytest.mark.parametrize("names", [["a", "B", "b"], ["true", "other"], ["GOOD", "fair"]])
+@pytest.mark.parametrize("names", [["a", "B", "b"], ["true", "other"], ["GOOD", "fair"], ["bad", "BAD"]])
 def test_names_of_classes_that_may_mean_others_are_refused(tmp_path, names):
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
     datasets.Dataset.from_dict({"text": ["a"], "label": [0]}, features=features).to_parquet(tmp_path / "x.parquet")
