@@ -52,7 +52,9 @@ data_dir: sample                              # the data of sst
 ```
 
 A label cell is a name from `labels` or its id, which is its position there, from 0. Names that are numbers
-themselves, such as 1 to 5 for stars, are always read as names. A row with a blank text or label is left out of
+themselves, such as 1 to 5 for stars, are always read as names. A boolean, or text that spells one, is the label that
+spells it in any capitals; where none of two labels does, false is 0 and true is 1, and a message says so. The names of
+a `ClassLabel` column count, whatever their capitals. A row with a blank text or label is left out of
 training and scoring, and a message says which (`strict_data: true` makes it an error); in prediction every row stays.
 Without a column `id`, rows are numbered from 0. A malformed cell is an error that names file and line.
 """
@@ -72,6 +74,13 @@ tasks:
       dev: {path: msr_paraphrase_test.txt, quotes: false}
     columns: {first: "#1 String", second: "#2 String", label: Quality}
 ```
+
+Unless `quotes` is `false`, files of cells follow RFC 4180: a cell in double quotes may hold separators, line breaks
+and doubled quotes. A line break inside a cell is read as a space, and a message counts such rows. A quote that is not
+closed, text after a closing quote and a row of another width are errors, where pandas guesses or skips. One fault is
+valid CSV: a quote that was never closed meets one at the end of a later row, and the rows in between become one cell.
+So a cell is refused if its lines could be rows by themselves, by the number and look of their cells; in a file of one
+column every line could. `line_breaks: true` allows such cells.
 """
 
 BORROWED = """What may stand in an entry of a task's `sources`, which names a `task`, `files` or a `dataset`:

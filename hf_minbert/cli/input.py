@@ -25,7 +25,8 @@ Columns = Annotated[
 Read = Annotated[
     str | None,
     typer.Option(
-        help="How --input is read: '{quotes: false}' where quotes are characters like any other, as in GLUE's MRPC.",
+        help="How --input is read: '{quotes: false}' where quotes are characters like any other, as in GLUE's MRPC; "
+        "'{line_breaks: true}' where lines of a cell look like rows.",
         show_default=False,
     ),
 ]

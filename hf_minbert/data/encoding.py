@@ -16,7 +16,7 @@ from ..errors import MinBertError
 from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tokenize
 from ..settings.tasks import Task
 from .cache import EncodedCache
-from .labels import label_value
+from .labels import class_values, label_value
 from .rows import EncodedRows
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def encode(
         encoded, cut = [row for batch in _batches(dataset, size, task, encoder) for row in batch], encoder.cut
     else:
         encoder = _Encoder(task, tokenizer, max_length, dataset.column_names)
+        dataset = _with_own_ids(dataset, task, encoder.label_column)
         if cache_dir is None or tokenizer is None or encoder.is_encoded:
             encoded, cut = _map(dataset, encoder), encoder.cut
         else:
@@ -117,6 +118,19 @@ def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
         new_fingerprint=secrets.token_hex(8),
         desc=f"Tokenizing {encoder.task.name}",
     )
+
+
+def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> datasets.Dataset:
+    """The dataset with the task's class ids, where its column of labels has classes of its own."""
+    import datasets
+
+    kind = dataset.features[column] if column else None
+    if column is None or not isinstance(kind, datasets.ClassLabel) or kind.names == [*task.labels]:
+        return dataset
+    of_class = class_values(task, kind.names, f"Column {column!r}")
+    ids = dataset.with_format(None)[column][:]
+    values = [of_class[id_] if id_ is not None and 0 <= id_ < len(of_class) else id_ for id_ in ids]
+    return dataset.remove_columns(column).add_column(column, values)
 
 
 class _Encoder:

@@ -11,15 +11,17 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MinBertError, did_you_mean, unknown_name
+from ..errors import MinBertError, unknown_name
 from ..model.inference import LONE_SURROGATE
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
-from .labels import ids_of, label_value
-from .tables import Table, dataset_table, read_table, saved_splits, shortened
+from .delimited import shortened
+from .labels import class_values, label_value
+from .tables import Table, dataset_table, read_table, saved_splits
 
 if TYPE_CHECKING:
     import datasets
@@ -307,7 +309,7 @@ def read_records(
         first_id: the id of the first row where the table has no column of ids.
     """
     names = task.text_columns
-    texts = [table.column(task.columns.get(name, name)) for name in names]
+    texts = [table.texts(task.columns.get(name, name)) for name in names]
     id_column = task.columns.get(ID_COLUMN, ID_COLUMN)
     has_ids = id_column in table.columns or ID_COLUMN in task.columns
     ids = table.column(id_column) if has_ids else range(first_id, first_id + table.size)
@@ -327,10 +329,9 @@ def read_records(
 def labels_of(table: Table, task: Task) -> list[int | float | None]:
     """The labels of a table's rows as `label_value` gives them, `None` for a blank cell."""
     column = label_column(task)
-    cells = table.column(column)
-    classes = table.class_names.get(column) if task.kind != "score" else None
-    class_ids = ids_of(task, classes, f"{table.name}, column {column!r}") if classes else None
-    return [_label(cell, task, table, class_ids, table.where(number)) for number, cell in enumerate(cells)]
+    names = table.class_names.get(column)
+    of_class = class_values(task, names, f"{table.name}, column {column!r}") if names else []
+    return [_label(cell, task, table, of_class, table.where(n)) for n, cell in enumerate(table.column(column))]
 
 
 def _text(cell: Any, where: str) -> str:
@@ -343,20 +344,20 @@ def _text(cell: Any, where: str) -> str:
         return ""
     if type(cell) is float and cell.is_integer():
         return str(int(cell))
-    if type(cell) is int or (type(cell) is float and cell == cell):  # NaN is neither text nor a number
+    if type(cell) in (int, float, Decimal) and cell == cell:  # NaN is neither text nor a number
         return str(cell)
-    raise MinBertError(f"{where}: expected text or a number in a cell. Found {cell!r:.50}.")
+    raise MinBertError(f"{where}: expected text or a number in a cell. Found {cell!r:.50}. Save the column as text.")
 
 
-def _label(cell: Any, task: Task, table: Table, class_ids: list[int] | None, where: str) -> int | float | None:
+def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> int | float | None:
     """The label's value, or `None` for a blank cell."""
     if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _is_score(task, cell):
         return None
-    if class_ids is not None and type(cell) is int and 0 <= cell < len(class_ids):
-        return class_ids[cell]
-    if isinstance(cell, bool) and len(task.labels) == 2:
-        return int(cell)
-    text = str(cell) if isinstance(cell, bool) or cell != cell else _text(cell, where).strip()
+    if type(cell) is int and 0 <= cell < len(of_class):
+        return label_value(task, of_class[cell], where)
+    if isinstance(cell, bool):
+        return label_value(task, cell, where)
+    text = str(cell) if cell != cell else _text(cell, where).strip()
     return label_value(task, text, where) if text else None
 
 
@@ -393,6 +394,6 @@ def no_labels(task: Task, table: Table, where: str) -> MinBertError:
     column = label_column(task)
     return MinBertError(
         f"Task {task.name!r}: no labels in {where}: {table.name} has no column {column!r} (columns found: "
-        f"{table.found}).{did_you_mean(column, table.columns)} Choose a split that has labels, name the right column "
+        f"{table.found}).{table.meant(column)} Choose a split that has labels, name the right column "
         f"under `columns` (--columns on the command line), or predict on this one instead."
     )

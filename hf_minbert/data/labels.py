@@ -2,43 +2,91 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from ..errors import MinBertError
 from ..settings.tasks import Task
 
+logger = logging.getLogger(__name__)
 
-def label_value(task: Task, value: object, where: str) -> int | float:
+
+def label_value(task: Task, value: Any, where: str) -> int | float:
     """The label as the task's own type: a class id (`int`) or a score (`float`).
 
     Args:
-        value: a number, which is a class id or a score; or text, which is a label's name or holds such a number
-            (`"4 "` and `"1.0"` are class ids too). Where names are numbers themselves, such as `"1"` to `"5"`, and
-            not those of the ids, text is a name and nothing else: `"1"` could mean either.
+        value: one of these, also as a scalar of numpy or torch.
+
+            - a number: a class id or a score.
+            - text: a label's name, or such a number (`"4 "` and `"1.0"` are class ids too). Where names are numbers
+              themselves, such as `"1"` to `"5"`, and not those of the ids, such text is the name that is this number.
+            - a boolean, or text that spells one in any capitals and is no label's name: the label that spells it.
+              Where none of two labels spells a boolean, false is 0 and true is 1, and the log says so.
         where: the place to name in the error, such as `dev.csv, line 7`.
 
     Raises:
-        MinBertError: neither a name nor a number, not finite, not a whole number where classes are asked, or out
-            of range. A class id out of range would otherwise end in a device-side assert far from its cause.
+        MinBertError: none of these, not finite, not a whole number where classes are asked, or out of range. A class
+            id out of range would otherwise end in a device-side assert far from its cause.
     """
+    value = _plain(value)
     if isinstance(value, str) and value.strip() in task.labels:
         return task.labels.index(value.strip())
-    number = math.nan if isinstance(value, str) and names_only(task) else _number(value)
+    if (boolean := _boolean(value)) is not None:
+        return _of_boolean(task, boolean, value, where)
+    number = _number(value)
     if task.kind == "score":
         low, high = task.bounds
         # a bound that went through float32 may come back a rounding outside
         if low <= number <= high or any(math.isclose(number, bound, rel_tol=2**-23) for bound in task.bounds):
             return min(max(number, low), high)
+    elif isinstance(value, str) and names_only(task):
+        named = [place for place, name in enumerate(task.labels) if _number(name) == number]
+        if len(named) == 1:
+            return named[0]
     elif number % 1 == 0 and 0 <= number < len(task.labels):
         return int(number)
+    raise _no_label(task, value, where)
+
+
+def _no_label(task: Task, value: Any, where: str) -> MinBertError:
+    hint = ""
+    if _boolean(value) is not None and task.kind != "score":
+        hint = " A boolean is one of two labels of which both spell a boolean, or neither and both are words."
+    elif isinstance(value, str) and "," in value and is_number(value.replace(",", ".")):
+        hint = " Write numbers with a decimal point."
     found = repr(value) if isinstance(value, str) else str(value)
-    raise MinBertError(f"{where}: a label of task {task.name!r} must be {allowed_labels(task)}. Found {found}.")
+    return MinBertError(
+        f"{where}: a label of task {task.name!r} must be {allowed_labels(task)}. Found {found:.50}.{hint}"
+    )
+
+
+def _boolean(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return {"false": False, "true": True}.get(value.strip().casefold())
+    return value if isinstance(value, bool) else None
+
+
+def _of_boolean(task: Task, boolean: bool, value: Any, where: str) -> int:
+    spelled = [label.casefold() for label in task.labels]
+    if spelled.count("true") == spelled.count("false") == 1:
+        return spelled.index(str(boolean).casefold())
+    if {"true", "false"} & {*spelled} or len(task.labels) != 2 or names_only(task):
+        raise _no_label(task, value, where)
+    _say_booleans(task.name, *task.labels)
+    return int(boolean)
+
+
+@cache  # once, however many rows and files
+def _say_booleans(task: str, first: str, second: str) -> None:
+    logger.warning("Task %r has boolean labels: false is read as 0 = %s, and true as 1 = %s.", task, first, second)
 
 
 def names_only(task: Task) -> bool:
     """Whether a label's name could be taken for another label's id."""
-    return any(not math.isnan(_number(name)) and name != str(place) for place, name in enumerate(task.labels))
+    return any(is_number(name) and name != str(place) for place, name in enumerate(task.labels))
 
 
 def allowed_labels(task: Task) -> str:
@@ -51,27 +99,58 @@ def allowed_labels(task: Task) -> str:
     return f"a whole number from 0 to {len(task.labels) - 1}, or its name ({names})"
 
 
-def ids_of(task: Task, names: list[str], where: str) -> list[int]:
-    """The task's class id of each class of a column that holds class ids and has names of its own.
+def class_values(task: Task, names: list[str], where: str) -> Sequence[float]:
+    """What `label_value` is to read for each class id of a column that holds ids and names the classes.
+
+    For a score these are the numbers that the names are, or the ids where they are words. For classes they are the
+    task's ids: by name, whatever the capitals, or in their order if the task knows none of the names.
 
     Raises:
         MinBertError: there are more or fewer classes, or a name that both know has another id.
     """
-    if set(names) <= set(task.labels):
-        return [task.labels.index(name) for name in names]
-    moved = [name for number, name in enumerate(names) if name in task.labels and task.labels.index(name) != number]
+    ids = list(range(len(names)))
+    if task.kind == "score":
+        return [*map(_number, names)] if all(map(is_number, names)) else ids
+    are_ids = {*names} == {*map(str, range(len(task.labels)))}
+    known = [_known(task, name, are_ids, where) for name in names]
+    found = [own for own in known if own is not None]
+    if len({*found}) == len(names):
+        return found
+    moved = [name for name, own, id_ in zip(names, known, ids, strict=True) if own not in (None, id_)]
     if moved or len(names) != len(task.labels):
         raise MinBertError(
             f"{where}: its classes are {', '.join(names)}, and the labels of task {task.name!r} are "
             f"{', '.join(task.labels)}. Give the task `labels` with these names, or in this order and number."
         )
-    return list(range(len(names)))
+    return ids
+
+
+def _known(task: Task, name: str, are_ids: bool, where: str) -> int | float | None:
+    """The task's class id of a class of this name, `None` if it has none."""
+    for names, wanted in ((task.labels, name), ([label.casefold() for label in task.labels], name.casefold())):
+        if names.count(wanted) == 1:
+            return names.index(wanted)
+    return label_value(task, name, where) if are_ids or _boolean(name) is not None else None
+
+
+def is_number(text: str) -> bool:
+    return not math.isnan(_number(text))
+
+
+def _plain(value: Any) -> Any:
+    """A scalar of numpy or torch as one of Python."""
+    try:
+        return value.item()
+    except (AttributeError, ValueError, RuntimeError):  # it is one, or holds several
+        return value
 
 
 def _number(value: Any) -> float:
     """NaN for what is none."""
+    if isinstance(value, bytes | bytearray):  # which float() takes
+        return math.nan
     try:
         # float() reads "1_0" as ten
         return math.nan if isinstance(value, str) and "_" in value else float(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan

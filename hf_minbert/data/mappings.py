@@ -6,7 +6,6 @@ what becomes of a label. Texts stay as they are.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -182,8 +181,7 @@ class StarsToClasses(LabelMapping):
         return origin.kind == "classes" and len(target.labels) == len(origin.labels) == 5
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
-        column = label_column(origin)
-        return labels_of(_repaired(table, column, lambda cell: re.sub(r"\.0+\s*$", "", cell)), origin)  # 5.0 is Yelp's
+        return labels_of(table, origin)
 
 
 #: A `mapping` of a recipe's sources to what carries it out.

@@ -2,9 +2,8 @@
 
 A path's ending tells the format:
 
-- `.csv`, `.txt` or none: UTF-8 text with a header, tab separated if the header holds a tab and comma separated if not.
-  A cell may stand in double quotes, with a quote inside it doubled. A line break inside a cell is an error: it is
-  nearly always a quote that was never closed and has swallowed the rows after it.
+- `.csv`, `.txt` or none: UTF-8 text with a header, separated by the first of these that the header holds: tab, comma,
+  semicolon, vertical bar. See `hf_minbert.data.delimited`.
 - `.tsv`: the same, tab separated.
 - `.jsonl`: a JSON object a line. `.json`: the same, or one list of objects. Numbers are read as they are written.
 - `.parquet`.
@@ -13,10 +12,9 @@ A path's ending tells the format:
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MinBertError, did_you_mean, explain
 from ..model.registry import Registry
 from ..settings.tasks import DataFile
+from .delimited import SEPARATORS, check_there, read_cells, shortened, text_lines
 
 if TYPE_CHECKING:
     import datasets
@@ -64,10 +63,28 @@ class Table:
             raise MinBertError(f"{self.name} has {count} columns named {name!r}. Rename all but one.")
         if not count:
             raise MinBertError(
-                f"{self.name} has no column {name!r}. Columns found: {self.found}.{did_you_mean(name, self.columns)} "
+                f"{self.name} has no column {name!r}. Columns found: {self.found}.{self.meant(name)} "
                 f"If one of them is meant, name it under `columns` (--columns on the command line)."
             )
         return self.cells(self.columns.index(name))
+
+    def texts(self, name: str) -> Sequence[Any]:
+        """As `column`, with the name of a class in the place of its id."""
+        cells, names = self.column(name), self.class_names.get(name)
+        if names is None:
+            return cells
+        return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
+
+    def meant(self, name: str) -> str:
+        """What an error adds about a column that is not there: how the cells are separated, or a name like it."""
+        for mark, word in SEPARATORS.items():
+            names = [part for column in self.columns if mark in column for part in column.split(mark)]
+            if name in names or did_you_mean(name, names):
+                return (
+                    f" The cells look separated by {mark!r} ({word}), and the file is read with another separator. "
+                    f"Save it as .csv with one separator in its header."
+                )
+        return did_you_mean(name, self.columns)
 
     @property
     def found(self) -> str:
@@ -81,15 +98,15 @@ def read_table(file: str | Path | DataFile) -> Table:
         MinBertError: there is none, it is broken or empty, or its ending is not known. Names the line.
     """
     file = file if isinstance(file, DataFile) else DataFile(str(file))
-    path, quotes = Path(file.path), file.quotes
+    path, options = Path(file.path), file.options
     ending = path.suffix.lower()
     if path.is_dir():
         table = _read_saved(path)
     elif ending in READERS:
         reader = READERS[ending]
-        if not quotes and reader not in (_read_csv, _read_tsv):
-            raise MinBertError(f"{path}: `quotes` is for .csv, .tsv and .txt files. Leave it out.")
-        table = reader(path) if quotes else reader(path, quotes=False)
+        if options and reader not in (_read_csv, _read_tsv):
+            raise MinBertError(f"{path}: `{next(iter(options))}` is for .csv, .tsv and .txt files. Leave it out.")
+        table = reader(path, **options)
     else:
         known = ", ".join(name for name in READERS if name)
         raise MinBertError(
@@ -110,76 +127,24 @@ def dataset_table(dataset: datasets.Dataset, name: str, has_unlabelled: bool = T
     )  # fmt: skip
 
 
-def shortened(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + rest
-
-
 # ---- CSV and TSV -----------------------------------------------------------------------------------------
 
-PLAIN_QUOTES = (
-    "Where quotes are characters like any other, read the file with `quotes: false`: {path: FILE, quotes: false} in a "
-    "recipe, --read '{quotes: false}' on the command line."
-)
 
-
-def _read_csv(path: Path, delimiter: str | None = None, quotes: bool = True) -> Table:
-    text = _read_text(path)
-    header_line = text.replace("\r", "\n").partition("\n")[0]
-    if not header_line.strip():
-        raise MinBertError(f"{path}, line 1: a blank line where the header should be. Name the columns there.")
-    delimiter = delimiter or ("\t" if "\t" in header_line else ",")
-    rows = list(_split_rows(path, text, delimiter, quotes))
-    while rows and not rows[-1][1]:  # blank lines at the end
-        rows.pop()
-    (_, header), rows = rows[0], rows[1:]
-    for place, (line, cells) in enumerate(rows):
-        if not cells and len(header) == 1:
-            rows[place] = (line, [""])  # the csv module cannot tell a blank line from one blank cell
-        elif len(cells) != len(header):
-            kind = "tab" if delimiter == "\t" else "comma"
-            raise MinBertError(
-                f"{path}, line {line}: expected {len(header)} {kind} separated cells, as in the header. Found "
-                f"{len(cells)}."
-                + (f" Put a cell that holds a {kind} in double quotes." if quotes else "")
-                + (f" {PLAIN_QUOTES}" if quotes and any(delimiter in cell for cell in cells) else "")
-            )
-    columns, lines = [name.strip() for name in header], [line for line, _ in rows]
+def _read_csv(path: Path, separator: str | None = None, **options: bool) -> Table:
+    (_, header), *rows = read_cells(path, separator, **options)
+    columns, lines = [re.sub(r"[\r\n]+", " ", name).strip() for name in header], [line for line, _ in rows]
     return Table(str(path), columns, len(rows), lambda at: [cells[at] for _, cells in rows], lines)
 
 
-def _read_tsv(path: Path, quotes: bool = True) -> Table:
-    return _read_csv(path, "\t", quotes)
-
-
-def _split_rows(path: Path, text: str, delimiter: str, quotes: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yields each row with the line where it begins, which is the one to repair."""
-    quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, quoting=quoting)
-    remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it." + (
-        f" {PLAIN_QUOTES}" if quotes else ""
-    )
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise MinBertError(
-                f"{path}, line {line}: a double quote is not closed or stray ({error}). {remedy}"
-            ) from None
-        if any("\n" in cell or "\r" in cell for cell in cells):
-            raise MinBertError(f"{path}, line {line}: a line break inside a cell. {remedy}")
-        yield line, cells
+def _read_tsv(path: Path, **options: bool) -> Table:
+    return _read_csv(path, "\t", **options)
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------
 
 
 def _read_json_lines(path: Path) -> Table:
-    # Not splitlines(): a JSON text may hold the other characters that it splits at.
-    lines = _read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    lines = [line.rstrip("\r\n") for line in text_lines(path)]
     while not lines[-1].strip():
         lines.pop()
     rows = [_parse(line, path, number) for number, line in enumerate(lines, 1)]
@@ -187,7 +152,7 @@ def _read_json_lines(path: Path) -> Table:
 
 
 def _read_json(path: Path) -> Table:
-    text = _read_text(path)
+    text = "".join(text_lines(path))
     if not text.lstrip().startswith("["):
         return _read_json_lines(path)
     return _object_table(path, _parse(text, path), None)
@@ -230,17 +195,24 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_parquet(path: Path) -> Table:
-    import datasets
+    """Reads a column when it is asked for: what no task needs may hold anything."""
     import pyarrow.parquet
 
-    _check_there(path)
-    with explain(f"Reading {path}", "Is it a Parquet file? Write it anew, or save it as .csv."):
-        table = pyarrow.parquet.read_table(path)
-        features = datasets.Features.from_arrow_schema(table.schema)  # keeps the names of class ids
-    return Table(
-        str(path), table.column_names, table.num_rows, lambda at: table.column(at).to_pylist(),
-        class_names=_class_names(features),
-    )  # fmt: skip
+    def cells(at: int) -> list[Any]:
+        with explain(f"Reading column {columns[at]!r} of {path}", remedy):
+            return pyarrow.parquet.ParquetFile(path).read(columns=[columns[at]]).column(columns[at]).to_pylist()
+
+    check_there(path)
+    remedy = "Is it a Parquet file? Write it anew, or save it as .csv."
+    with explain(f"Reading {path}", remedy):
+        file = pyarrow.parquet.ParquetFile(path)
+        columns, size = file.schema_arrow.names, file.metadata.num_rows
+        saved = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
+        features = saved.get("info", {}).get("features", {})
+    class_names = {
+        name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and "names" in kind
+    }
+    return Table(str(path), columns, size, cells, class_names=class_names)
 
 
 def _read_saved(path: Path) -> Table:
@@ -272,38 +244,6 @@ def _class_names(features: datasets.Features) -> dict[str, list[str]]:
     import datasets
 
     return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
-
-
-# ---- Any file --------------------------------------------------------------------------------------------
-
-
-def _read_text(path: Path) -> str:
-    _check_there(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise MinBertError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise MinBertError(f"{path}, line {line}: not UTF-8 text. Save the file as UTF-8.") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise MinBertError(f"{path}, line {line}: a NUL byte. Is it a text file? Save it as UTF-8 text.")
-    if not text.strip():
-        raise MinBertError(f"{path} is empty. It needs a header and rows.")
-    return text
-
-
-def _check_there(path: Path) -> None:
-    if path.exists():
-        return
-    folder = path.parent
-    if not folder.is_dir():
-        raise MinBertError(f"{path} does not exist. Its folder {folder} does not exist either.")
-    held = shortened(sorted(entry.name for entry in folder.iterdir())) or "(nothing)"
-    raise MinBertError(f"{path} does not exist. Its folder holds: {held}.")
 
 
 #: The ending of a path to a function of it.

@@ -39,16 +39,27 @@ class DataFile:
         path: relative to the run's `data_dir` where it is a folder, else to the working directory.
         quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. With `false` a quote is a
             character like any other, as in GLUE's files of MRPC and STS-B.
+        line_breaks: take every cell in double quotes as it is. Unless `true`, a cell of several lines is refused if
+            its lines could be rows by themselves, because a quote that was never closed looks the same.
     """
 
     path: str
     quotes: bool = True
+    line_breaks: bool = False
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """Those that are not as usual."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name != "path" and getattr(self, f.name) != f.default
+        }
 
     @property
     def entry(self) -> str | dict[str, Any]:
         """As a recipe names it."""
-        options = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return self.path if len(options) == 1 else options
+        return {"path": self.path, **self.options} if self.options else self.path
 
 
 def data_files(value: Any, where: str = "`files`", **defaults: Any) -> list[DataFile]:
@@ -75,8 +86,9 @@ def data_files(value: Any, where: str = "`files`", **defaults: Any) -> list[Data
                 raise MinBertError(f"{where}: {unknown_name('key', key, known)}")
         if not isinstance(entry.get("path"), str) or not entry["path"]:
             raise MinBertError(f"{where}: `path` must be the path of a file. Found {entry.get('path')!r}.")
-        if not isinstance(entry.get("quotes", True), bool):
-            raise MinBertError(f"{where}: `quotes` must be true or false. Found {entry['quotes']!r}.")
+        for key in entry:
+            if key != "path" and not isinstance(entry[key], bool):
+                raise MinBertError(f"{where}: `{key}` must be true or false. Found {entry[key]!r}.")
     return [DataFile(**{**defaults, **entry}) for entry in entries]
 
 
@@ -192,8 +204,8 @@ class Task:
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
-            `DataFile`. The ending tells the format: `.csv` (tabs if its header has one, else commas), `.tsv`,
-            `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
+            `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
+            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.

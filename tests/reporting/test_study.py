@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from scipy import stats
 
+from hf_minbert.data.selection import chosen_and_rest
 from hf_minbert.evaluation.decoding import Decoded
 from hf_minbert.evaluation.effects import HIGHER, OPEN
 from hf_minbert.io import json_line, write_json
@@ -212,13 +214,16 @@ def test_of_held_out_dev_rows_those_that_are_scored_have_labels(make_run, root, 
     folder = make_run(tmp_path / "run", root / "data", SIZE)
     file = folder / "predictions" / "sst-dev.csv"
     header, *rows = file.read_text().splitlines(keepends=True)
-    file.write_text("".join([header, *rows[::2]]))
-    assert read_run(folder).answers["sst"].missing
     whole = read_run(run_folder(root, "sum", 1)).answers["sst"]
+    dev = Dataset.from_dict({"id": whole.ids, "place": range(len(whole.ids))})
+    kept = chosen_and_rest(dev, 0.5, "sst")[1]["place"]
+    file.write_text("".join([header, *(rows[place] for place in kept)]))
+    assert read_run(folder).answers["sst"].missing
     with (folder / "recipe.yaml").open("a") as recipe:
         recipe.write("select_on: 0.5\n")
     half = read_run(folder).answers["sst"]
-    assert half.ids == whole.ids[::2] and (half.labels == whole.labels[::2]).all() and half.texts == whole.texts[::2]
+    assert half.ids == [whole.ids[place] for place in kept] and (half.labels == whole.labels[[*kept]]).all()
+    assert half.texts == [whole.texts[place] for place in kept]
 
 
 def test_time_memory_and_conflicts_are_those_that_were_logged(make_run, root, tmp_path):

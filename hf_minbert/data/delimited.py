@@ -1,0 +1,297 @@
+"""Files of separated cells, such as .csv and .tsv: row after row, in the memory of a few thousand of them.
+
+Cells are those of RFC 4180. One may stand in double quotes, with a quote inside it doubled; separators and line breaks
+inside it are text then. What the RFC does not allow is refused with its line, where pandas and others guess: a quote
+that is not closed, text after a closing quote, a row with more or fewer cells than the header.
+
+One fault looks valid: a quote that was never closed meets one at the end of a later row, and the rows in between
+become one cell. So a row of several lines is refused if a line inside it could be a row by itself, or both of its two
+lines could. `line_breaks` allows such cells.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import MinBertError
+
+logger = logging.getLogger(__name__)
+
+#: Looked for in a header in this order.
+SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "vertical bar"}
+#: Characters of a cell. The csv module's own limit, 131,072, is below what people have; without any, a quote that is
+#: not closed would bring a whole large file into memory.
+LONGEST = 2**26
+#: Rows that are parsed in one go.
+BATCH = 1000
+#: So many rows say what the columns hold.
+PROFILED = 10_000
+#: What fewer cells than this have in common says nothing.
+FEW = 3
+PLAIN_QUOTES = (
+    "Where quotes are characters like any other, read the file with `quotes: false`: {path: FILE, quotes: false} in a "
+    "recipe, --read '{quotes: false}' on the command line."
+)
+
+
+class _Row(NamedTuple):
+    line: int  # where it begins, which is the one to repair
+    cells: list[str]
+    text: list[str]  # its lines as they stand in the file
+
+
+def read_cells(
+    path: Path, separator: str | None = None, quotes: bool = True, line_breaks: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """The header and then the rows, each with the line where it begins. All have the same number of cells.
+
+    How many rows have several lines is logged at the end.
+
+    Args:
+        separator: `None` takes the first of `SEPARATORS` that the header holds outside quotes.
+        quotes, line_breaks: as for `DataFile`.
+
+    Raises:
+        MinBertError: the file is not there, empty, no UTF-8 text or not as above. Names the line.
+    """
+    lines = text_lines(path)
+    first = next(lines)
+    if not first.strip():
+        any(map(str.strip, lines))  # raises if the whole file is blank
+        raise MinBertError(f"{path}, line 1: a blank line where the header should be. Name the columns there.")
+    if re.fullmatch(r'"?sep=."?\s*', first):
+        raise MinBertError(f"{path}, line 1: {first.strip()} is an instruction to Excel. Delete the line.")
+    separator = separator or _separator(first, quotes)
+    rows = _parse(path, chain([first], lines), separator, quotes)
+    head = list(islice(rows, PROFILED))
+    width = len(head[0].cells)
+    looks: _Looks | None = None
+    blank: list[_Row] = []  # lines, which are rows only if another one follows
+    total = several = first_several = 0
+    for row in chain(head, rows):
+        if not row.cells:
+            blank.append(row)
+            continue
+        for found in (*blank, row):
+            if width == 1:  # the csv module cannot tell a blank line from one blank cell
+                found = found._replace(cells=found.cells or [""])
+            _check_shape(path, found, head[0], separator, quotes)
+            if len(found.text) > 1:
+                several, first_several = several + 1, first_several or found.line
+                if not line_breaks:
+                    looks = looks or _Looks(head, separator)
+                    _check_lines(path, found, looks)
+            total += 1
+            yield found.line, found.cells
+        blank.clear()
+    if several:
+        _say_several(path, several, total - 1, first_several)
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file with their ends, which may be `\\n`, `\\r\\n` or `\\r`.
+
+    Raises:
+        MinBertError: the file is not there, cannot be read, is empty, or is no UTF-8 text. Names the line.
+    """
+    check_there(path)
+    is_blank = True
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, line in enumerate(file, 1):
+                if "\0" in line:
+                    raise MinBertError(f"{path}, line {number}: a NUL byte. Is it a text file? Save it as UTF-8 text.")
+                is_blank = is_blank and not line.strip()
+                yield line
+    except OSError as error:
+        raise MinBertError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        raise MinBertError(f"{path}, line {_undecodable(path)}: not UTF-8 text. Save the file as UTF-8.") from None
+    if is_blank:
+        raise MinBertError(f"{path} is empty. It needs a header and rows.")
+
+
+def check_there(path: Path) -> None:
+    """Raises `MinBertError` unless the path exists. Names what its folder holds."""
+    if path.exists():
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise MinBertError(f"{path} does not exist. Its folder {folder} does not exist either.")
+    held = shortened(sorted(entry.name for entry in folder.iterdir())) or "(nothing)"
+    raise MinBertError(f"{path} does not exist. Its folder holds: {held}.")
+
+
+def shortened(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 10:,} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + rest
+
+
+def _undecodable(path: Path) -> int:
+    """The line of the first byte that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):  # noqa: B007
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                break
+    return number
+
+
+def _separator(header: str, quotes: bool) -> str:
+    names = re.sub(r'"[^"]*"?', "", header) if quotes else header
+    return next((mark for mark in SEPARATORS if mark in names), ",")
+
+
+def _parse(path: Path, lines: Iterator[str], separator: str, quotes: bool) -> Iterator[_Row]:
+    taken: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield line
+
+    def parsed() -> Iterator[_Row]:
+        line = 1
+        for cells in reader:
+            yield _Row(line, cells, taken.copy())
+            taken.clear()
+            line = reader.line_num + 1
+
+    quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
+    reader = csv.reader(noted(), delimiter=separator, strict=True, quoting=quoting)
+    rows = parsed()
+    while True:
+        try:
+            with _long_cells():
+                some = list(islice(rows, BATCH))
+        except csv.Error as error:
+            remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it."
+            raise MinBertError(
+                f"{path}, line {reader.line_num - len(taken) + 1}: a double quote is not closed or stray ({error}). "
+                f"{remedy}" + (f" {PLAIN_QUOTES}" if quotes else "")
+            ) from None
+        yield from some
+        if len(some) < BATCH:
+            return
+
+
+@contextmanager
+def _long_cells() -> Generator[None]:
+    """Lifts the csv module's limit, which is one of the whole process."""
+    limit = csv.field_size_limit(LONGEST)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _check_shape(path: Path, row: _Row, header: _Row, separator: str, quotes: bool) -> None:
+    """Raises `MinBertError` if the row ends or has cells otherwise than the header."""
+    if row.text[-1].endswith("\r") and header.text[-1].endswith("\n"):
+        raise MinBertError(
+            f"{path}, line {row.line}: a lone carriage return, and the header ends otherwise. If it belongs to a "
+            f"cell, put the cell in double quotes, or write a space instead."
+        )
+    width, kind = len(header.cells), SEPARATORS[separator]
+    if len(row.cells) != width:
+        raise MinBertError(
+            f"{path}, line {row.line}: expected {width} {kind} separated cells, as in the header. Found "
+            f"{len(row.cells)}."
+            + (f" Put a cell that holds a {kind} or a line break in double quotes." if quotes else "")
+            + (f" {PLAIN_QUOTES}" if quotes and any(separator in cell for cell in row.cells) else "")
+        )
+
+
+@cache  # a run may read a file more than once
+def _say_several(path: Path, several: int, total: int, first: int) -> None:
+    logger.warning(
+        "%s: line breaks inside cells in %s of %s rows, the first at line %d. Each break is read as a space.",
+        path, f"{several:,}", f"{total:,}", first,
+    )  # fmt: skip
+
+
+# ---- Rows that a quote may have swallowed ----------------------------------------------------------------
+
+
+class _Looks:
+    """What the rows of a file look like, by its first ones. Few of them say little."""
+
+    def __init__(self, rows: list[_Row], separator: str):
+        whole = [row for row in rows if len(row.cells) == len(rows[0].cells)]
+        self.separator = separator
+        self.begin_quoted = len(whole) > FEW and all(row.text[0].startswith('"') for row in whole)
+        columns = zip(*(row.cells for row in whole[1:]), strict=True)
+        self.fits = [_fits([cell for cell in column if not _is_broken(cell)]) for column in columns]
+
+    def is_row(self, line: str) -> bool:
+        """Whether a line could be a row by itself."""
+        cells = _alone(line, self.separator)
+        return (
+            len(cells) == len(self.fits)
+            and (line.startswith('"') or not self.begin_quoted)
+            and not any('""' in cell for cell in cells)  # who doubles a quote closes it
+            and all(fits(cell.rstrip('"')) for fits, cell in zip(self.fits, cells, strict=True))
+        )
+
+
+def _check_lines(path: Path, row: _Row, looks: _Looks) -> None:
+    """Raises `MinBertError` if the row may be several rows, which a quote that was not closed made one."""
+    could_be = [*map(looks.is_row, row.text)]
+    inner = could_be[1:-1]
+    if any(inner) or (not inner and all(could_be)):
+        place = could_be.index(True, 1)
+        raise MinBertError(
+            f"{path}, line {row.line}: a line break inside a cell in double quotes, and line {row.line + place} in it "
+            f"could be a row by itself ({row.text[place].strip()!r:.60}). Close the quote if it was left open. If "
+            f"the cell is right, read the file with `line_breaks: true`: {{path: FILE, line_breaks: true}} in a "
+            f"recipe, --read '{{line_breaks: true}}' on the command line. {PLAIN_QUOTES}"
+        )
+
+
+def _alone(line: str, separator: str) -> list[str]:
+    """The cells of a line by itself, in which a quote that is not closed is a character."""
+    end = "\n\0"
+    with _long_cells():
+        cells = next(csv.reader([line.rstrip("\r\n") + "\n", "\0"], delimiter=separator))
+    if cells and cells[-1].endswith(end):
+        cells[-1:] = cells[-1].removesuffix(end).split(separator)
+    return cells
+
+
+def _is_broken(cell: str) -> bool:
+    return "\n" in cell or "\r" in cell
+
+
+def _fits(cells: list[str]) -> Callable[[str], bool]:
+    """Whether a cell could be one of the column that has these."""
+    counts = Counter(cells)
+    if len(cells) >= 100 and sum(count == 1 for count in counts.values()) <= len(cells) / 100:
+        return counts.__contains__  # a column of few values, such as labels
+    kinds = {*map(_kind, cells)}
+    if "words" in kinds:
+        kinds |= {"word", "number"}  # a text may be short
+    elif "word" in kinds and len(cells) < 20:
+        kinds.add("words")
+    if len(cells) < FEW:
+        kinds |= {"blank", "number", "word", "words"}
+    return lambda cell: _kind(cell) in kinds
+
+
+def _kind(cell: str) -> str:
+    try:
+        float(cell)
+    except ValueError:
+        if cell[:1].isspace() and cell.strip():
+            return "set off"  # as after a comma of a sentence
+        return ("blank", "word", "words")[min(len(cell.split()), 2)]
+    return "number"
