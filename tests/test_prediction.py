@@ -291,8 +291,11 @@ def test_loading_prints_no_report_of_the_library(saved, capfd):
     ("call", "said"),
     [
         (lambda p: p("quora", ["a"]), "Unknown task 'quora'. Choose from: para, sst, sts."),
-        (lambda p: p("sst", "a"), "must be lists of sentences. Write one sentence as [sentence]."),
-        (lambda p: p("sts", ["a"], "b"), "must be lists of sentences"),
+        (lambda p: p("sst", "a"), "`texts` must be a list of sentences. Write one sentence as [sentence]."),
+        (lambda p: p("sts", ["a"], "b"), "`text_pairs` must be a list of sentences. Write one"),
+        (lambda p: p("sst", {"a": 1}), "`texts` must be a list of sentences. Found a dict."),
+        (lambda p: p("sts", {"a", "b"}, ["a", "b"]), "`texts` must be a list of sentences. Found a set."),
+        (lambda p: p("sst", 7), "`texts` must be a list of sentences. Found a int."),
         (lambda p: p("sts", ["a"]), "Task 'sts' needs `text_pairs`."),
         (lambda p: p("sst", ["a"], ["b"]), "Task 'sst' takes no `text_pairs`."),
         (lambda p: p("sts", ["a", "b"], ["c"]), "must be equally long. Found 2 and 1."),

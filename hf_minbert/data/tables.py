@@ -14,12 +14,12 @@ A path's ending tells the format:
 from __future__ import annotations
 
 import csv
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MinBertError, did_you_mean, explain
 from ..model.registry import Registry
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 #: What `Dataset` and `DatasetDict.save_to_disk` leave in their folder.
 SAVED_SPLIT, SAVED_SPLITS = "dataset_info.json", "dataset_dict.json"
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Table:
         lines: the line where each row begins. `None`: rows have no lines and are counted from 0.
         class_names: the names of the classes, for a column that holds class ids and says what they are.
         has_unlabelled: whether a label of -1 stands for none, as in the datasets of the Hub.
+        first: how many rows of the file stand before these, in a part of it.
     """
 
     name: str
@@ -53,10 +57,12 @@ class Table:
     lines: Sequence[int] | None = None
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     has_unlabelled: bool = False
+    first: int = 0
 
     def where(self, number: int) -> str:
         """The place of a row, for an error."""
-        return f"{self.name}, row {number}" if self.lines is None else f"{self.name}, line {self.lines[number]}"
+        row = f"row {self.first + number}" if self.lines is None else f"line {self.lines[number]}"
+        return f"{self.name}, {row}"
 
     def column(self, name: str) -> Sequence[Any]:
         """The cells of a column. Raises `MinBertError` unless exactly one has the name."""
@@ -80,33 +86,70 @@ def read_table(file: str | Path | DataFile) -> Table:
     Raises:
         MinBertError: there is none, it is broken or empty, or its ending is not known. Names the line.
     """
+    (table,) = read_parts(file, None)
+    return table
+
+
+def read_parts(file: str | Path | DataFile, size: int | None) -> Iterator[Table]:
+    """As `read_table`, but `size` rows at a time, so that a file may be larger than memory; all at once with `None`.
+
+    A reader that is not `InParts`, such as that of a `.json` list, gives the whole file whatever the size.
+    """
     file = file if isinstance(file, DataFile) else DataFile(str(file))
     path, quotes = Path(file.path), file.quotes
     ending = path.suffix.lower()
     if path.is_dir():
-        table = _read_saved(path)
+        tables = _saved_parts(path, size)
     elif ending in READERS:
         reader = READERS[ending]
         if not quotes and reader not in (_read_csv, _read_tsv):
             raise MinBertError(f"{path}: `quotes` is for .csv, .tsv and .txt files. Leave it out.")
-        table = reader(path) if quotes else reader(path, quotes=False)
+        options = {} if quotes else {"quotes": False}
+        tables = reader.parts(path, size, **options) if isinstance(reader, InParts) else [reader(path)]
     else:
         known = ", ".join(name for name in READERS if name)
         raise MinBertError(
             f"{path}: files that end in {ending!r} cannot be read. Save it as one of: {known}. {READERS.remedy()}"
         )
-    if not table.size:
-        raise MinBertError(f"{path} has {'a header and ' if table.columns else ''}no rows.")
-    return table
+    columns, rows = [], 0
+    for table in tables:
+        columns, rows = table.columns, rows + table.size
+        if table.size:
+            yield table
+    if not rows:
+        raise MinBertError(f"{path} has {'a header and ' if columns else ''}no rows.")
 
 
-def dataset_table(dataset: datasets.Dataset, name: str, has_unlabelled: bool = True) -> Table:
+@dataclass(frozen=True)
+class InParts:
+    """A reader of files that can give a file a part at a time.
+
+    Args:
+        parts: called with the path, the rows of a part (`None`: all) and the reader's options.
+    """
+
+    parts: Callable[..., Iterator[Table]]
+
+    def __call__(self, path: Path, **options: Any) -> Table:
+        (table,) = self.parts(path, None, **options)
+        return table
+
+
+def _lists(items: Iterator[Item], size: int | None) -> Iterator[list[Item]]:
+    """The items in lists of this size, in one with `None`; of no items one empty list."""
+    found = list(islice(items, size))
+    yield found
+    while size is not None and (found := list(islice(items, size))):
+        yield found
+
+
+def dataset_table(dataset: datasets.Dataset, name: str, has_unlabelled: bool = True, first: int = 0) -> Table:
     """A dataset of the library's."""
     plain = dataset.with_format(None)
     columns = plain.column_names
     return Table(
         name, columns, len(plain), lambda at: plain[columns[at]][:],
-        class_names=_class_names(plain.features), has_unlabelled=has_unlabelled,
+        class_names=_class_names(plain.features), has_unlabelled=has_unlabelled, first=first,
     )  # fmt: skip
 
 
@@ -123,39 +166,59 @@ PLAIN_QUOTES = (
 )
 
 
-def _read_csv(path: Path, delimiter: str | None = None, quotes: bool = True) -> Table:
-    text = _read_text(path)
-    header_line = text.replace("\r", "\n").partition("\n")[0]
+def _csv_parts(path: Path, size: int | None, delimiter: str | None = None, quotes: bool = True) -> Iterator[Table]:
+    lines = _lines(path)
+    header_line = next(lines)
     if not header_line.strip():
         raise MinBertError(f"{path}, line 1: a blank line where the header should be. Name the columns there.")
     delimiter = delimiter or ("\t" if "\t" in header_line else ",")
-    rows = list(_split_rows(path, text, delimiter, quotes))
-    while rows and not rows[-1][1]:  # blank lines at the end
-        rows.pop()
-    (_, header), rows = rows[0], rows[1:]
-    for place, (line, cells) in enumerate(rows):
-        if not cells and len(header) == 1:
-            rows[place] = (line, [""])  # the csv module cannot tell a blank line from one blank cell
-        elif len(cells) != len(header):
-            kind = "tab" if delimiter == "\t" else "comma"
-            raise MinBertError(
-                f"{path}, line {line}: expected {len(header)} {kind} separated cells, as in the header. Found "
-                f"{len(cells)}."
-                + (f" Put a cell that holds a {kind} in double quotes." if quotes else "")
-                + (f" {PLAIN_QUOTES}" if quotes and any(delimiter in cell for cell in cells) else "")
-            )
-    columns, lines = [name.strip() for name in header], [line for line, _ in rows]
-    return Table(str(path), columns, len(rows), lambda at: [cells[at] for _, cells in rows], lines)
+    rows = _split_rows(path, chain([header_line], lines), delimiter, quotes)
+    _, header = next(rows)
+    columns, first = [name.strip() for name in header], 0
+    for part in _lists(_whole_rows(path, rows, header, delimiter, quotes), size):
+        cells = [cells for _, cells in part]
+        yield Table(
+            str(path), columns, len(part), lambda at, cells=cells: [row[at] for row in cells],
+            [line for line, _ in part], first=first,
+        )  # fmt: skip
+        first += len(part)
 
 
-def _read_tsv(path: Path, quotes: bool = True) -> Table:
-    return _read_csv(path, "\t", quotes)
+def _tsv_parts(path: Path, size: int | None, quotes: bool = True) -> Iterator[Table]:
+    return _csv_parts(path, size, "\t", quotes)
 
 
-def _split_rows(path: Path, text: str, delimiter: str, quotes: bool) -> Iterator[tuple[int, list[str]]]:
+_read_csv, _read_tsv = InParts(_csv_parts), InParts(_tsv_parts)
+
+
+def _whole_rows(
+    path: Path, rows: Iterable[tuple[int, list[str]]], header: list[str], delimiter: str, quotes: bool
+) -> Iterator[tuple[int, list[str]]]:
+    """The rows, each as wide as the header, without the blank lines at the end."""
+    blank: list[tuple[int, list[str]]] = []
+    for line, cells in rows:
+        if not cells:
+            blank.append((line, cells))
+            continue
+        for number, row in (*blank, (line, cells)):
+            if not row and len(header) == 1:
+                row = [""]  # the csv module cannot tell a blank line from one blank cell
+            elif len(row) != len(header):
+                kind = "tab" if delimiter == "\t" else "comma"
+                raise MinBertError(
+                    f"{path}, line {number}: expected {len(header)} {kind} separated cells, as in the header. Found "
+                    f"{len(row)}."
+                    + (f" Put a cell that holds a {kind} in double quotes." if quotes else "")
+                    + (f" {PLAIN_QUOTES}" if quotes and any(delimiter in cell for cell in row) else "")
+                )
+            yield number, row
+        blank.clear()
+
+
+def _split_rows(path: Path, lines: Iterable[str], delimiter: str, quotes: bool) -> Iterator[tuple[int, list[str]]]:
     """Yields each row with the line where it begins, which is the one to repair."""
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True, quoting=quoting)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True, quoting=quoting)
     remedy = "Close the quote, or put the whole cell in quotes and double each quote inside it." + (
         f" {PLAIN_QUOTES}" if quotes else ""
     )
@@ -177,32 +240,54 @@ def _split_rows(path: Path, text: str, delimiter: str, quotes: bool) -> Iterator
 # ---- JSON ------------------------------------------------------------------------------------------------
 
 
-def _read_json_lines(path: Path) -> Table:
-    # Not splitlines(): a JSON text may hold the other characters that it splits at.
-    lines = _read_text(path).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    while not lines[-1].strip():
-        lines.pop()
-    rows = [_parse(line, path, number) for number, line in enumerate(lines, 1)]
-    return _object_table(path, rows, range(1, len(rows) + 1))
+def _json_line_parts(path: Path, size: int | None) -> Iterator[Table]:
+    names, first = [] if size is None else _keys(path), 0
+    for rows in _lists((_parse(line, path, number) for number, line in _filled_lines(path)), size):
+        yield _object_table(path, rows, range(first + 1, first + len(rows) + 1), names, first)
+        first += len(rows)
+
+
+_read_json_lines = InParts(_json_line_parts)
+
+
+def _filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines with their numbers, without the blank ones at the end."""
+    blank: list[tuple[int, str]] = []
+    for numbered in enumerate(_lines(path), 1):
+        blank.append(numbered)
+        if numbered[1].strip():
+            yield from blank
+            blank.clear()
+
+
+def _keys(path: Path) -> list[str]:
+    """The keys of all objects of a file: one that a whole part lacks is a blank cell in it, too."""
+    keys: dict[str, None] = {}
+    for number, line in _filled_lines(path):
+        row = _parse(line, path, number)
+        if isinstance(row, dict):
+            keys.update(dict.fromkeys(row))
+    return list(keys)
 
 
 def _read_json(path: Path) -> Table:
-    text = _read_text(path)
-    if not text.lstrip().startswith("["):
+    if not next((line for line in _lines(path) if line.strip()), "").lstrip().startswith("["):
         return _read_json_lines(path)
-    return _object_table(path, _parse(text, path), None)
+    return _object_table(path, _parse("".join(_lines(path)), path), None)
 
 
-def _object_table(path: Path, rows: list[Any], lines: Sequence[int] | None) -> Table:
+def _object_table(
+    path: Path, rows: list[Any], lines: Sequence[int] | None, keys: Iterable[str] = (), first: int = 0
+) -> Table:
     """A key that an object lacks is a blank cell: JSON writers leave out what is null."""
-    columns: dict[str, None] = {}
+    columns = dict.fromkeys(keys)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             where = f"{path}, row {number}" if lines is None else f"{path}, line {lines[number]}"
             raise MinBertError(f'{where}: expected an object like {{"sentence": "..."}}. Found {row!r:.50}.')
         columns.update(dict.fromkeys(row))
     names = list(columns)
-    return Table(str(path), names, len(rows), lambda at: [row.get(names[at]) for row in rows], lines)
+    return Table(str(path), names, len(rows), lambda at: [row.get(names[at]) for row in rows], lines, first=first)
 
 
 def _parse(text: str, path: Path, line: int | None = None) -> Any:
@@ -229,21 +314,29 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ---- Parquet and saved datasets --------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path) -> Table:
+def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
     import datasets
     import pyarrow.parquet
 
     _check_there(path)
-    with explain(f"Reading {path}", "Is it a Parquet file? Write it anew, or save it as .csv."):
-        table = pyarrow.parquet.read_table(path)
-        features = datasets.Features.from_arrow_schema(table.schema)  # keeps the names of class ids
-    return Table(
-        str(path), table.column_names, table.num_rows, lambda at: table.column(at).to_pylist(),
-        class_names=_class_names(features),
-    )  # fmt: skip
+    with (
+        explain(f"Reading {path}", "Is it a Parquet file? Write it anew, or save it as .csv."),
+        pyarrow.parquet.ParquetFile(path) as file,
+    ):
+        names, first = file.schema_arrow.names, 0
+        classes = _class_names(datasets.Features.from_arrow_schema(file.schema_arrow))
+        for part in [file.read()] if size is None else file.iter_batches(size):
+            yield Table(
+                str(path), names, part.num_rows, lambda at, part=part: part.column(at).to_pylist(),
+                class_names=classes, first=first,
+            )  # fmt: skip
+            first += part.num_rows
 
 
-def _read_saved(path: Path) -> Table:
+_read_parquet = InParts(_parquet_parts)
+
+
+def _saved_parts(path: Path, size: int | None) -> Iterator[Table]:
     import datasets
 
     if (path / SAVED_SPLITS).is_file():
@@ -255,7 +348,11 @@ def _read_saved(path: Path) -> Table:
             f"`Dataset.save_to_disk` wrote."
         )
     with explain(f"Reading the dataset in {path}", "Write it anew by `Dataset.save_to_disk`."):
-        return dataset_table(datasets.Dataset.load_from_disk(path), str(path))
+        dataset = datasets.Dataset.load_from_disk(path)
+    rows = len(dataset)
+    for first in range(0, max(rows, 1), size or max(rows, 1)):
+        last = rows if size is None else min(first + size, rows)
+        yield dataset_table(dataset.select(range(first, last)), str(path), first=first)
 
 
 def saved_splits(folder: Path) -> list[str]:
@@ -277,23 +374,34 @@ def _class_names(features: datasets.Features) -> dict[str, list[str]]:
 # ---- Any file --------------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path) -> str:
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file as they are written, with their line breaks: LF, CR LF or CR."""
     _check_there(path)
+    leading: list[str] | None = []  # blank lines, as long as nothing else was found
     try:
-        raw = path.read_bytes()
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, line in enumerate(file, 1):
+                if "\0" in line:
+                    raise MinBertError(f"{path}, line {number}: a NUL byte. Is it a text file? Save it as UTF-8 text.")
+                if leading is None:
+                    yield line
+                elif line.strip():
+                    yield from (*leading, line)
+                    leading = None
+                else:
+                    leading.append(line)
+    except UnicodeDecodeError:
+        raise MinBertError(f"{path}, line {_undecoded(path)}: not UTF-8 text. Save the file as UTF-8.") from None
     except OSError as error:
         raise MinBertError(f"{path} cannot be read: {error.strerror}.") from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise MinBertError(f"{path}, line {line}: not UTF-8 text. Save the file as UTF-8.") from None
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise MinBertError(f"{path}, line {line}: a NUL byte. Is it a text file? Save it as UTF-8 text.")
-    if not text.strip():
+    if leading is not None:
         raise MinBertError(f"{path} is empty. It needs a header and rows.")
-    return text
+
+
+def _undecoded(path: Path) -> int:
+    """The number of the first line that is not UTF-8. The decoder, which reads in blocks, does not know it."""
+    with path.open("rb") as file:
+        return next(number for number, line in enumerate(file, 1) if line.decode("utf-8", "replace").encode() != line)
 
 
 def _check_there(path: Path) -> None:

@@ -198,11 +198,11 @@ def test_paths_that_are_no_files(tmp_path, write):
 
 
 def test_a_file_without_permission(write, monkeypatch):
-    def refuse(path):
+    def refuse(path, **how):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     path = write(GAPS)
-    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)  # the superuser may read every real file
+    monkeypatch.setattr("pathlib.Path.open", refuse)  # the superuser may read every real file
     with pytest.raises(MinBertError, match=r"file\.csv cannot be read: Permission denied"):
         read_rows(path, PARA, labelled=True)
 
