@@ -16,9 +16,6 @@ from .files import ID_COLUMN, Row, read_records
 from .tables import read_parts, read_table
 
 PART = 1024  # rows of a file that are held as cells
-#: A chunk of rows ends at the first of the two: short texts fill large batches of about equal length, and of long ones
-#: the tokens stay within some 100 MB.
-ROWS, CHARACTERS = 2**14, 2**22
 SHOWN = 10  # ids in a message
 LOOKED_FOR = 1000  # hashes that stand twice and whose ids are looked for
 
@@ -44,7 +41,13 @@ class RowStream:
     """The rows of a file as `hf_minbert.data.files.read_rows` gives them without labels, read anew each time.
 
     Formats without parts, such as a `.json` list, are read as a whole.
+
+    Attributes:
+        chunk_limits: rows and characters. A chunk ends at the first of the two: short texts fill large batches of about
+            equal length, and of long ones the tokens stay within some 100 MB.
     """
+
+    chunk_limits = 2**14, 2**22
 
     def __init__(self, file: DataFile, task: Task, columns: Mapping[str, str] | None = None):
         self.name, self.file = file.path, file
@@ -59,12 +62,13 @@ class RowStream:
 
     def chunks(self) -> Iterator[list[Row]]:
         """The rows in lists. Where one ends depends on the rows before it alone."""
+        most_rows, most_characters = self.chunk_limits
         chunk: list[Row] = []
         characters = 0
         for row in self:
             chunk.append(row)
             characters += sum(len(str(row[name])) for name in self.task.text_columns)
-            if len(chunk) == ROWS or characters >= CHARACTERS:
+            if len(chunk) == most_rows or characters >= most_characters:
                 yield chunk
                 chunk, characters = [], 0
         if chunk:
@@ -84,7 +88,7 @@ class RowStream:
         """
         digest, hashes, rows = hashlib.sha256(), bytearray(), 0
         for chunk in self.chunks():
-            digest.update(json.dumps([list(row.values()) for row in chunk]).encode())
+            digest.update(json.dumps([list(row.values()) for row in chunk])[1:-1].encode() + b", ")
             hashes += b"".join(_hash(row[ID_COLUMN]) for row in chunk)
             rows += len(chunk)
             if progress is not None:

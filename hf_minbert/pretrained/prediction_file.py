@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 from .. import __version__
 from ..data.cache import tokenizer_content
 from ..data.encoding import warn_of_cut
-from ..data.stream import CHARACTERS, ROWS, RowStream, Survey
+from ..data.stream import RowStream, Survey
 from ..errors import MinBertError
 from ..evaluation.decoding import clip, decode
 from ..evaluation.submission import Form, broken, warn_of_broken
@@ -77,7 +77,7 @@ def predict_file(
         "input": found.digest, "model": model_digest(predictor), "tasks": names, "format": form.name,
         "clip": clip_scores, "batch_size": predictor.batch_size, "dtype": predictor.dtype,
         "max_length": [predictor.lengths[name] for name in names], "device": predictor.model.device.type,
-        "chunk": [ROWS, CHARACTERS], "hf_minbert": __version__, "torch": torch.__version__,
+        "chunk": list(rows.chunk_limits), "hf_minbert": __version__, "torch": torch.__version__,
         "transformers": transformers.__version__, "tokenizers": tokenizers.__version__,
     }  # fmt: skip
     files = {name: PartialFile(path, {"task": name, **identity}) for name, path in outputs.items()}

@@ -485,7 +485,13 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "predict what": (["predict", "RUN", "--task", "sst"], ["Give either --input FILE with --output FILE, or --text"]),
     "predict with nothing": (["predict", "TMP/nowhere", "--text", "a"], ["There is no model TMP/nowhere"]),
     "predict with a plain BERT": (["predict", "PLAIN", "--text", "a"], ["PLAIN", "has no tasks", "minbert train"]),
-    "predict which task": (["predict", "RUN", "--text", "a"], ["several tasks", "--task: sst, para, sts"]),
+    "predict which task of pairs": (
+        ["predict", "RUN", "--text", "a", "--text-pair", "b"], ["several tasks for a pair", "--task: para, sts"],
+    ),
+    "predict which task of a file": (
+        ["predict", "RUN", "--input", "DATA/ids-sst-dev.csv", "--output", "TMP/o"],
+        ["The model has several tasks.", "--task: sst, para, sts"],
+    ),
     "predict an unknown task": (["predict", "RUN", "--task", "quora", "--text", "a"], ["Unknown task 'quora'"]),
     "task left blank": (["predict", "RUN", "--text", "a", "--task"], ["'--task' requires an argument"]),
     "file and sentence": (
