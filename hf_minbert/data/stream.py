@@ -43,8 +43,8 @@ class RowStream:
     Formats without parts, such as a `.json` list, are read as a whole.
 
     Attributes:
-        chunk_limits: rows and characters. A chunk ends at the first of the two: short texts fill large batches of about
-            equal length, and of long ones the tokens stay within some 100 MB.
+        chunk_limits: rows and characters. A chunk ends at the first of the two: short texts fill large batches of
+            about equal length, and of long ones the tokens stay within some 100 MB.
     """
 
     chunk_limits = 2**14, 2**22

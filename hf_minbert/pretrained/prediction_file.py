@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -45,7 +45,7 @@ def survey(rows: RowStream) -> Survey:
     """Reads and checks all rows, with a bar, and warns of ids that stand twice."""
     with tqdm(desc=f"Reading {Path(rows.name).name}", unit="row", leave=False, delay=1) as bar:
         found = rows.survey(bar.update)
-    if found.repeated:
+    if found.repeated_ids:  # else hashes alone were the same
         some = ", ".join(map(repr, found.repeated_ids))
         logger.warning(
             "%s: %s of %s rows have the id of a row before: %s%s. Each row gets a prediction, in the file's order.",
@@ -87,7 +87,7 @@ def predict_file(
     last = [*files.values()][-1]  # to which a chunk is added when the others have it
     if last.rows:
         logger.info("Going on from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
-    with _told(last, found.rows), progress_bar(", ".join(names), found.rows, done=last.rows) as advance:
+    with _told([*files.values()], found.rows), progress_bar(", ".join(names), found.rows, done=last.rows) as advance:
         for chunk in islice(rows.chunks(), whole, None):
             done, size, cut = last.rows, len(chunk), Counter[str]()
             logits = predictor.logits_of(
@@ -100,6 +100,11 @@ def predict_file(
                     decoded = replace(decoded, values=clip(task, decoded.values))
                 text = form.lines(task, [str(row["id"]) for row in chunk], decoded)
                 file.add(text if file.chunks else form.header(task) + text, size, broken(decoded), cut[name])
+        if last.rows != found.rows:
+            raise MinBertError(
+                f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. Predict it "
+                f"anew when nothing writes it."
+            )
         for name, file in files.items():
             file.finish()
             warn_of_cut(name, sum(chunk.cut for chunk in file.chunks), file.rows, predictor.lengths[name])
@@ -107,12 +112,16 @@ def predict_file(
 
 
 @contextmanager
-def _told(file: PartialFile, rows: int) -> Generator[None]:
-    """Says, where the block is stopped, what is left of its work."""
+def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
+    """Says, where the block is stopped, what is left of its work; of none the files are removed."""
     try:
         yield
     except BaseException:
-        if file.chunks:
+        file = files[-1]
+        if not file.chunks:
+            for each in files:
+                each.remove()
+        else:
             logger.warning(
                 "Stopped. %s of %s rows are predicted, in %s. The same command goes on from there; to begin anew, "
                 "delete that file.",
@@ -206,6 +215,10 @@ class PartialFile:
                 os.fsync(file.fileno())
             os.replace(self.part, self.path)
             self.record.unlink()
+
+    def remove(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self.record.unlink(missing_ok=True)
 
     def _found(self) -> list[Chunk]:
         """The whole chunks that a stopped run left."""
