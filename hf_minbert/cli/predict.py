@@ -126,10 +126,11 @@ def _chosen(model: str, names: list[str], max_length: int | None, sides: int | N
     names = list(dict.fromkeys(names)) or ([config.active_task] if config.active_task else [])
     if not names:
         names = [name for name, task in tasks.items() if sides in (None, len(task.text_columns))]
-        if len(names) != 1:
-            fitting = f" {'for a pair' if sides == 2 else 'for one sentence'}" if sides and names else ""
-            found = ", ".join(names or tasks)
-            raise MinBertError(f"The model has several tasks{fitting}. Name one with --task: {found}.")
+        what = {None: "", 1: " for one sentence", 2: " for a pair"}[sides]
+        if not names:
+            raise MinBertError(f"The model has no task{what}. {'Leave out' if sides == 2 else 'Add'} --text-pair.")
+        if len(names) > 1:
+            raise MinBertError(f"The model has several tasks{what}. Name one with --task: {', '.join(names)}.")
     for name in names:
         if name not in tasks:
             raise unknown_name("task", name, tasks)

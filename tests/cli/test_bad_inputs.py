@@ -591,6 +591,20 @@ def test_the_input_through_a_link_is_the_input(refused, tmp_path):
     assert (tmp_path / "in.csv").read_text() == "sentence\ngood\n"
 
 
+@pytest.mark.parametrize(
+    ("tasks", "words", "said"),
+    [
+        (["para", "sts"], ["--text", "a"], "The model has no task for one sentence. Add --text-pair."),
+        (["sst", "cfimdb"], ["--text", "a", "--text-pair", "b"], "no task for a pair. Leave out --text-pair."),
+        (["sst", "cfimdb"], ["--text", "a"], "several tasks for one sentence. Name one with --task: sst, cfimdb."),
+    ],
+)
+def test_no_task_or_several_fit_the_sentences(refused, tiny_model, tiny_tokenizer, tmp_path, tasks, words, said):
+    tiny_model(tasks).save_pretrained(tmp_path / "own")
+    tiny_tokenizer.save_pretrained(tmp_path / "own")
+    refused(["predict", "TMP/own", *words], said)
+
+
 def test_a_task_that_the_course_does_not_have(refused, tiny_model, tiny_tokenizer, tmp_path):
     from hf_minbert import Task
 
