@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import secrets
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import MinBertError
+
+logger = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"  # names the files of a model that is saved in several
 
@@ -66,14 +69,22 @@ def _check_is_file(path: Path) -> None:
 def whole_folder(path: str | Path) -> Generator[Path]:
     """A new folder to fill, which takes the name `path` when the block ends; if the block fails, nothing is left.
 
-    A folder that has the name already is replaced, with all that is in it.
+    A folder that has the name already is replaced, with all that is in it. What a killed process left, under the
+    hidden names that are used until then, is removed first, and the log says so.
 
     Raises:
         MinBertError: the folder cannot be made, or a file in it cannot be written.
     """
     path = Path(path).resolve()
-    part, old = (path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.{end}") for end in ("part", "old"))
+    part, old = (path.with_name(f".{path.name[:100]}.{end}") for end in ("part", "old"))
     try:
+        if old.exists() and not path.exists():  # killed between the two moves
+            os.replace(old, path)
+            logger.info("%s is there again: a killed process had begun to replace it.", path)
+        for leftover in (part, old):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+                logger.info("Removed %s, which a killed process had left.", leftover)
         part.mkdir(parents=True)
         yield part
         if path.exists():

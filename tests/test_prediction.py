@@ -109,6 +109,14 @@ def test_no_sentence_gives_no_answer(predictor):
     assert predictor("sts", [], []) == []
 
 
+def test_sentences_may_come_from_an_iterator(predictor):
+    assert predictor("sst", iter(SENTENCES)) == predictor("sst", SENTENCES)
+    pairs = (text for text in SENTENCES), dict.fromkeys(OTHERS, 0).keys()
+    assert len(pairs[1]) == len(OTHERS)
+    assert predictor("sts", pairs[0], list(pairs[1])) == predictor("sts", SENTENCES, OTHERS)
+    assert predictor("sst", iter([])) == []
+
+
 def test_a_blank_sentence_gets_an_answer(predictor):
     assert len(predictor("sst", [""])) == 1
 
@@ -293,8 +301,11 @@ def test_loading_prints_no_report_of_the_library(saved, capfd):
     ("call", "said"),
     [
         (lambda p: p("quora", ["a"]), "Unknown task 'quora'. Choose from: para, sst, sts."),
-        (lambda p: p("sst", "a"), "must be lists of sentences. Write one sentence as [sentence]."),
-        (lambda p: p("sts", ["a"], "b"), "must be lists of sentences"),
+        (lambda p: p("sst", "a"), "`texts` must be a list of sentences. Write one sentence as [sentence]."),
+        (lambda p: p("sts", ["a"], "b"), "`text_pairs` must be a list of sentences. Write one"),
+        (lambda p: p("sst", {"a": 1}), "`texts` must be a list of sentences. Found a dict."),
+        (lambda p: p("sts", {"a", "b"}, ["a", "b"]), "`texts` must be a list of sentences. Found a set."),
+        (lambda p: p("sst", 7), "`texts` must be a list of sentences. Found a int."),
         (lambda p: p("sts", ["a"]), "Task 'sts' needs `text_pairs`."),
         (lambda p: p("sst", ["a"], ["b"]), "Task 'sst' takes no `text_pairs`."),
         (lambda p: p("sts", ["a", "b"], ["c"]), "must be equally long. Found 2 and 1."),
@@ -305,6 +316,10 @@ def test_loading_prints_no_report_of_the_library(saved, capfd):
         (lambda p: p("sst", [None]), "Task 'sst', row 0: 'sentence' must be text. Found None."),
         (lambda p: p.logits("sst", [{"text": "a"}]), "no column 'sentence'. Columns found: text."),
         (lambda p: p.logits("sst", []), "the dataset is empty"),
+        (
+            lambda p: p.logits("sst", [{"input_ids": [2, 9, 3]}, {"input_ids": [2, 86, 3]}]),
+            "Task 'sst', row 1: `input_ids` must be from 0 to 85, as the model's `vocab_size` is 86. Found 2 to 86.",
+        ),
         (lambda p: Predictor(p.model, p.tokenizer, batch_size=0), "`batch_size` must be at least 1. Found 0."),
         (lambda p: Predictor(p.model, p.tokenizer, dtype="bf16"), "Unknown `dtype` 'bf16'."),
         (lambda p: Predictor.from_pretrained("/no/such/folder"), "There is no model /no/such/folder"),

@@ -273,6 +273,21 @@ def test_a_hub_that_does_not_answer_is_said_at_once(monkeypatch):
         loading.load_config("some/where")
 
 
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_folder_that_is_not_there_is_no_fault_of_the_network(monkeypatch, tmp_path, offline):
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
+    monkeypatch.setattr(loading.constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "none").mkdir(parents=True)
+    with pytest.raises(MinBertError) as refusal:
+        loading.load_config("runs/nope")
+    said = str(refusal.value)
+    assert said.startswith("There is no folder runs/nope here, and ")
+    assert ("HF_HUB_OFFLINE" in said) is offline
+    assert "The folder runs holds none. Did you mean 'none'? Give the folder of a" in said
+    assert "connect" not in said and "quickstart" not in said
+
+
 def test_an_answer_of_any_kind_is_an_answer(monkeypatch):
     def answer(request, timeout):
         raise urllib.error.HTTPError(request.full_url, 404, "not found", {}, None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import MinBertError, unknown_name
-from .input import Columns, Read, check_options, read_input
+from .input import Columns, Read, check_options, file_of
 from .predict import MaxLength
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ def evaluate(
 
 
 def _rows_of_file(tasks: list[Task], path: Path, columns: str | None, read: str | None) -> dict[str, datasets.Dataset]:
-    from ..data.files import to_dataset
+    from ..data.files import read_rows, to_dataset
 
     if len(tasks) > 1:
         names = ", ".join(task.name for task in tasks)
         raise MinBertError(f"--input holds rows of one task. Name it with --task: {names}.")
-    rows = read_input(path, tasks[0], columns, read, labelled=True)
+    file, mapped = file_of(path, tasks[0], columns, read)
+    rows = read_rows(file, tasks[0], labelled=True, columns=mapped)
     return {tasks[0].name: to_dataset(rows, tasks[0])}

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ..errors import MinBertError, unknown_name
 from ..settings.recipe import cast, read_value
 from ..settings.tasks import DataFile, Task, data_files
-
-if TYPE_CHECKING:
-    from ..data.files import Row
 
 READING = [f.name for f in fields(DataFile) if f.name != "path"]
 Columns = Annotated[
@@ -39,14 +36,12 @@ def check_options(input: Path | None, columns: str | None, read: str | None) -> 
             raise MinBertError(f"{option} goes with --input.")
 
 
-def read_input(path: Path, task: Task, columns: str | None, read: str | None, *, labelled: bool) -> list[Row]:
-    """The rows of a file; see `hf_minbert.data.files.read_rows`. The options are as they were written.
+def file_of(path: Path, task: Task, columns: str | None, read: str | None) -> tuple[DataFile, dict[str, str]]:
+    """The file with how it is read, and the names of its columns. The options are as they were written.
 
     Raises:
-        MinBertError: as `read_rows`; or an option is no mapping, or names no column of the task or no way to read.
+        MinBertError: an option is no mapping, or names no column of the task or no way to read.
     """
-    from ..data.files import read_rows
-
     mapped, options = _mapping("--columns", columns, dict[str, str]), _mapping("--read", read, dict[str, Any])
     known = (*task.text_columns, "label", "id")
     for name in mapped:
@@ -56,7 +51,7 @@ def read_input(path: Path, task: Task, columns: str | None, read: str | None, *,
         if name not in READING:
             raise MinBertError(f"--read: {unknown_name('key', name, READING)}")
     (file,) = data_files({"path": str(path), **options}, "--read")
-    return read_rows(file, task, labelled=labelled, columns=mapped)
+    return file, mapped
 
 
 def _mapping(option: str, written: str | None, hint: Any) -> dict[str, Any]:

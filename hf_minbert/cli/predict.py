@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,12 +12,7 @@ from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from .input import Columns, Read, check_options, read_input
-
-if TYPE_CHECKING:
-    from ..data.files import Row
-    from ..evaluation.decoding import Decoded
-    from ..pretrained.prediction import Predictor
+from .input import Columns, Read, check_options, file_of
 
 
 class Format(StrEnum):
@@ -58,7 +53,7 @@ def predict(
     ] = None,
     text_pair: Annotated[str | None, typer.Option(help="Its second sentence.", show_default=False)] = None,
     format: Annotated[
-        Format, typer.Option(help="csv: id, prediction, probabilities; course: that of the CS224N project.")
+        Format, typer.Option(help="csv: id, prediction, label, probabilities; course: that of the CS224N project.")
     ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
     batch_size: Annotated[
@@ -69,14 +64,18 @@ def predict(
 ) -> None:
     """Predict a file, one row of output per row of input, or a single --text.
 
-    Several tasks that read the same columns are answered together.
+    Several tasks that read the same columns are answered together. A file may be larger than memory, and the same
+    command goes on with one that was cut off.
     """
     _check_words(input, output, text, text_pair, format)
     check_options(input, columns, read)
-    from ..evaluation.submission import check_course
+    from ..data.stream import RowStream
+    from ..evaluation.submission import COURSE, CSV, check_course
     from ..pretrained.prediction import Predictor
+    from ..pretrained.prediction_file import predict_file, survey
 
-    tasks = _chosen(model, task or [], max_length)
+    sides = None if text is None else 1 if text_pair is None else 2
+    tasks = _chosen(model, task or [], max_length, sides)
     outputs = {} if output is None or input is None else _outputs(tasks, input, output)
     for spec in tasks if format is Format.course else ():
         check_course(spec)
@@ -84,10 +83,15 @@ def predict(
     if first.is_pair != (text_pair is not None) and text is not None:
         raise MinBertError(f"Task {first.name!r} {'needs' if first.is_pair else 'takes no'} --text-pair.")
     # Weights come last: a wrong word or file is answered at once.
-    rows = None if input is None else read_input(input, first, columns, read, labelled=False)
+    if input is not None:
+        file, mapped = file_of(input, first, columns, read)
+        rows = RowStream(file, first, mapped)
+        found = survey(rows)
     predictor = Predictor.from_pretrained(model, batch_size=batch_size, dtype=dtype.value, max_length=max_length)
-    if rows is not None:
-        _predict_rows(predictor, tasks, rows, outputs, format, clip)
+    if input is not None:
+        predict_file(predictor, rows, found, outputs, CSV if format is Format.csv else COURSE, clip)
+        for spec in tasks:
+            typer.echo(f"{counted(found.rows, 'prediction', 'is', 'are')} in {outputs[spec.name]}.")
         return
     for spec in tasks:
         if len(tasks) > 1:
@@ -108,17 +112,26 @@ def _check_words(
         raise MinBertError("--format goes with --input and --output.")
 
 
-def _chosen(model: str, names: list[str], max_length: int | None) -> list[Task]:
-    """The tasks of these names, which read the same columns; and `max_length` fits the model."""
+def _chosen(model: str, names: list[str], max_length: int | None, sides: int | None) -> list[Task]:
+    """The tasks of these names, which read the same columns; and `max_length` fits the model.
+
+    Args:
+        sides: how many sentences are given: without names, one task that reads as many is meant.
+    """
     from ..data.encoding import check_max_length
     from ..pretrained.loading import load_config, tasks_of
 
     config = load_config(model)
     check_max_length(max_length, config)
     tasks = tasks_of(config, model)
-    names = list(dict.fromkeys(names)) or [config.active_task or ""]
-    if names == [""]:
-        raise MinBertError(f"The model has several tasks. Name one with --task: {', '.join(tasks)}.")
+    names = list(dict.fromkeys(names)) or ([config.active_task] if config.active_task else [])
+    if not names:
+        names = [name for name, task in tasks.items() if sides in (None, len(task.text_columns))]
+        what = {None: "", 1: " for one sentence", 2: " for a pair"}[sides]
+        if not names:
+            raise MinBertError(f"The model has no task{what}. {'Leave out' if sides == 2 else 'Add'} --text-pair.")
+        if len(names) > 1:
+            raise MinBertError(f"The model has several tasks{what}. Name one with --task: {', '.join(names)}.")
     for name in names:
         if name not in tasks:
             raise unknown_name("task", name, tasks)
@@ -152,29 +165,3 @@ def _say(answer: dict) -> None:
     typer.echo(f"{answer['label']} ({answer['prediction']})")
     for label, probability in answer["probabilities"].items():
         typer.echo(f"  {probability:.3f}  {label}")
-
-
-def _predict_rows(
-    predictor: Predictor, tasks: list[Task], rows: list[Row], outputs: dict[str, Path], format: Format, clip: bool
-) -> None:
-    from ..evaluation.decoding import decode
-    from ..evaluation.submission import write_course, write_predictions
-    from ..pretrained.prediction import progress_bar
-
-    names = [task.name for task in tasks]
-    with progress_bar(", ".join(names), len(rows)) as advance:
-        logits = predictor.logits_of(names, rows, advance)
-    write = write_predictions if format is Format.csv else write_course
-    for task in tasks:
-        decoded = decode(task, logits[task.name])
-        ids = [str(row["id"]) for row in rows]
-        write(outputs[task.name], task, ids, _clipped(task, decoded) if clip else decoded)
-        typer.echo(f"{counted(len(rows), 'prediction', 'is', 'are')} in {outputs[task.name]}.")
-
-
-def _clipped(task: Task, decoded: Decoded) -> Decoded:
-    from dataclasses import replace
-
-    from ..evaluation.decoding import clip
-
-    return replace(decoded, values=clip(task, decoded.values))

@@ -42,7 +42,7 @@ class EncodedCache:
     ):
         import tokenizers
 
-        parts = [FORMAT, tokenizers.__version__, task.to_config(), max_length, _content(tokenizer), columns]
+        parts = [FORMAT, tokenizers.__version__, task.to_config(), max_length, tokenizer_content(tokenizer), columns]
         key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
         for batch in dataset.with_format(None).select_columns(columns).iter(batch_size=1000):
             key.update(json.dumps([batch[name] for name in columns], default=str).encode())
@@ -87,7 +87,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """All that is saved of a tokenizer, less what a call of it leaves behind."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)

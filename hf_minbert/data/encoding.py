@@ -45,6 +45,7 @@ def encode(
     tokenizer: PreTrainedTokenizerBase | None,
     max_length: int,
     cache_dir: str | Path | None = None,
+    config: Any = None,
 ) -> EncodedRows:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
@@ -58,32 +59,47 @@ def encode(
         tokenizer: may be `None` if the rows hold `input_ids`.
         max_length: in tokens, `[CLS]` and `[SEP]` included; see `check_max_length`.
         cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
+        config: the model's. With it, ids in rows that are encoded already must be in its vocabulary.
 
     Returns:
         the rows in memory, unpadded.
 
     Raises:
-        MinBertError: no rows, a column is missing, a text is not text, or a label is not one of the task's.
+        MinBertError: no rows, a column is missing, a text is not text, a token id is not one of the model's, or a
+            label is not one of the task's.
     """
-    size = _size(dataset, task)
-    if not _is_hf_dataset(dataset):
-        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)))
-        encoded, cut = [row for batch in _batches(dataset, size, task, encoder) for row in batch], encoder.cut
-    else:
-        encoder = _Encoder(task, tokenizer, max_length, dataset.column_names)
-        dataset = _with_own_ids(dataset, task, encoder.label_column)
-        if cache_dir is None or tokenizer is None or encoder.is_encoded:
-            encoded, cut = _map(dataset, encoder), encoder.cut
-        else:
-            cache = EncodedCache(cache_dir, dataset, encoder.columns, task, tokenizer, max_length)
-            kept = cache.read()
-            if kept is None:
-                kept = _map(dataset, encoder), encoder.cut
-                cache.write(*kept)
-            encoded, cut = kept
+    rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config)
+    warn_of_cut(task.name, cut, len(rows), max_length)
+    return rows
+
+
+def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
     if cut:
-        logger.warning("%s: %s of %s inputs were cut to %d tokens.", task.name, f"{cut:,}", f"{size:,}", max_length)
-    return EncodedRows.of(encoded, is_score=task.kind == "score", apart=task.pair_encoding == "bi")
+        logger.warning("%s: %s of %s inputs were cut to %d tokens.", task, f"{cut:,}", f"{rows:,}", max_length)
+
+
+def encode_and_count(
+    dataset: Any, task: Task, tokenizer: Any, max_length: int, cache_dir: str | Path | None = None, config: Any = None
+) -> tuple[EncodedRows, int]:
+    """As `encode`; and how many rows were cut, in the place of the line in the log."""
+    size, form = _size(dataset, task), {"is_score": task.kind == "score", "apart": task.pair_encoding == "bi"}
+    if not _is_hf_dataset(dataset):
+        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config)
+        # Batch by batch: a token takes 5 bytes in an array, and 40 in a list.
+        rows = EncodedRows.joined([EncodedRows.of(part, **form) for part in _batches(dataset, size, task, encoder)])
+        return rows, encoder.cut
+    encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config)
+    dataset = _with_own_ids(dataset, task, encoder.label_column)
+    if cache_dir is None or tokenizer is None or encoder.is_encoded:
+        encoded, cut = _map(dataset, encoder), encoder.cut
+    else:
+        cache = EncodedCache(cache_dir, dataset, encoder.columns, task, tokenizer, max_length)
+        kept = cache.read()
+        if kept is None:
+            kept = _map(dataset, encoder), encoder.cut
+            cache.write(*kept)
+        encoded, cut = kept
+    return EncodedRows.of(encoded, **form), cut
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
@@ -136,8 +152,11 @@ def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> 
 class _Encoder:
     """Encodes batches of columns, and counts the inputs that were cut."""
 
-    def __init__(self, task: Task, tokenizer: Any, max_length: int, columns: list[str]):
+    def __init__(self, task: Task, tokenizer: Any, max_length: int, columns: list[str], config: Any):
         self.task, self.tokenizer, self.max_length, self.cut = task, tokenizer, max_length, 0
+        sizes = {"input_ids": "vocab_size", "token_type_ids": "type_vocab_size"}
+        # Models of other packages may have no segments.
+        self.sizes = {name: (size, getattr(config, size)) for name, size in sizes.items() if hasattr(config, size)}
         self.label_column = next((name for name in ("labels", "label", task.label_column) if name in columns), None)
         self.is_encoded = "input_ids" in columns
         self.has_segments = "token_type_ids" in columns
@@ -232,7 +251,15 @@ class _Encoder:
                 f"Task {self.task.name!r}, row {number}: `input_ids` must hold 1 to {self.max_length} ids, and "
                 f"`token_type_ids` and `attention_mask` as many. Found {len(ids)}, {len(segments)} and {len(mask)}."
             )
-        return list(compress(ids, mask)), list(compress(segments, mask))
+        found = {"input_ids": list(compress(ids, mask)), "token_type_ids": list(compress(segments, mask))}
+        for name, (size, highest) in self.sizes.items():  # torch would fail at an index, and name no row
+            if not 0 <= min(found[name]) <= max(found[name]) < highest:
+                raise MinBertError(
+                    f"Task {self.task.name!r}, row {number}: `{name}` must be from 0 to {highest - 1}, as the model's "
+                    f"`{size}` is {highest}. Found {min(found[name])} to {max(found[name])}. Encode the rows with the "
+                    f"model's own tokenizer."
+                )
+        return found["input_ids"], found["token_type_ids"]
 
 
 def _is_hf_dataset(dataset: object) -> TypeGuard[datasets.Dataset]:

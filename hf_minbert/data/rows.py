@@ -51,6 +51,16 @@ class EncodedRows(TokenRows):
             labels = labels.astype(np.float32 if is_score else np.int64)
         return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, labels)
 
+    @classmethod
+    def joined(cls, parts: Sequence[EncodedRows]) -> EncodedRows:
+        """The rows of all parts, one after another. The parts are a task's, without a teacher."""
+        starts = np.cumsum([0, *np.concatenate([part.lengths for part in parts])])
+        labels = [part.labels for part in parts if part.labels is not None]
+        return cls(
+            np.concatenate([part.ids for part in parts]), np.concatenate([part.segments for part in parts]), starts,
+            parts[0].sides, np.concatenate(labels) if labels else None,
+        )  # fmt: skip
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import MinBertError, did_you_mean, explain
 from ..model.registry import Registry
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 #: What `Dataset` and `DatasetDict.save_to_disk` leave in their folder.
 SAVED_SPLIT, SAVED_SPLITS = "dataset_info.json", "dataset_dict.json"
+PARQUET = "Is it a Parquet file? Write it anew, or save it as .csv."
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Table:
         lines: the line where each row begins. `None`: rows have no lines and are counted from 0.
         class_names: the names of the classes, for a column that holds class ids and says what they are.
         has_unlabelled: whether a label of -1 stands for none, as in the datasets of the Hub.
+        first: how many rows of the file stand before these, in a part of it.
     """
 
     name: str
@@ -52,10 +58,12 @@ class Table:
     lines: Sequence[int] | None = None
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     has_unlabelled: bool = False
+    first: int = 0
 
     def where(self, number: int) -> str:
         """The place of a row, for an error."""
-        return f"{self.name}, row {number}" if self.lines is None else f"{self.name}, line {self.lines[number]}"
+        row = f"row {self.first + number}" if self.lines is None else f"line {self.lines[number]}"
+        return f"{self.name}, {row}"
 
     def column(self, name: str) -> Sequence[Any]:
         """The cells of a column. Raises `MinBertError` unless exactly one has the name."""
@@ -97,77 +105,144 @@ def read_table(file: str | Path | DataFile) -> Table:
     Raises:
         MinBertError: there is none, it is broken or empty, or its ending is not known. Names the line.
     """
+    (table,) = read_parts(file, None)
+    return table
+
+
+def read_parts(file: str | Path | DataFile, size: int | None) -> Iterator[Table]:
+    """As `read_table`, but `size` rows at a time, so that a file may be larger than memory; all at once with `None`.
+
+    A reader that is not `InParts`, such as that of a `.json` list, gives the whole file whatever the size.
+    """
     file = file if isinstance(file, DataFile) else DataFile(str(file))
     path, options = Path(file.path), file.options
     ending = path.suffix.lower()
     if path.is_dir():
-        table = _read_saved(path)
+        tables = _saved_parts(path, size)
     elif ending in READERS:
         reader = READERS[ending]
         if options and reader not in (_read_csv, _read_tsv):
             raise MinBertError(f"{path}: `{next(iter(options))}` is for .csv, .tsv and .txt files. Leave it out.")
-        table = reader(path, **options)
+        tables = reader.parts(path, size, **options) if isinstance(reader, InParts) else [reader(path)]
     else:
         known = ", ".join(name for name in READERS if name)
         raise MinBertError(
             f"{path}: files that end in {ending!r} cannot be read. Save it as one of: {known}. {READERS.remedy()}"
         )
-    if not table.size:
-        raise MinBertError(f"{path} has {'a header and ' if table.columns else ''}no rows.")
-    return table
+    columns, rows = [], 0
+    for table in tables:
+        columns, rows = table.columns, rows + table.size
+        if table.size:
+            yield table
+    if not rows:
+        raise MinBertError(f"{path} has {'a header and ' if columns else ''}no rows.")
 
 
-def dataset_table(dataset: datasets.Dataset, name: str, has_unlabelled: bool = True) -> Table:
+@dataclass(frozen=True)
+class InParts:
+    """A reader of files that can give a file a part at a time.
+
+    Args:
+        parts: called with the path, the rows of a part (`None`: all) and the reader's options.
+    """
+
+    parts: Callable[..., Iterator[Table]]
+
+    def __call__(self, path: Path, **options: Any) -> Table:
+        (table,) = self.parts(path, None, **options)
+        return table
+
+
+def _lists(items: Iterator[Item], size: int | None) -> Iterator[list[Item]]:
+    """The items in lists of this size, in one with `None`; of no items one empty list."""
+    found = list(islice(items, size))
+    yield found
+    while size is not None and (found := list(islice(items, size))):
+        yield found
+
+
+def dataset_table(dataset: datasets.Dataset, name: str, has_unlabelled: bool = True, first: int = 0) -> Table:
     """A dataset of the library's."""
     plain = dataset.with_format(None)
     columns = plain.column_names
     return Table(
         name, columns, len(plain), lambda at: plain[columns[at]][:],
-        class_names=_class_names(plain.features), has_unlabelled=has_unlabelled,
+        class_names=_class_names(plain.features), has_unlabelled=has_unlabelled, first=first,
     )  # fmt: skip
 
 
 # ---- CSV and TSV -----------------------------------------------------------------------------------------
 
 
-def _read_csv(path: Path, separator: str | None = None, **options: bool) -> Table:
-    (_, header), *rows = read_cells(path, separator, **options)
-    columns, lines = [re.sub(r"[\r\n]+", " ", name).strip() for name in header], [line for line, _ in rows]
-    return Table(str(path), columns, len(rows), lambda at: [cells[at] for _, cells in rows], lines)
+def _csv_parts(path: Path, size: int | None, separator: str | None = None, **options: bool) -> Iterator[Table]:
+    rows = read_cells(path, separator, **options)
+    _, header = next(rows)
+    columns, first = [re.sub(r"[\r\n]+", " ", name).strip() for name in header], 0
+    for part in _lists(rows, size):
+        yield Table(
+            str(path), columns, len(part), lambda at, part=part: [cells[at] for _, cells in part],
+            [line for line, _ in part], first=first,
+        )  # fmt: skip
+        first += len(part)
 
 
-def _read_tsv(path: Path, **options: bool) -> Table:
-    return _read_csv(path, "\t", **options)
+def _tsv_parts(path: Path, size: int | None, **options: bool) -> Iterator[Table]:
+    return _csv_parts(path, size, "\t", **options)
 
+
+_read_csv, _read_tsv = InParts(_csv_parts), InParts(_tsv_parts)
 
 # ---- JSON ------------------------------------------------------------------------------------------------
 
 
-def _read_json_lines(path: Path) -> Table:
-    lines = [line.rstrip("\r\n") for line in text_lines(path)]
-    while not lines[-1].strip():
-        lines.pop()
-    rows = [_parse(line, path, number) for number, line in enumerate(lines, 1)]
-    return _object_table(path, rows, range(1, len(rows) + 1))
+def _json_line_parts(path: Path, size: int | None) -> Iterator[Table]:
+    names, first = [] if size is None else _keys(path), 0
+    for rows in _lists((_parse(line, path, number) for number, line in _filled_lines(path)), size):
+        yield _object_table(path, rows, range(first + 1, first + len(rows) + 1), names, first)
+        first += len(rows)
+
+
+_read_json_lines = InParts(_json_line_parts)
+
+
+def _filled_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines with their numbers, without the blank ones at the end."""
+    blank: list[tuple[int, str]] = []
+    for number, line in enumerate(text_lines(path), 1):
+        blank.append((number, line.rstrip("\r\n")))
+        if line.strip():
+            yield from blank
+            blank.clear()
+
+
+def _keys(path: Path) -> list[str]:
+    """The keys of all objects of a file: one that a whole part lacks is a blank cell in it, too."""
+    keys: dict[str, None] = {}
+    for number, line in _filled_lines(path):
+        row = _parse(line, path, number)
+        if isinstance(row, dict):
+            keys.update(dict.fromkeys(row))
+    return list(keys)
 
 
 def _read_json(path: Path) -> Table:
-    text = "".join(text_lines(path))
-    if not text.lstrip().startswith("["):
+    if not next((line for line in text_lines(path) if line.strip()), "").lstrip().startswith("["):
         return _read_json_lines(path)
-    return _object_table(path, _parse(text, path), None)
+    return _object_table(path, _parse("".join(text_lines(path)), path), None)
 
 
-def _object_table(path: Path, rows: list[Any], lines: Sequence[int] | None) -> Table:
+def _object_table(
+    path: Path, rows: list[Any], lines: Sequence[int] | None, keys: Iterable[str] = (), first: int = 0
+) -> Table:
     """A key that an object lacks is a blank cell: JSON writers leave out what is null."""
-    columns: dict[str, None] = {}
+    columns = dict.fromkeys(keys)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             where = f"{path}, row {number}" if lines is None else f"{path}, line {lines[number]}"
             raise MinBertError(f'{where}: expected an object like {{"sentence": "..."}}. Found {row!r:.50}.')
         columns.update(dict.fromkeys(row))
     names = list(columns)
-    return Table(str(path), names, len(rows), lambda at: [row.get(names[at]) for row in rows], lines)
+    return Table(str(path), names, len(rows), lambda at: [row.get(names[at]) for row in rows], lines, first=first)
 
 
 def _parse(text: str, path: Path, line: int | None = None) -> Any:
@@ -194,28 +269,51 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 # ---- Parquet and saved datasets --------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path) -> Table:
-    """Reads a column when it is asked for: what no task needs may hold anything."""
+def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
+    """Reads a column when it is asked for: what no task needs may hold anything.
+
+    Parts are of one row group, whose columns are in memory while they are read.
+    """
     import pyarrow.parquet
 
-    def cells(at: int) -> list[Any]:
-        with explain(f"Reading column {columns[at]!r} of {path}", remedy):
-            return pyarrow.parquet.ParquetFile(path).read(columns=[columns[at]]).column(columns[at]).to_pylist()
-
     check_there(path)
-    remedy = "Is it a Parquet file? Write it anew, or save it as .csv."
-    with explain(f"Reading {path}", remedy):
+    with explain(f"Reading {path}", PARQUET):
         file = pyarrow.parquet.ParquetFile(path)
-        columns, size = file.schema_arrow.names, file.metadata.num_rows
         saved = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
-        features = saved.get("info", {}).get("features", {})
+    features = saved.get("info", {}).get("features", {})
     class_names = {
         name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and "names" in kind
     }
-    return Table(str(path), columns, size, cells, class_names=class_names)
+    every, first = [*range(file.num_row_groups)], 0
+    for groups in [every] if size is None else [[group] for group in every]:
+        rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+        column = _columns_of(path, file, groups)
+        for start in range(0, max(rows, 1), size or max(rows, 1)):
+            length = min(size or rows, rows - start)
+            yield Table(
+                str(path), file.schema_arrow.names, length,
+                lambda at, cut=(start, length), column=column: column(at).slice(*cut).to_pylist(),
+                class_names=class_names, first=first + start,
+            )  # fmt: skip
+        first += rows
 
 
-def _read_saved(path: Path) -> Table:
+def _columns_of(path: Path, file: Any, groups: list[int]) -> Callable[[int], Any]:
+    """The columns of a Parquet file's row groups by their place, each read once."""
+    names = file.schema_arrow.names
+
+    @cache
+    def column(at: int) -> Any:
+        with explain(f"Reading column {names[at]!r} of {path}", PARQUET):
+            return file.read_row_groups(groups, columns=[names[at]]).column(names[at])
+
+    return column
+
+
+_read_parquet = InParts(_parquet_parts)
+
+
+def _saved_parts(path: Path, size: int | None) -> Iterator[Table]:
     import datasets
 
     if (path / SAVED_SPLITS).is_file():
@@ -227,7 +325,11 @@ def _read_saved(path: Path) -> Table:
             f"`Dataset.save_to_disk` wrote."
         )
     with explain(f"Reading the dataset in {path}", "Write it anew by `Dataset.save_to_disk`."):
-        return dataset_table(datasets.Dataset.load_from_disk(path), str(path))
+        dataset = datasets.Dataset.load_from_disk(path)
+    rows = len(dataset)
+    for first in range(0, max(rows, 1), size or max(rows, 1)):
+        last = rows if size is None else min(first + size, rows)
+        yield dataset_table(dataset.select(range(first, last)), str(path), first=first)
 
 
 def saved_splits(folder: Path) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MinBertError, unknown_name
@@ -22,22 +23,15 @@ COURSE_COLUMNS = {
 
 
 def write_predictions(path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
-    """Writes a CSV with the header `id,prediction` and `probability_<class id>` where there are classes.
+    """Writes a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted
+    class, and `probability_<class id>`.
 
     One row per prediction, in order; ids to the character; numbers in full precision; the file is whole or absent.
 
     Raises:
         MinBertError: ids and predictions differ in number, or the file cannot be written.
     """
-    _check(task, ids, decoded)
-    columns = [ids, decoded.values.tolist()]
-    header = ["id", "prediction"]
-    if decoded.probabilities is not None:
-        header += [f"probability_{number}" for number in range(decoded.probabilities.shape[1])]
-        columns += decoded.probabilities.T.tolist()
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *zip(*columns, strict=True)])
-    write_atomically(path, text.getvalue())
+    _write(path, CSV, task, ids, decoded)
 
 
 def write_course(path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
@@ -47,18 +41,55 @@ def write_course(path: str | Path, task: Task, ids: Sequence[str], decoded: Deco
         MinBertError: the course has no such task, or as `write_predictions`.
     """
     check_course(task)
-    _check(task, ids, decoded)
+    _write(path, COURSE, task, ids, decoded)
+
+
+def _write(path: str | Path, form: Form, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
+    if len(ids) != len(decoded.values):
+        raise MinBertError(f"Task {task.name!r}: {len(ids)} ids for {len(decoded.values)} predictions. Give one each.")
+    write_atomically(path, form.header(task) + form.lines(task, ids, decoded))
+
+
+@dataclass(frozen=True)
+class Form:
+    """How predictions are written: the header of the file, and the lines of some predictions, line breaks included."""
+
+    name: str
+    header: Callable[[Task], str]
+    lines: Callable[[Task, Sequence[str], Decoded], str]
+
+
+def csv_columns(task: Task) -> list[str]:
+    """The columns of a file of predictions."""
+    if task.kind == "score":
+        return ["id", "prediction"]
+    return ["id", "prediction", "label", *(f"probability_{number}" for number in range(len(task.labels)))]
+
+
+def _csv_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
+    values = decoded.values.tolist()
+    columns = [ids, values]
+    if decoded.probabilities is not None:
+        columns += [[task.labels[value] for value in values], *decoded.probabilities.T.tolist()]
+    return _as_csv(zip(*columns, strict=True))
+
+
+def _as_csv(rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _course_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
     values = decoded.values.tolist() if task.kind == "classes" else map(float, decoded.values)
-    lines = [f"id \t {COURSE_COLUMNS[task.name]} ", *(f"{i} , {value} " for i, value in zip(ids, values, strict=True))]
-    write_atomically(path, "\n".join(lines) + "\n")
+    return "".join(f"{i} , {value} \n" for i, value in zip(ids, values, strict=True))
+
+
+CSV = Form("csv", lambda task: _as_csv([csv_columns(task)]), _csv_lines)
+COURSE = Form("course", lambda task: f"id \t {COURSE_COLUMNS[task.name]} \n", _course_lines)
 
 
 def check_course(task: Task) -> None:
     """Raises `MinBertError` if the course has no such task."""
     if task.name not in COURSE_COLUMNS:
         raise unknown_name("task of the course's format", task.name, COURSE_COLUMNS)
-
-
-def _check(task: Task, ids: Sequence[str], decoded: Decoded) -> None:
-    if len(ids) != len(decoded.values):
-        raise MinBertError(f"Task {task.name!r}: {len(ids)} ids for {len(decoded.values)} predictions. Give one each.")

@@ -16,7 +16,8 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from ..errors import MinBertError, explain
+from ..data.tables import shortened
+from ..errors import MinBertError, did_you_mean, explain
 from ..model.heads import build_head
 from ..model.inference import length_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
@@ -47,14 +48,13 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
         raise MinBertError(f"The model {name} is not a folder. {REMEDY}")
     if path.is_dir() and not (path / "config.json").is_file():  # the library would take BERT-base's sizes
         raise MinBertError(f"The folder {name} holds no model: it has no config.json. {REMEDY}")
-    place = _place(name, revision)
-    if not Path(place).exists() and not _can_be_had(name, revision):
-        raise MinBertError(
-            f"There is no folder {name} here, and the Hub does not answer. {REMEDY} For small weights without the Hub "
-            f"run `minbert quickstart`: it keeps them, and {MODEL} then names them."
-        )
+    place, remedy = _place(name, revision), REMEDY
+    if not Path(place).exists():
+        remedy = _beside(path) + REMEDY
+        if (silent := _why_not_on_hub(name, revision)) is not None:
+            raise MinBertError(f"There is no folder {name} here, and {silent}. {remedy}")
     load_plugins(path)
-    with explain(f"Reading the config of {name!r}", REMEDY):
+    with explain(f"Reading the config of {name!r}", remedy):
         return MinBertConfig.from_pretrained(place, revision=revision or "main", **changes)
 
 
@@ -73,10 +73,22 @@ def _is_id(name: str) -> bool:
     return True
 
 
-def _can_be_had(name: str, revision: str | None) -> bool:
-    """Whether the Hub, or its cache on this machine, can give `name`."""
-    cached = try_to_load_from_cache(name, "config.json", revision=revision)
-    return isinstance(cached, str) or constants.HF_HUB_OFFLINE or hub_answers()
+def _why_not_on_hub(name: str, revision: str | None) -> str | None:
+    """Why neither the Hub nor its cache on this machine can be asked for `name`; `None` if one can."""
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return None
+    if constants.HF_HUB_OFFLINE:
+        return "with HF_HUB_OFFLINE the Hub is not asked for one of that name"
+    return None if hub_answers() else "the Hub does not answer"
+
+
+def _beside(path: Path) -> str:
+    """A sentence on where a folder was looked for that is not there; of a name on the Hub, on weights without it."""
+    if not path.parent.is_dir() or path.parent == Path():
+        return f"For small weights without the Hub run `minbert quickstart`: it keeps them as {MODEL}. "
+    folders = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
+    near = did_you_mean(path.name, folders)
+    return f"The folder {path.parent} holds {shortened(folders) or 'no folders'}.{near} "
 
 
 def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,14 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..data.encoding import MANY_UNKNOWN, check_max_length, encode, unknown_in_words, unknown_share
+from ..data.encoding import (
+    MANY_UNKNOWN,
+    check_max_length,
+    encode_and_count,
+    unknown_in_words,
+    unknown_share,
+    warn_of_cut,
+)
 from ..errors import MinBertError, unknown_name
 from ..evaluation.decoding import Decoded, clip, decode
 from ..evaluation.metrics import NONFINITE, overall, task_metrics
@@ -109,13 +116,13 @@ class Predictor:
         return self.tasks[name]
 
     def __call__(
-        self, task: str, texts: Sequence[str], text_pairs: Sequence[str] | None = None, *, clip_scores: bool = False
+        self, task: str, texts: Iterable[str], text_pairs: Iterable[str] | None = None, *, clip_scores: bool = False
     ) -> list[dict[str, Any]]:
         """Answers one task.
 
         Args:
             task: a task of the model.
-            texts: the sentences.
+            texts: the sentences, in anything that gives them in their order: a list, a column, an iterator.
             text_pairs: their second sentences, for a task of pairs.
             clip_scores: force scores into the task's range.
 
@@ -124,11 +131,9 @@ class Predictor:
             the `probabilities` by label.
         """
         spec = self.task(task)
-        columns = [texts] if text_pairs is None else [texts, text_pairs]
-        if any(isinstance(column, str) for column in columns):
-            raise MinBertError(
-                "`texts` and `text_pairs` must be lists of sentences. Write one sentence as [sentence]."
-            )
+        columns = [_sentences("texts", texts)]
+        if text_pairs is not None:
+            columns.append(_sentences("text_pairs", text_pairs))
         if len(columns) != len(spec.text_columns):
             need = "needs" if spec.is_pair else "takes no"
             raise MinBertError(f"Task {task!r} {need} `text_pairs`.")
@@ -150,11 +155,18 @@ class Predictor:
         """
         return self.logits_of([task], rows, progress)[task]
 
-    def logits_of(self, tasks: Sequence[str], rows: Any, progress: Progress | None = None) -> dict[str, np.ndarray]:
+    def logits_of(
+        self,
+        tasks: Sequence[str],
+        rows: Any,
+        progress: Progress | None = None,
+        count_cut: Callable[[str, int], object] | None = None,
+    ) -> dict[str, np.ndarray]:
         """The outputs of several tasks' heads for the same rows, each as `logits` gives them.
 
         Tasks that read the same columns in the same way, to the same length and through the same layers share one pass
-        through the encoder. `progress` counts a row once for each pass.
+        through the encoder. `progress` counts a row once for each pass. How many inputs were cut to the task's length
+        is logged or, with `count_cut`, told it: the first task of a pass and the number.
         """
         rows = list(rows)  # a list has no bar of its own
         specs = {name: self.task(name) for name in tasks}
@@ -165,7 +177,12 @@ class Predictor:
         found = {}
         for number, names in enumerate(passes):
             told = progress and (lambda done, total, n=number: progress(n * total + done, len(passes) * total))
-            encoded = encode(rows, specs[names[0]], self.tokenizer, self.lengths[names[0]])
+            length = self.lengths[names[0]]
+            encoded, cut = encode_and_count(rows, specs[names[0]], self.tokenizer, length, config=self.model.config)
+            if count_cut is None:
+                warn_of_cut(names[0], cut, len(rows), length)
+            else:
+                count_cut(names[0], cut)
             self._tell_of_unknown(names, encoded)
             pad, dtype = self.tokenizer.pad_token_id, DTYPES[self.dtype]
             found |= answer(self.model, names, encoded, pad, self.batch_size, dtype, told)
@@ -194,6 +211,15 @@ class Predictor:
         ]
 
 
+def _sentences(name: str, given: Iterable[str]) -> list[str]:
+    if isinstance(given, str):
+        raise MinBertError(f"`{name}` must be a list of sentences. Write one sentence as [sentence].")
+    # Neither of the two says which answer is whose.
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | Set):
+        raise MinBertError(f"`{name}` must be a list of sentences. Found a {type(given).__name__}.")
+    return list(given)
+
+
 def score(
     predictor: Predictor, datasets: Mapping[str, Any], progress: bool = False
 ) -> tuple[dict[str, float], dict[str, Decoded]]:
@@ -217,9 +243,9 @@ def score(
 
 
 @contextmanager
-def progress_bar(name: str, total: int, shown: bool = True) -> Generator[Progress]:
-    """A bar on stderr for a `progress` argument."""
-    with tqdm(total=total, desc=name, unit="row", disable=not shown, leave=False) as bar:
+def progress_bar(name: str, total: int, shown: bool = True, done: int = 0) -> Generator[Progress]:
+    """A bar on stderr for a `progress` argument; `done` rows were done by an earlier run."""
+    with tqdm(total=total, initial=done, desc=name, unit="row", disable=not shown, leave=False) as bar:
 
         def advance(done: int, total: int) -> None:
             bar.total = total

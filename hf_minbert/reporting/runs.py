@@ -13,6 +13,7 @@ import numpy as np
 
 from ..data.files import read_texts
 from ..errors import MinBertError, explain
+from ..evaluation.submission import csv_columns
 from ..pretrained.adapters import full_options
 from ..pretrained.data import RunData, last_stage, stage_folders
 from ..run.folder import all_values
@@ -322,9 +323,9 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
     with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
         with Path(path).open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
-        classes = 0 if task.kind == "score" else len(task.labels)
-        expected = ["id", "prediction", *(f"probability_{number}" for number in range(classes))]
-        if header != expected or not rows:
+        expected = csv_columns(task)
+        older = [name for name in expected if name != "label"]  # without the name of the predicted class
+        if header not in (expected, older) or not rows:
             raise MinBertError(
                 f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
                 f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it anew by "
@@ -337,14 +338,15 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                 f"write it anew by minbert predict."
             )
         ids = [row[0] for row in rows]
-        numbers = np.array([row[1:] for row in rows], dtype=np.float64)
+        places = [header.index(name) for name in older[1:]]
+        numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
         values = numbers[:, 0]
         if task.kind != "score":
             values = values.astype(np.int64)
-            if (values != numbers[:, 0]).any() or values.min() < 0 or values.max() >= classes:
+            if (values != numbers[:, 0]).any() or values.min() < 0 or values.max() >= len(task.labels):
                 raise MinBertError(
-                    f"{path}: a prediction of {task.name!r} must be a class id from 0 to {classes - 1}. Delete the "
-                    f"file, or write it anew by minbert predict."
+                    f"{path}: a prediction of {task.name!r} must be a class id from 0 to {len(task.labels) - 1}. "
+                    f"Delete the file, or write it anew by minbert predict."
                 )
     return Answers(task, ids, values, numbers[:, 1:])
 

@@ -226,7 +226,14 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             )
         names = wanted if wanted is not None else list(datasets)
         encoded = {
-            name: encode(datasets[name], self.tasks[name], self.processing_class, self.max_length, self.cache_dir)
+            name: encode(
+                datasets[name],
+                self.tasks[name],
+                self.processing_class,
+                self.max_length,
+                self.cache_dir,
+                self.model.config,
+            )
             for name in names
         }
         for name, rows in encoded.items():
@@ -548,7 +555,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if isinstance(test_dataset, Mapping):
             raise MinBertError("`predict` answers one task: give its rows alone, and its name as `task=`.")
         task = self._one_task(task)
-        rows = encode(test_dataset, self.tasks[task], self.processing_class, self.max_length)
+        length, config = self.max_length, self.model.config
+        rows = encode(test_dataset, self.tasks[task], self.processing_class, length, config=config)
         logits, labels, metrics = self.evaluator.outputs(task, rows, f"{metric_key_prefix}_{task}", ignore_keys)
         if labels is not None:
             scores = task_metrics(self.tasks[task], logits, labels)

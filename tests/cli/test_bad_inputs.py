@@ -485,7 +485,13 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "predict what": (["predict", "RUN", "--task", "sst"], ["Give either --input FILE with --output FILE, or --text"]),
     "predict with nothing": (["predict", "TMP/nowhere", "--text", "a"], ["There is no model TMP/nowhere"]),
     "predict with a plain BERT": (["predict", "PLAIN", "--text", "a"], ["PLAIN", "has no tasks", "minbert train"]),
-    "predict which task": (["predict", "RUN", "--text", "a"], ["several tasks", "--task: sst, para, sts"]),
+    "predict which task of pairs": (
+        ["predict", "RUN", "--text", "a", "--text-pair", "b"], ["several tasks for a pair", "--task: para, sts"],
+    ),
+    "predict which task of a file": (
+        ["predict", "RUN", "--input", "DATA/ids-sst-dev.csv", "--output", "TMP/o"],
+        ["The model has several tasks.", "--task: sst, para, sts"],
+    ),
     "predict an unknown task": (["predict", "RUN", "--task", "quora", "--text", "a"], ["Unknown task 'quora'"]),
     "task left blank": (["predict", "RUN", "--text", "a", "--task"], ["'--task' requires an argument"]),
     "file and sentence": (
@@ -583,6 +589,20 @@ def test_the_input_through_a_link_is_the_input(refused, tmp_path):
         "link.csv is the input", "Give another file",
     )  # fmt: skip
     assert (tmp_path / "in.csv").read_text() == "sentence\ngood\n"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words", "said"),
+    [
+        (["para", "sts"], ["--text", "a"], "The model has no task for one sentence. Add --text-pair."),
+        (["sst", "cfimdb"], ["--text", "a", "--text-pair", "b"], "no task for a pair. Leave out --text-pair."),
+        (["sst", "cfimdb"], ["--text", "a"], "several tasks for one sentence. Name one with --task: sst, cfimdb."),
+    ],
+)
+def test_no_task_or_several_fit_the_sentences(refused, tiny_model, tiny_tokenizer, tmp_path, tasks, words, said):
+    tiny_model(tasks).save_pretrained(tmp_path / "own")
+    tiny_tokenizer.save_pretrained(tmp_path / "own")
+    refused(["predict", "TMP/own", *words], said)
 
 
 def test_a_task_that_the_course_does_not_have(refused, tiny_model, tiny_tokenizer, tmp_path):

@@ -225,8 +225,8 @@ def test_evaluate_some_tasks_on_another_split(minbert, finished_run, course_dir,
 # ---- predict
 
 HEADERS = {
-    "sst": "id,prediction,probability_0,probability_1,probability_2,probability_3,probability_4",
-    "para": "id,prediction,probability_0,probability_1",
+    "sst": "id,prediction,label,probability_0,probability_1,probability_2,probability_3,probability_4",
+    "para": "id,prediction,label,probability_0,probability_1",
     "sts": "id,prediction",
 }
 
@@ -312,7 +312,8 @@ def test_the_batch_size_changes_nothing(predict, course_dir, task):
     assert len(tables[0]) == {"sst": 12, "para": 10, "sts": 8}[task]
     for table in tables[1:]:
         assert [row[0] for row in table] == [row[0] for row in tables[0]]
-        numbers = [np.array([row[1:] for row in each], dtype=float) for each in (tables[0], table)]
+        first = 1 if task == "sts" else 3  # behind the class and its name
+        numbers = [np.array([row[first:] for row in each], dtype=float) for each in (tables[0], table)]
         np.testing.assert_allclose(*numbers, atol=1e-5)
 
 
@@ -391,6 +392,11 @@ def test_several_tasks_answer_one_file_in_one_pass(minbert, predict, finished_ru
     minbert(*words, "--format", "course")
     assert len(runs) == 2
     assert (folder / "para.csv").read_text().splitlines()[0] == COURSE["para"][1]
+
+
+def test_the_task_need_not_be_named_where_one_alone_fits(minbert, finished_run):
+    named = minbert("predict", finished_run, "--task", "sst", "--text", "good")
+    assert named.status == 0 and minbert("predict", finished_run, "--text", "good").out == named.out
 
 
 def test_several_tasks_answer_one_pair_on_the_terminal(minbert, finished_run):

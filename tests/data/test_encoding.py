@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
@@ -180,6 +181,34 @@ def test_encoded_pairs_pass_through(tiny_tokenizer, container):
 def test_bad_encoded_pairs_are_refused(ids, said):
     with pytest.raises(MinBertError, match=said):
         encode([{"input_ids": ids, "label": 1.0}], APART, None, 8)
+
+
+CONFIG = SimpleNamespace(vocab_size=10, type_vocab_size=2)
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"input_ids": [2, 10, 3]}, "row 1: `input_ids` must be from 0 to 9, as .* `vocab_size` is 10. Found 2 to 10"),
+        ({"input_ids": [2, -1, 3]}, "`input_ids` must be from 0 to 9, .* Found -1 to 3. Encode the rows with"),
+        ({"input_ids": [2, 9, 3], "token_type_ids": [0, 0, 2]}, "`token_type_ids` must be from 0 to 1.* Found 0 to 2"),
+    ],
+)
+def test_ids_that_the_model_does_not_have_are_refused(container, row, said):
+    rows = [{name: [0] * 3 for name in row}, row]
+    with pytest.raises(MinBertError, match=said):
+        encode(CONTAINERS[container](rows), SST, None, 8, config=CONFIG)
+
+
+def test_ids_of_the_second_side_are_checked_and_padding_is_not():
+    with pytest.raises(MinBertError, match="row 0: `input_ids` must be from 0 to 9"):
+        encode([{"input_ids": [[2, 3], [2, 10]]}], APART, None, 8, config=CONFIG)
+    hidden = {"input_ids": [2, 9, 3, -100], "attention_mask": [1, 1, 1, 0]}
+    assert encode([hidden], SST, None, 8, config=CONFIG)[0]["input_ids"] == [2, 9, 3]
+    without_segments = SimpleNamespace(vocab_size=10)
+    row = {"input_ids": [2, 9, 3], "token_type_ids": [0, 0, 2]}
+    assert encode([row], SST, None, 8, config=without_segments)[0] == row
 
 
 def test_a_pair_apart_collates_to_two_rows_of_one_width():

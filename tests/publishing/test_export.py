@@ -1,7 +1,11 @@
 """`minbert export`: what is written answers as the model does, in the libraries that it was written for."""
 
+import importlib
 import json
+import os
 import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -398,3 +402,46 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
         (part / "c").write_text("3")
     assert contents(tmp_path) == {Path("deep/new/c"): b"3"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["new"]
+
+
+def killed(name: str) -> Callable[..., None]:
+    """A function of `os` or `shutil` that ends the process, at its first call of a folder of this name."""
+    return lambda source, *rest, **how: os.kill(os.getpid(), signal.SIGKILL) if Path(source).name == name else None
+
+
+@pytest.mark.parametrize(
+    ("killer", "left", "said"),
+    [
+        (None, {"out", ".out.part"}, "Removed .*/.out.part, which a killed process had left."),
+        (("os.replace", ".out.part"), {".out.part", ".out.old"}, "out is there again: a killed process had begun to"),
+        (("shutil.rmtree", ".out.old"), {"out", ".out.old"}, "Removed .*/.out.old, which a killed"),
+    ],
+    ids=["while it was filled", "between the moves", "before the old one was removed"],
+)
+def test_what_a_killed_process_left_is_removed_and_said(together, tmp_path, caplog, killer, left, said):
+    with whole_folder(tmp_path / "out") as part:
+        (part / "a").write_text("1")
+
+    def job(rank):
+        if killer is not None:
+            module, name = killer[0].split(".")
+            called = getattr(importlib.import_module(module), name)
+            dying = killed(killer[1])
+            setattr(
+                importlib.import_module(module), name,
+                lambda source, *rest, **how: dying(source) or called(source, *rest, **how),
+            )  # fmt: skip
+        with whole_folder(tmp_path / "out") as part:
+            (part / "b").write_text("2")
+            if killer is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    assert together(job, processes=1).status == [-signal.SIGKILL]
+    assert {path.name for path in tmp_path.iterdir()} == left
+    with caplog.at_level("INFO"), pytest.raises(MinBertError), whole_folder(tmp_path / "out"):
+        raise OSError(28, "No space left on device")
+    assert re.search(said, caplog.text)
+    assert len(contents(tmp_path)) == 1, "the folder of before is there, old or new"
+    with whole_folder(tmp_path / "out") as part:
+        (part / "c").write_text("3")
+    assert contents(tmp_path) == {Path("out/c"): b"3"}

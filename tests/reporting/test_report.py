@@ -23,7 +23,7 @@ from hf_minbert.io import json_line, write_json  # noqa: E402
 from hf_minbert.reporting import plots, report  # noqa: E402
 from hf_minbert.reporting.builder import Builder  # noqa: E402
 from hf_minbert.reporting.document import Document, Example, Examples, Picture, Section, Table, Text, escaped  # noqa: E402
-from hf_minbert.reporting.runs import read_run  # noqa: E402
+from hf_minbert.reporting.runs import read_predictions, read_run  # noqa: E402
 from hf_minbert.settings.tasks import Task, get_tasks  # noqa: E402
 
 PICTURES = [
@@ -354,6 +354,17 @@ def test_the_mean_of_tasks_is_left_out_of_one_task_and_recorded_where_prediction
     (less / "predictions" / "sts-dev.csv").unlink()
     recorded = json.loads((run / "metrics.json").read_text())["eval_overall"]
     assert table(built(less), "scores")["overall"] == ["", f"{recorded:.3f}", "as recorded", ""]
+
+
+def test_predictions_without_the_names_of_classes_are_those_of_older_runs(run, tmp_path):
+    (sst,) = get_tasks(["sst"])
+    path = run / "predictions" / "sst-dev.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    assert rows[0][2] == "label" and {row[2] for row in rows[1:]} <= set(sst.labels)
+    (tmp_path / "older.csv").write_text("".join(",".join(row[:2] + row[3:]) + "\n" for row in rows))
+    now, older = read_predictions(path, sst), read_predictions(tmp_path / "older.csv", sst)
+    assert (now.ids, now.values.tolist()) == (older.ids, older.values.tolist())
+    assert now.probabilities.tolist() == older.probabilities.tolist() and now.probabilities.shape[1] == 5
 
 
 def test_labels_that_have_changed_are_noticed(run, data, tmp_path):

@@ -1,0 +1,271 @@
+"""A file of predictions for a file of rows, both of any length: chunk by chunk, and stopped runs go on.
+
+Until all rows are predicted, what is done stands in `OUTPUT.partial`. `OUTPUT.partial.jsonl` says in its first line
+what is predicted, by which model and how, and in one more line per chunk how many rows and bytes it has and their
+checksum. Which rows share a batch can change the last bits of a prediction, so a run goes on at a chunk's end: what
+stands after the last whole chunk is written anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import tokenizers
+import torch
+import transformers
+from tqdm.auto import tqdm
+
+from .. import __version__
+from ..data.cache import tokenizer_content
+from ..data.encoding import warn_of_cut
+from ..data.stream import RowStream, Survey
+from ..errors import MinBertError
+from ..evaluation.decoding import clip, decode
+from ..evaluation.submission import Form
+from ..io import json_line, write_atomically
+from .prediction import Predictor, progress_bar
+
+logger = logging.getLogger(__name__)
+
+DIGESTS = ("input", "model")  # of which a message shows no value
+
+
+def survey(rows: RowStream) -> Survey:
+    """Reads and checks all rows, with a bar, and warns of ids that stand twice."""
+    with tqdm(desc=f"Reading {Path(rows.name).name}", unit="row", leave=False, delay=1) as bar:
+        found = rows.survey(bar.update)
+    if found.repeated_ids:  # else hashes alone were the same
+        some = ", ".join(map(repr, found.repeated_ids))
+        logger.warning(
+            "%s: %s of %s rows have the id of a row before: %s%s. Each row gets a prediction, in the file's order.",
+            rows.name, f"{found.repeated:,}", f"{found.rows:,}", some, " ..." if found.repeated > len(some) else "",
+        )  # fmt: skip
+    return found
+
+
+def predict_file(
+    predictor: Predictor,
+    rows: RowStream,
+    found: Survey,
+    outputs: Mapping[str, Path],
+    form: Form,
+    clip_scores: bool = False,
+) -> None:
+    """Writes the predictions of each task for all rows; goes on where a run of the same was stopped.
+
+    Args:
+        found: what the survey of the rows told.
+        outputs: task to its file, which takes its name when it is whole.
+        clip_scores: force scores into the task's range.
+
+    Raises:
+        MinBertError: a stopped run was of another input, model or options, or a file cannot be written.
+        DivergedError: the model's outputs are not finite.
+    """
+    names = list(outputs)
+    identity = {
+        "input": found.digest, "model": model_digest(predictor), "tasks": names, "format": form.name,
+        "clip": clip_scores, "batch_size": predictor.batch_size, "dtype": predictor.dtype,
+        "max_length": [predictor.lengths[name] for name in names], "device": predictor.model.device.type,
+        "chunk": list(rows.chunk_limits), "hf_minbert": __version__, "torch": torch.__version__,
+        "transformers": transformers.__version__, "tokenizers": tokenizers.__version__,
+    }  # fmt: skip
+    files = {name: PartialFile(path, {"task": name, **identity}) for name, path in outputs.items()}
+    whole = min(len(file.chunks) for file in files.values())
+    for file in files.values():
+        file.begin(whole)
+    last = [*files.values()][-1]  # to which a chunk is added when the others have it
+    if last.rows:
+        logger.info("Going on from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
+    with _told([*files.values()], found.rows), progress_bar(", ".join(names), found.rows, done=last.rows) as advance:
+        for chunk in islice(rows.chunks(), whole, None):
+            done, size, cut = last.rows, len(chunk), Counter[str]()
+            logits = predictor.logits_of(
+                names, chunk, lambda part, of, done=done, size=size: advance(done + part * size // of, found.rows),
+                lambda name, number, cut=cut: cut.update({name: number}),
+            )  # fmt: skip
+            for name, file in files.items():
+                task, decoded = predictor.task(name), decode(predictor.task(name), logits[name])
+                if clip_scores:
+                    decoded = replace(decoded, values=clip(task, decoded.values))
+                text = form.lines(task, [str(row["id"]) for row in chunk], decoded)
+                file.add(text if file.chunks else form.header(task) + text, size, cut[name])
+        if last.rows != found.rows:
+            raise MinBertError(
+                f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. Predict it "
+                f"anew when nothing writes it."
+            )
+        for name, file in files.items():
+            file.finish()
+            warn_of_cut(name, sum(chunk.cut for chunk in file.chunks), file.rows, predictor.lengths[name])
+
+
+@contextmanager
+def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
+    """Says, where the block is stopped, what is left of its work; of none the files are removed."""
+    try:
+        yield
+    except BaseException:
+        file = files[-1]
+        if not file.chunks:
+            for each in files:
+                each.remove()
+        else:
+            logger.warning(
+                "Stopped. %s of %s rows are predicted, in %s. The same command goes on from there; to begin anew, "
+                "delete that file.",
+                f"{file.rows:,}", f"{rows:,}", file.part,
+            )  # fmt: skip
+        raise
+
+
+def model_digest(predictor: Predictor) -> str:
+    """SHA-256 of all that makes an answer: config, tokenizer and weights, wherever they were loaded from."""
+    config = predictor.model.config.to_dict() | {"_name_or_path": None, "transformers_version": None}
+    parts = [config, tokenizer_content(predictor.tokenizer)]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
+    for name, tensor in predictor.model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk of a file.
+
+    Args:
+        size: in bytes.
+        checksum: CRC-32 of these.
+        cut: inputs that were cut to the task's length.
+    """
+
+    rows: int
+    size: int
+    checksum: int
+    cut: int
+
+
+class PartialFile:
+    """A file that grows chunk by chunk under another name.
+
+    Args:
+        path: its name when it is whole.
+        identity: what is predicted and how, in plain values.
+
+    Attributes:
+        chunks: those that are written.
+
+    Raises:
+        MinBertError: there is one of another identity, or a file that is not of this kind.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, Any]):
+        self.path = path.resolve()
+        self.part, self.record = (self.path.with_name(self.path.name + end) for end in (".partial", ".partial.jsonl"))
+        self.identity = identity
+        self.chunks = self._found() if self.part.exists() else []
+
+    @property
+    def rows(self) -> int:
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(chunk.size for chunk in self.chunks)
+
+    def begin(self, chunks: int) -> None:
+        """Drops what stands after the first `chunks` chunks."""
+        self.chunks = self.chunks[:chunks]
+        write_atomically(self.record, "".join(map(json_line, [self.identity, *map(asdict, self.chunks)])))
+        with self._writing(), self.part.open("ab") as file:
+            file.truncate(self.size)
+
+    def add(self, text: str, rows: int, cut: int) -> None:
+        """Appends a chunk, then its line of the record: stopped in between, the chunk counts as not written."""
+        data = text.encode()
+        with self._writing():
+            with self.part.open("ab") as file:
+                self._check_end(file.tell())
+                file.write(data)
+            chunk = Chunk(rows, len(data), crc32(data), cut)
+            with self.record.open("a", encoding="utf-8") as file:
+                file.write(json_line(asdict(chunk)))
+        self.chunks.append(chunk)
+
+    def finish(self) -> None:
+        """Gives the file its name."""
+        with self._writing():
+            with self.part.open("rb+") as file:
+                self._check_end(file.seek(0, os.SEEK_END))
+                os.fsync(file.fileno())
+            os.replace(self.part, self.path)
+            self.record.unlink()
+
+    def remove(self) -> None:
+        self.part.unlink(missing_ok=True)
+        self.record.unlink(missing_ok=True)
+
+    def _found(self) -> list[Chunk]:
+        """The whole chunks that a stopped run left."""
+        before, *recorded = self._recorded()
+        chunks = []
+        with self.part.open("rb") as file:
+            for chunk in (Chunk(**line) for line in recorded):
+                data = file.read(chunk.size)
+                if len(data) < chunk.size or crc32(data) != chunk.checksum:
+                    break
+                chunks.append(chunk)
+        changed = [key for key in {**before, **self.identity} if before.get(key) != self.identity.get(key)]
+        if chunks and changed:
+            what = f"of another {changed[0]}"
+            if changed[0] not in DIGESTS:
+                what = f"with `{changed[0]}` {before.get(changed[0])}, which is {self.identity.get(changed[0])} now"
+            raise MinBertError(
+                f"{self.part} holds {sum(chunk.rows for chunk in chunks):,} predictions of a run that was stopped, "
+                f"{what}. Predict the same to go on with them, or delete that file to begin anew."
+            )
+        return chunks
+
+    def _recorded(self) -> list[dict[str, Any]]:
+        """The lines of the record, without one at the end that was not written to its end."""
+        lines = []
+        try:
+            for line in self.record.read_bytes().splitlines():
+                lines.append(json.loads(line))
+        except (OSError, ValueError):
+            pass
+        if not lines or "input" not in lines[0]:
+            raise MinBertError(
+                f"{self.part} is in the way: {self.record.name} beside it does not say what it holds. Delete it, or "
+                f"give another --output."
+            )
+        return lines
+
+    def _check_end(self, end: int) -> None:
+        if end != self.size:
+            raise MinBertError(
+                f"{self.part} has {end:,} bytes and not the {self.size:,} that were written: another process writes "
+                f"it too. Let one of them run."
+            )
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise MinBertError(
+                f"Cannot write {self.part}: {error.strerror}. Give a path that can be written."
+            ) from error
