@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 import signal
@@ -16,13 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from hf_minbert import MinBertError, Predictor, get_tasks
+from hf_minbert import DivergedError, MinBertError, Predictor, get_tasks
 from hf_minbert.data import stream
 from hf_minbert.data.files import read_rows
 from hf_minbert.data.stream import RowStream
 from hf_minbert.data.tables import read_parts
 from hf_minbert.evaluation.submission import COURSE, CSV
-from hf_minbert.pretrained import prediction_file
 from hf_minbert.pretrained.prediction_file import PartialFile, predict_file, survey
 from hf_minbert.settings.tasks import DataFile
 
@@ -300,20 +298,20 @@ def test_counts_are_of_all_chunks_also_of_those_before_a_stop(model, source, tmp
     lines = source.read_text().splitlines()
     lines[5] = lines[500] = "x," + "good " * 80 + ",bad"
     source.write_text("\n".join(lines))
-    decode = prediction_file.decode
-
-    def diverged(task, logits):
-        decoded = decode(task, logits)
-        return dataclasses.replace(decoded, values=np.append(decoded.values[:-1], np.nan))
-
-    monkeypatch.setattr(prediction_file, "decode", diverged)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_at(patch, 3)
         predict(model, source, tmp_path / "out.csv")
     predict(model, source, tmp_path / "out.csv")
     said = [record.getMessage() for record in caplog.records]
     assert said.count("sts: 2 of 650 inputs were cut to 64 tokens.") == 1
-    assert said.count("sts: 7 of 650 predictions are not finite: the model has diverged.") == 1
+
+
+def test_a_model_that_diverged_answers_no_row_of_a_file(model, source, tmp_path, monkeypatch):
+    nothing = {"sts": np.full((1, 1), np.nan)}
+    monkeypatch.setattr(Predictor, "logits_of", lambda *_, **__: nothing)
+    with pytest.raises(DivergedError, match="1 of 1 outputs of the model are not finite"):
+        predict(model, source, tmp_path / "out.csv")
+    assert not [*tmp_path.glob("out.csv*")]
 
 
 @pytest.mark.parametrize(
