@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from hf_minbert import DivergedError, MinBertError, Predictor, get_tasks
-from hf_minbert.data import stream
+from hf_minbert.data import delimited, stream
 from hf_minbert.data.files import read_rows
 from hf_minbert.data.stream import RowStream
 from hf_minbert.data.tables import read_parts
@@ -395,7 +395,9 @@ def test_a_place_in_a_late_part_is_that_of_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_a_part_is_read_when_it_is_asked_for(tmp_path, ending):
+def test_a_part_is_read_when_it_is_asked_for(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(delimited, "PROFILED", 3)  # rows that are read before the first is given
+    monkeypatch.setattr(delimited, "BATCH", 1)
     text = FORMATS[f"in.{ending}"].rstrip()
     (tmp_path / f"in.{ending}").write_text(text + "\n" + "x" * 100_000 + "\udc80", errors="surrogateescape")
     parts = read_parts(tmp_path / f"in.{ending}", 7)
