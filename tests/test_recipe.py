@@ -350,9 +350,9 @@ def test_enums_lists_and_mappings_are_written_as_what_they_stand_for(split, tmp_
 
 
 def recipe_files() -> list[Path]:
-    """Neither accelerate's files nor the spaces of a search are recipes."""
+    """Neither accelerate's files nor spaces, studies and overrides, whose names have two endings, are recipes."""
     files = [path for path in sorted(RECIPES.rglob("*.yaml")) if "accelerate" not in path.relative_to(RECIPES).parts]
-    return [path for path in files if not path.name.endswith(".space.yaml")]
+    return [path for path in files if path.suffixes == [".yaml"]]
 
 
 def test_there_are_recipes():

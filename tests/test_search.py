@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -463,7 +464,7 @@ def test_a_line_that_each_stage_has_itself_is_no_key_to_search(recipe, tmp_path)
 def test_a_search_that_was_cut_off_ends_its_trial_and_goes_on_to_a_trained_model(recipe, tmp_path, monkeypatch):
     """With real processes. What ends the first is that its search lets go of it, as it does where it is killed."""
     given = {"space": {"learning_rate": [1e-3]}, "method": "grid", "output_dir": tmp_path / "search"}
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     made = []
 
     class Stopped(workers.Worker):

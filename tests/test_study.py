@@ -334,7 +334,7 @@ def test_a_killed_study_goes_on_to_the_weights_of_plain_runs(write, recipe, tmp_
     """With real processes: the study is killed once its first run has ended, and so is a worker later on."""
     root, path = tmp_path / "study", write(TWO_ROWS)
     command = [sys.executable, "-m", "hf_minbert", "study", str(path), "--output-dir", str(root)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if "plain, seed 1:" in line:
@@ -357,7 +357,7 @@ def test_a_killed_study_goes_on_to_the_weights_of_plain_runs(write, recipe, tmp_
 
 @pytest.mark.slow
 def test_a_run_whose_process_is_killed_is_noted_and_the_next_has_a_new_process(write, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     killed = []
 
     class Killed(workers.Worker):

@@ -234,7 +234,7 @@ def score(
         task = predictor.task(name)
         with progress_bar(name, len(rows), progress) as advance:
             logits = predictor.logits(name, rows, advance)
-        scores[name] = task_metrics(task, logits, np.asarray(rows[:]["label"]))
+        scores[name] = task_metrics(task, logits, np.asarray(rows["label"][:]))
         if NONFINITE not in scores[name]:
             decoded[name] = decode(task, logits)
         metrics.update({f"{name}_{metric}": value for metric, value in scores[name].items()})

@@ -27,6 +27,7 @@ from hf_minbert.pretrained.prediction import DTYPES
 from hf_minbert.settings.recipe import read_recipe, settings_types, type_in_words
 from hf_minbert.settings.stock import stock_hints
 from hf_minbert.settings.training import TrainingKeys
+from hf_minbert.settings.wording import counted
 from hf_minbert.settings.words import FURTHER_REGISTRIES, REGISTRIES, REGISTRIES_OF_TASKS, _declared, check_words
 
 ROOT = Path(__file__).parents[2]
@@ -245,7 +246,7 @@ def predict(minbert, finished_run, tmp_path):
         assert ended.status == 0, ended.err
         lines = output.read_text(encoding="utf-8").split("\n")
         assert lines.pop() == ""
-        assert ended.out == f"{len(lines) - 1:,} predictions are in {output}.\n"
+        assert ended.out == f"{counted(len(lines) - 1, 'prediction', 'is', 'are')} in {output}.\n"
         return lines
 
     return predict

@@ -74,7 +74,7 @@ def rows_variance(metric, random):
 
 def coverage(metric, seeds, ratio, unequal, studies=STUDIES, seed=1):
     """In how many of the made studies the interval holds the true difference."""
-    random, (one, other) = np.random.default_rng([seed, seeds, int(4 * ratio), unequal]), TRUE[metric]
+    random, (one, other) = np.random.default_rng([seed, seeds, int(4 * ratio), *unequal]), TRUE[metric]
     variance = ratio * rows_variance(metric, random) / ROWS
     spread = np.sqrt(variance * np.array(unequal) / np.mean(unequal))[:, None, None]
     covered = 0
