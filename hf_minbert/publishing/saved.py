@@ -31,6 +31,8 @@ class Data:
         revision: its commit.
         licence: as far as the package knows.
         files: their names, where they are files.
+        config: the dataset's configuration on the Hub.
+        dev: what the dataset calls its dev split.
     """
 
     task: str
@@ -39,6 +41,8 @@ class Data:
     revision: str | None = None
     licence: str = "not stated"
     files: tuple[str, ...] = ()
+    config: str | None = None
+    dev: str = "dev"
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,10 @@ def _own(task: Task, data_dir: str | None) -> Data:
         if is_local_path(task.dataset) or not is_hub_id(task.dataset):
             return Data(task.name, "a dataset of its own", files=(Path(task.dataset).name,))
         name = task.dataset + (f" ({task.dataset_config})" if task.dataset_config else "")
-        return Data(task.name, name, True, task.dataset_revision, licence_of(task.dataset))
+        return Data(
+            task.name, name, True, task.dataset_revision, licence_of(task.dataset), config=task.dataset_config,
+            dev=task.splits.get("dev", "validation"),
+        )  # fmt: skip
     files = tuple(Path(file.path).name for file in data_files(task.files["train"])) if "train" in task.files else ()
     known = task.name in TASKS and task.files == TASKS[task.name].files
     return Data(task.name, COURSE if known else "files of its own", files=files)

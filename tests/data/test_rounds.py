@@ -33,7 +33,7 @@ def rounds_of(sizes, batch=2, *, mixing="cycle", seed=0, processes=1, epoch=0, *
         task: RowSampler(task, size, seed=seed, **{name: of[task] for name, of in options.items() if task in of})
         for task, size in sizes.items()
     }
-    rounds = MIXING[mixing](toy(**sizes), batches, samplers, num_processes=processes)
+    rounds = MIXING[mixing](toy(**sizes), batches, samplers, num_processes=processes, seed=seed)
     rounds.set_epoch(epoch)
     return rounds
 
@@ -122,6 +122,8 @@ def test_a_drawn_round_is_a_function_of_seed_epoch_and_index_alone(mixing):
         assert again[index] == first[index]
     other = rounds_of(sizes, mixing=mixing, epoch=4)
     assert [tuple(other[index]) for index in range(60)] != [tuple(first[index]) for index in range(60)]
+    seeded = rounds_of(sizes, mixing=mixing, epoch=3, seed=1)
+    assert [tuple(seeded[index]) for index in range(60)] != [tuple(first[index]) for index in range(60)]
 
 
 @pytest.mark.parametrize("sizes", [{"sst": 5, "para": 7, "sts": 1}, {"sst": 1}, {"para": 9, "sts": 4}])
@@ -257,7 +259,9 @@ def test_a_cycle_counts_the_rows_that_it_shows_again():
 # ---- fewer rows
 
 
-@pytest.mark.parametrize(("asked", "found"), [(0.25, 5), (7, 7), (1, 1), (1.0, 20), (0.001, 1), (0.12, 2), (None, 20)])
+@pytest.mark.parametrize(
+    ("asked", "found"), [(0.25, 5), (7, 7), (1, 1), (1.0, 20), (0.001, 1), (0.12, 2), (0.13, 3), (None, 20)]
+)
 def test_the_length_of_an_epoch_follows_from_the_rows_drawn(asked, found):
     rounds = rounds_of({"para": 20}, 1, rows={"para": asked})
     assert len(rounds) == found

@@ -169,6 +169,7 @@ def test_scores_stand_in_the_metadata_as_they_were_measured(run):
             ("sts", "spearman"),
         )
     }  # fmt: skip
+    assert {(result.dataset_split, result.dataset_config) for result in card.data.eval_results} == {("dev", None)}
     assert card.data.model_name == "model" and card.data.license is None
     assert "not stated by who published" in card.text
     assert f"{metrics['train_runtime']:,.0f} s of training" in card.text
@@ -219,6 +220,22 @@ def test_data_of_the_hub_stand_with_commit_and_licence(tiny_model, tiny_tokenize
     assert "cc-by-sa-4.0" in card.text and "| c0ffee000000 |" in card.text
     assert all(known.licence for known in HUB)
     assert "Not measured" in card.text
+
+
+@pytest.mark.parametrize(
+    ("entry", "split", "config"),
+    [
+        ("para: null", "validation", "qqp"), ("nli: null", "validation_matched", "mnli"),
+        ("sst: {splits: {dev: held_out}}", "held_out", None),
+    ],
+)  # fmt: skip
+def test_scores_name_the_split_of_the_dataset_on_the_hub(tiny_model, tiny_tokenizer, tmp_path, entry, split, config):
+    name = entry.split(":")[0]
+    recipe = f"model_name_or_path: me/bert\ntasks: {{{entry}}}\ndata_dir: hub\n"
+    folder = model_with(tiny_model, tiny_tokenizer, tmp_path / "m", recipe, tasks=(name,))
+    (folder / "metrics.json").write_text(json.dumps({f"eval_{name}_accuracy": 0.5}))
+    (result,) = ModelCard(prepare(folder, "me/model").card).data.eval_results
+    assert (result.dataset_split, result.dataset_config) == (split, config)
 
 
 def test_the_note_on_minilm_follows_runs_back(tiny_model, tiny_tokenizer, tmp_path):
