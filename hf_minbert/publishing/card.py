@@ -109,7 +109,7 @@ def _eval_results(saved: SavedModel) -> list[Any]:
 
     own = {data.task: data for data in saved.data()}
     results = []
-    for name, task, metric, value in _measured(saved):
+    for name, _, metric, value in _measured(saved):
         data = own.get(name)
         there = data is not None and data.on_hub
         results.append(

@@ -226,7 +226,7 @@ def test_data_of_the_hub_stand_with_commit_and_licence(tiny_model, tiny_tokenize
     ("entry", "split", "config"),
     [
         ("para: null", "validation", "qqp"), ("nli: null", "validation_matched", "mnli"),
-        ("sst: {splits: {dev: held_out}}", "held_out", None),
+        ("nli: {dataset: me/nli, splits: {dev: held_out}}", "held_out", None),
     ],
 )  # fmt: skip
 def test_scores_name_the_split_of_the_dataset_on_the_hub(tiny_model, tiny_tokenizer, tmp_path, entry, split, config):
