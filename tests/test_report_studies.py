@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import typing
 from dataclasses import replace
 from pathlib import Path
@@ -400,3 +401,9 @@ def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_fi
     if "Conflicts" in row:
         assert metrics["train_shared_tensors"] == 5 + 16 * 2
         assert 0 <= metrics["train_tensor_conflicts"] <= 6 * metrics["train_shared_tensors"]
+
+
+def test_the_page_of_results_is_what_the_script_writes():
+    module = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "results_page.py"))
+    written = (recipes_folder() / "results" / "README.md").read_text(encoding="utf-8")
+    assert written == module["page"](), "Run: python scripts/results_page.py"

@@ -283,7 +283,7 @@ def test_a_run_waits_for_another_that_does_its_stage(write, tmp_path):
 def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monkeypatch, caplog, seconds, asked):
     class Slow(Here):
         polls = 0
-        progress = Progress(step=20, steps=30, seconds=seconds / 30)
+        progress = Progress(step=30, steps=30, seconds=seconds / 30)
 
         def poll(self):
             self.polls += 1

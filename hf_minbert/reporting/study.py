@@ -56,12 +56,14 @@ class StudyTable:
         rows: in its order.
         metrics: to all rows.
         selection: what was chosen on what, a sentence each.
+        devices: what the runs trained on.
     """
 
     study: Study
     rows: Sequence[TableRow]
     metrics: Mapping[str, Cells]
     selection: Sequence[str]
+    devices: Sequence[str]
 
 
 def summarize(study: Study, root: Path, failed: Mapping[tuple[str, int], str]) -> StudyTable:
@@ -89,7 +91,8 @@ def summarize(study: Study, root: Path, failed: Mapping[tuple[str, int], str]) -
         name: compare(runs, study.reference, name, study.reduction, reported)
         for name in study.metrics or _main_metrics(every)
     }
-    return StudyTable(study, rows, metrics, _selection(runs, study.reduction))
+    devices = [*dict.fromkeys(str(run.environment["device"]) for run in every if "device" in run.environment)]
+    return StudyTable(study, rows, metrics, _selection(runs, study.reduction), devices)
 
 
 def _read(folder: Path) -> Run | str:
@@ -184,6 +187,7 @@ def write(made: StudyTable, root: Path) -> None:
     write_atomically(root / "study.csv", text.getvalue())
     study = made.study
     about = {key: getattr(study, key) for key in ("title", "source", "reference", "reduction", "seeds")}
+    about |= {"devices": made.devices, "selection": made.selection}
     rows = [{**asdict(row), "row": row.row.name, "recipe": row.row.recipe, "note": row.row.note} for row in made.rows]
     scores = {
         metric: {name: [{"seed": seed, "score": score} for seed, score in cell.scores] for name, cell in cells.items()}
@@ -191,7 +195,7 @@ def write(made: StudyTable, root: Path) -> None:
     }
     write_json(
         root / "study.json",
-        {**about, "selection": made.selection, "rows": rows, "differences": flat, "scores": scores},
+        {**about, "rows": rows, "differences": flat, "scores": scores},
     )
     _document(made).write(root)
 

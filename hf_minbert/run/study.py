@@ -33,7 +33,7 @@ from .workers import FINISHED, LOG, RECIPE, Outcome, Progress, carry_out, failur
 logger = logging.getLogger(__name__)
 
 SURE_ABOVE = 3600.0  # seconds of all GPUs together, above which a study asks
-STEPS_TO_TELL = 20  # of the first run, before its speed is taken for that of all
+STEPS_TO_TELL = 100  # of the first run, before its speed is taken for that of all
 
 
 @dataclass(frozen=True)
