@@ -14,8 +14,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import chain, islice
@@ -231,17 +230,29 @@ class _Looks:
         self.separator = separator
         self.begin_quoted = len(whole) > FEW and all(row.text[0].startswith('"') for row in whole)
         columns = zip(*(row.cells for row in whole[1:]), strict=True)
-        self.fits = [_fits([cell for cell in column if not _is_broken(cell)]) for column in columns]
+        self.kinds = [_kinds([cell for cell in column if not _is_broken(cell)]) for column in columns]
+        for kinds in self.kinds:
+            # Two columns say little: a space behind a separator may be that behind a comma of a sentence.
+            if "set off" in kinds or ("words" in kinds and len(self.kinds) > 2):
+                kinds |= {"set off", "words", "word"}
 
     def is_row(self, line: str) -> bool:
-        """Whether a line could be a row by itself."""
-        cells = _alone(line, self.separator)
-        return (
-            len(cells) == len(self.fits)
-            and (line.startswith('"') or not self.begin_quoted)
-            and not any('""' in cell for cell in cells)  # who doubles a quote closes it
-            and all(fits(cell.rstrip('"')) for fits, cell in zip(self.fits, cells, strict=True))
-        )
+        """Whether a line could be a row by itself, perhaps one whose text holds separators and lost its quotes."""
+        cells, width = _alone(line, self.separator), len(self.kinds)
+        if len(cells) < width or (self.begin_quoted and not line.startswith('"')):
+            return False
+        if width < 3 and any('""' in cell for cell in cells):  # who doubles a quote closes it
+            return False
+        more = len(cells) - width
+        texts = [place for place, kinds in enumerate(self.kinds) if "words" in kinds] if more else [0]
+        merged = ([*cells[:at], *_merged(cells[at : at + more + 1]), *cells[at + more + 1 :]] for at in texts)
+        return any(map(self._fit, merged))
+
+    def _fit(self, cells: list[str]) -> bool:
+        """Whether each cell could be one of its column. Of three and more, one may be blank."""
+        found = [_kind(cell.rstrip('"')) for cell in cells]
+        odd = [kind for kind, kinds in zip(found, self.kinds, strict=True) if kind not in kinds]
+        return not odd or (len(cells) > 2 and odd == ["blank"])
 
 
 def _check_lines(path: Path, row: _Row, looks: _Looks) -> None:
@@ -272,11 +283,13 @@ def _is_broken(cell: str) -> bool:
     return "\n" in cell or "\r" in cell
 
 
-def _fits(cells: list[str]) -> Callable[[str], bool]:
-    """Whether a cell could be one of the column that has these."""
-    counts = Counter(cells)
-    if len(cells) >= 100 and sum(count == 1 for count in counts.values()) <= len(cells) / 100:
-        return counts.__contains__  # a column of few values, such as labels
+def _merged(cells: list[str]) -> list[str]:
+    """Several cells as one text, one as it is."""
+    return cells if len(cells) < 2 else [" ".join(cells).strip()]
+
+
+def _kinds(cells: list[str]) -> set[str]:
+    """What kinds of cells a column may have that has these."""
     kinds = {*map(_kind, cells)}
     if "words" in kinds:
         kinds |= {"word", "number"}  # a text may be short
@@ -284,7 +297,7 @@ def _fits(cells: list[str]) -> Callable[[str], bool]:
         kinds.add("words")
     if len(cells) < FEW:
         kinds |= {"blank", "number", "word", "words"}
-    return lambda cell: _kind(cell) in kinds
+    return kinds
 
 
 def _kind(cell: str) -> str:

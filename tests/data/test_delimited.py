@@ -207,15 +207,46 @@ def test_a_lone_carriage_return_outside_quotes_is_refused(write, content):
         cells(write(content))
 
 
-@pytest.mark.parametrize(("label", "refused"), [("good", True), ("maybe", False), ("GOOD", False), ("", False)])
-def test_labels_of_many_rows_say_what_a_row_is(write, label, refused):
+@pytest.mark.parametrize(
+    ("label", "refused"), [("good", True), ("maybe", True), ("", False), (" good", False), ("very good", False)]
+)
+def test_a_label_of_the_columns_kind_is_that_of_a_row(write, label, refused):
+    """Also one that the file has nowhere else. Behind a comma of a sentence is a space."""
     others = "".join(f"text {number},{('good', 'bad')[number % 2]}\n" for number in range(200))
     path = write(f'text,label\n"one\ntwo,{label}\nthree",bad\n{others}')
     if refused:
-        with pytest.raises(MinBertError, match="line 3 in it could be a row by itself .'two,good'"):
+        with pytest.raises(MinBertError, match=f"line 3 in it could be a row by itself .'two,{label}'"):
             cells(path)
     else:
         assert cells(path)[1] == [f"one\ntwo,{label}\nthree", "bad"]
+
+
+OTHERS = "".join(f"{number},some text {number},{number % 2}\n" for number in range(4, 40))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '1,"well, a b,1\n2,a screen of 24",0\n',  # the opened text holds a separator
+        '1,"a b,1\n2,well, a screen of 24",0\n',
+        '1,"a b,1\n,c d,0\n3,e",1\n',
+        '1,"a b,1\n2,c d,\n3,e",1\n',
+        '1,"a b,1\n2,,0\n3,e",1\n',
+        '1,"a b,1\n2, c d,0\n3,e",1\n',
+        '1,"a b,1\n2,c, d,0\n3,e",1\n',  # by itself it would be refused
+        '1,"a b,1\n2,c d,7\n3,e",1\n',  # a label that stands nowhere else
+    ],
+)
+def test_rows_that_a_quote_swallowed_are_known_however_odd_they_are(write, lines):
+    with pytest.raises(MinBertError, match="could be a row by itself"):
+        cells(write(f"id,text,label\n{lines}{OTHERS}"))
+
+
+def test_rows_of_a_label_that_comes_late_are_known(write):
+    rows = [f"{number},some text {number},{int(number > 10_500)}\n" for number in range(10_600)]
+    rows[10_550:10_553] = ['1,"a b,1\n', "2,c d,1\n", '3,e",1\n']
+    with pytest.raises(MinBertError, match="could be a row by itself"):
+        cells(write("id,text,label\n" + "".join(rows)))
 
 
 def test_a_quote_that_is_never_closed(write):
