@@ -205,6 +205,11 @@ def test_a_new_cosine_head_begins_with_its_threshold_between_the_classes_and_the
     own = tiny_model([cosine_para(initial_offset=-18)])  # where a yes is rare
     assert own.heads.para(vectors)[:, 0].tolist() == pytest.approx([-6.0, -2.0], abs=1e-5)
     assert own.config.get_task("para")["head_options"] == {"initial_scale": 20.0, "initial_offset": -18}
+    for scale, start in ((8, (8, -6.0)), (None, (20.0, -15.0))):  # the threshold stays
+        options = tiny_model([cosine_para(initial_scale=scale)]).config.get_task("para")["head_options"]
+        assert (options["initial_scale"], options["initial_offset"]) == start
+    with pytest.raises(ValueError, match=r"no cosine comes to the threshold at 1.2. Found -6 and 5"):
+        tiny_model([cosine_para(initial_scale=5, initial_offset=-6)])
 
 
 def test_a_cosine_head_of_a_config_that_says_nothing_stays_as_it_was(tiny_model, tmp_path):

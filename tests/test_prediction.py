@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from datasets import Dataset
@@ -306,6 +307,8 @@ def test_loading_prints_no_report_of_the_library(saved, capfd):
         (lambda p: p("sst", {"a": 1}), "`texts` must be a list of sentences. Found a dict."),
         (lambda p: p("sts", {"a", "b"}, ["a", "b"]), "`texts` must be a list of sentences. Found a set."),
         (lambda p: p("sst", 7), "`texts` must be a list of sentences. Found a int."),
+        (lambda p: p("sst", pandas.DataFrame({"sentence": ["a", "b"]})), "a list of sentences. Found a DataFrame."),
+        (lambda p: p("sst", np.array("a")), "`texts` must be a list of sentences. Found a ndarray."),
         (lambda p: p("sts", ["a"]), "Task 'sts' needs `text_pairs`."),
         (lambda p: p("sst", ["a"], ["b"]), "Task 'sst' takes no `text_pairs`."),
         (lambda p: p("sts", ["a", "b"], ["c"]), "must be equally long. Found 2 and 1."),

@@ -258,7 +258,7 @@ def test_nothing_is_refused_where_nothing_whole_is_there(model, source, stopped)
 
 def test_a_file_of_somebody_elses_is_left_alone(model, source, tmp_path):
     other = tmp_path / "out.csv.partial"
-    for record in (None, "{}\n", "no JSON"):
+    for record in (None, "{}\n", "no JSON", '{"input": "x"}\n{"a": 1}\n'):
         other.write_text("mine")
         if record:
             other.with_name("out.csv.partial.jsonl").write_text(record)

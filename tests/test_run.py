@@ -274,6 +274,8 @@ def test_a_run_that_ends_diverged_says_so_and_ends_with_status_3(train, minbert,
             assert said.status == 3 and "sst: 1 of 1 outputs of the model are not finite" in said.err
             assert not output.exists()
         assert minbert("predict", folder, "--task", "sst", "--text", "a good film").status == 3
+        said = minbert("evaluate", folder)
+        assert said.status == 3 and f"The model {folder} has diverged" in said.err
 
 
 def test_weights_that_no_score_shows_are_looked_at_too(train, tmp_path):

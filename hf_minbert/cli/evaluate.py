@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import MinBertError, unknown_name
+from ..errors import DivergedError, MinBertError, unknown_name
 from .input import Columns, Read, check_options, file_of
 from .predict import MaxLength
 
@@ -43,6 +43,7 @@ def evaluate(
 ) -> None:
     """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""
     from ..data.encoding import check_max_length
+    from ..evaluation.metrics import has_diverged
     from ..io import check_writable, write_json
     from ..pretrained.data import RECIPE, RunData
     from ..pretrained.loading import load_config, tasks_of
@@ -73,6 +74,8 @@ def evaluate(
     if output is not None:
         write_json(output, {f"eval_{name}": value for name, value in metrics.items()})
     print_metrics(metrics)
+    if has_diverged(metrics):
+        raise DivergedError(f"The model {model} has diverged: its outputs are not finite, and these are no scores.")
 
 
 def _rows_of_file(tasks: list[Task], path: Path, columns: str | None, read: str | None) -> dict[str, datasets.Dataset]:

@@ -202,6 +202,8 @@ def _check_shape(path: Path, row: _Row, header: _Row, separator: str, quotes: bo
             f"cell, put the cell in double quotes, or write a space instead."
         )
     width, kind = len(header.cells), SEPARATORS[separator]
+    if not row.cells:
+        raise MinBertError(f"{path}, line {row.line}: a blank line between rows. Delete it.")
     if len(row.cells) != width:
         raise MinBertError(
             f"{path}, line {row.line}: expected {width} {kind} separated cells, as in the header. Found "

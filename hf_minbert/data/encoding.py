@@ -252,6 +252,11 @@ class _Encoder:
                 f"`token_type_ids` and `attention_mask` as many. Found {len(ids)}, {len(segments)} and {len(mask)}."
             )
         found = {"input_ids": list(compress(ids, mask)), "token_type_ids": list(compress(segments, mask))}
+        for name, values in found.items():
+            if np.asarray(values, dtype=object).ndim != 1 or np.asarray(values).dtype.kind not in "iu":
+                raise MinBertError(
+                    f"Task {self.task.name!r}, row {number}: `{name}` must hold whole numbers. Found {values!r:.60}."
+                )
         for name, (size, highest) in self.sizes.items():  # torch would fail at an index, and name no row
             if not 0 <= min(found[name]) <= max(found[name]) < highest:
                 raise MinBertError(

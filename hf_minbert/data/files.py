@@ -20,7 +20,7 @@ from ..model.inference import LONE_SURROGATE
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .delimited import shortened
-from .labels import class_values, label_value
+from .labels import class_values, is_number, label_value
 from .tables import Table, dataset_table, read_table, saved_splits
 
 if TYPE_CHECKING:
@@ -351,18 +351,25 @@ def _text(cell: Any, where: str) -> str:
 
 def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> int | float | None:
     """The label's value, or `None` for a blank cell."""
-    if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _is_score(task, cell):
+    if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _may_be_minus_one(task):
         return None
     if type(cell) is int and 0 <= cell < len(of_class):
         return label_value(task, of_class[cell], where)
     if isinstance(cell, bool):
         return label_value(task, cell, where)
     text = str(cell) if cell != cell else _text(cell, where).strip()
-    return label_value(task, text, where) if text else None
+    if not text:
+        return None
+    if is_number(text) and [label.casefold() for label in task.labels] == ["true", "false"]:
+        raise MinBertError(
+            f"{where}: the label {text} of task {task.name!r} is one label as a boolean, and the other as a class id: "
+            f"0 is {task.labels[0]}. Write True or False, or name the labels in the order False, True."
+        )
+    return label_value(task, text, where)
 
 
-def _is_score(task: Task, value: float) -> bool:
-    return task.kind == "score" and task.bounds[0] <= value <= task.bounds[1]
+def _may_be_minus_one(task: Task) -> bool:
+    return task.bounds[0] <= -1 <= task.bounds[1] if task.kind == "score" else "-1" in task.labels
 
 
 def label_column(task: Task) -> str:

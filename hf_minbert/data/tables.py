@@ -287,27 +287,27 @@ def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
     every, first = [*range(file.num_row_groups)], 0
     for groups in [every] if size is None else [[group] for group in every]:
         rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-        column = _columns_of(path, file, groups)
+        cells = _cells_of(path, file, groups)
         for start in range(0, max(rows, 1), size or max(rows, 1)):
             length = min(size or rows, rows - start)
             yield Table(
                 str(path), file.schema_arrow.names, length,
-                lambda at, cut=(start, length), column=column: column(at).slice(*cut).to_pylist(),
+                lambda at, cut=(start, length), cells=cells: cells(at, *cut),
                 class_names=class_names, first=first + start,
             )  # fmt: skip
         first += rows
 
 
-def _columns_of(path: Path, file: Any, groups: list[int]) -> Callable[[int], Any]:
-    """The columns of a Parquet file's row groups by their place, each read once."""
+def _cells_of(path: Path, file: Any, groups: list[int]) -> Callable[[int, int, int], list[Any]]:
+    """The cells of a Parquet file's row groups, by a column's place, the first row and how many. It is read once."""
     names = file.schema_arrow.names
+    column = cache(lambda at: file.read_row_groups(groups, columns=[names[at]]).column(names[at]))
 
-    @cache
-    def column(at: int) -> Any:
+    def cells(at: int, start: int, length: int) -> list[Any]:
         with explain(f"Reading column {names[at]!r} of {path}", PARQUET):
-            return file.read_row_groups(groups, columns=[names[at]]).column(names[at])
+            return column(at).slice(start, length).to_pylist()
 
-    return column
+    return cells
 
 
 _read_parquet = InParts(_parquet_parts)

@@ -337,6 +337,12 @@ class CosineHead(Head):
         if projection_size is not None:
             self.projection = nn.Linear(self.input_size, check_size("projection_size", projection_size))
         self.logit = None
+        if initial_scale is not None and abs(initial_offset or 0.0) > initial_scale:
+            threshold = -(initial_offset or 0.0) / initial_scale
+            raise ValueError(
+                "`initial_offset` must not be farther from 0 than `initial_scale`, or no cosine comes to the "
+                f"threshold at {threshold:g}. Found {initial_offset} and {initial_scale}."
+            )
         if self.kind == "binary":
             # Of models made before there was a choice: 5 and 0.
             self.logit = CosineLogit(5.0 if initial_scale is None else initial_scale, initial_offset or 0.0)

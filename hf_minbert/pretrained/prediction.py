@@ -215,7 +215,8 @@ def _sentences(name: str, given: Iterable[str]) -> list[str]:
     if isinstance(given, str):
         raise MinBertError(f"`{name}` must be a list of sentences. Write one sentence as [sentence].")
     # Neither of the two says which answer is whose.
-    if not isinstance(given, Iterable) or isinstance(given, Mapping | Set):
+    shaped = getattr(given, "ndim", 1) != 1  # a data frame gives its columns' names, and a scalar nothing
+    if not isinstance(given, Iterable) or isinstance(given, Mapping | Set) or shaped:
         raise MinBertError(f"`{name}` must be a list of sentences. Found a {type(given).__name__}.")
     return list(given)
 

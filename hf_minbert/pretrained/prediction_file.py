@@ -15,7 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -247,7 +247,8 @@ class PartialFile:
                 lines.append(json.loads(line))
         except (OSError, ValueError):
             pass
-        if not lines or "input" not in lines[0]:
+        ours = {f.name for f in fields(Chunk)}
+        if not lines or "input" not in lines[0] or any({*line} != ours for line in lines[1:]):
             raise MinBertError(
                 f"{self.part} is in the way: {self.record.name} beside it does not say what it holds. Delete it, or "
                 f"give another --output."

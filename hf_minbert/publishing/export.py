@@ -64,7 +64,8 @@ def check_destination(folder: Path, overwrite: bool) -> None:
     """Refuses a folder that cannot be written, and one whose contents would be lost."""
     check_writable(folder / RECORD)
     folder = folder.resolve()
-    check_writable(folder.parent / f".{folder.name}.part")  # where it is made
+    check_writable(folder.parent / f".{folder.name}.part" / RECORD)  # where it is made
+    check_writable(folder.parent / f".{folder.name}.new")
     if folder == Path.cwd():
         raise MinBertError(
             "--output-dir is the folder that you are in, and would be replaced. Give the name of another."

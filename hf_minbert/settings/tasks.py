@@ -24,9 +24,10 @@ DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits
 HEAD_FIELDS = (
     "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
 )  # fmt: skip
-#: Where the logit of a new cosine head begins: a threshold at the cosine 0.75. A model's config records it, and what
-#: `CosineHead` begins with where a config says nothing is that of models made before.
-COSINE_START = {"initial_scale": 20.0, "initial_offset": -15.0}
+#: Where the logit of a new cosine head begins: its factor, and the cosine at which it is 0. A model's config records
+#: both options. What `CosineHead` begins with where a config says nothing is that of models made before.
+COSINE_START, COSINE_THRESHOLD = ("initial_scale", "initial_offset"), 0.75
+COSINE_SCALE = 20.0
 #: Options of a head that only training looks at: tasks that differ in them alone have heads of the same meaning.
 OF_TRAINING = ("dropout", "dropouts", *COSINE_START)
 
@@ -363,7 +364,11 @@ class Task:
         for name in DATA_FIELDS:
             del saved[name]
         if self.kind == "binary" and self.head == "cosine":
-            saved["head_options"] = {**COSINE_START, **saved["head_options"]}
+            given = {name: value for name, value in saved["head_options"].items() if value is not None}
+            scale = given.get("initial_scale", COSINE_SCALE)
+            # of a wrong scale, which is refused where the head is built, nothing
+            offset = -COSINE_THRESHOLD * scale if isinstance(scale, int | float) else None
+            saved["head_options"] = {"initial_scale": scale, "initial_offset": offset, **given}
         return {key: list(value) if isinstance(value, tuple) else value for key, value in saved.items()}
 
     @classmethod

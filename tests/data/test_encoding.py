@@ -201,6 +201,12 @@ def test_ids_that_the_model_does_not_have_are_refused(container, row, said):
         encode(CONTAINERS[container](rows), SST, None, 8, config=CONFIG)
 
 
+@pytest.mark.parametrize("ids", [[2.0, 9.5, 3.0], ["2", "9", "3"], [[2], [9], [3]], [True, False, True]])
+def test_ids_that_are_no_whole_numbers_are_refused(ids):
+    with pytest.raises(MinBertError, match="row 0: `input_ids` must hold whole numbers. Found"):
+        encode([{"input_ids": ids}], SST, None, 8, config=CONFIG)
+
+
 def test_ids_of_the_second_side_are_checked_and_padding_is_not():
     with pytest.raises(MinBertError, match="row 0: `input_ids` must be from 0 to 9"):
         encode([{"input_ids": [[2, 3], [2, 10]]}], APART, None, 8, config=CONFIG)

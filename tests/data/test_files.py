@@ -159,7 +159,7 @@ FIVE = [f"{place}\tid{place}\tsentence {place}\t1\n" for place in range(5)]
         (SST_HEADER + FIVE[0] + '1\tb\t"so" he said\t2\n', "line 3: a double quote is not closed or stray"),
         (SST_HEADER + FIVE[0] + "1\tb\ttext\n", "line 3: expected 4 tab separated cells, as in the header. Found 3"),
         (SST_HEADER + FIVE[0] + "1\tb\ttext\t2\t3\n", "line 3: expected 4 tab separated cells"),
-        (SST_HEADER + FIVE[0] + "\n" + FIVE[1], "line 3: expected 4 tab separated cells, as in the header. Found 0"),
+        (SST_HEADER + FIVE[0] + "\n" + FIVE[1], "line 3: a blank line between rows"),
         (SST_HEADER + FIVE[0] + '1\tb\t"' + "long " * 40_000 + "\n", "line 3: a double quote is not closed"),
         (SST_HEADER.encode() + FIVE[0].encode() + b"1\tb\tcaf\xe9\t2\n", "line 3: not UTF-8"),
         ("id\tsentence\n".encode("utf-16"), "line 1: not UTF-8"),

@@ -100,6 +100,16 @@ def test_a_boolean_that_may_be_another_label_is_refused(tmp_path, name, labels, 
         labels_of(tmp_path, name, mood(*labels, kind="classes"), [value])
 
 
+@pytest.mark.parametrize("number", ["1", "0", "1.0"])
+def test_a_number_that_is_one_label_as_a_boolean_and_another_as_an_id_is_refused(tmp_path, number):
+    (tmp_path / "rows.csv").write_text(f"text,label\na,{number}\n")
+    reversed_ = Task("t", "binary", ("text",), "label", labels=("True", "False"))
+    with pytest.raises(MinBertError, match=f"line 2: the label {number} of task 't' is one label as a boolean, and"):
+        read_rows(tmp_path / "rows.csv", reversed_, labelled=True)
+    plain = Task("t", "binary", ("text",), "label", labels=("False", "True"))
+    assert read_rows(tmp_path / "rows.csv", plain, labelled=True)[0]["label"] == float(number)
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_blank_booleans_stay_blank(tmp_path, name):
     assert labels_of(tmp_path, name, mood("True", "False"), [True, None, False]) == [0, 1]

@@ -209,6 +209,16 @@ def test_minus_one_is_no_label_in_a_dataset_and_a_mistake_in_a_file(tmp_path):
         read_rows(tmp_path / "rows.parquet", SST, labelled=True)
     temperature = Task("warmth", "score", ("sentence",), "sentiment", range=(-5, 5))
     assert [row["label"] for row in read_rows(tmp_path / "saved", temperature, labelled=True)] == [-1, 3]
+    datasets.Dataset.from_dict({"sentence": ["a", "b"], "sentiment": [-1, 1]}).save_to_disk(tmp_path / "signs")
+    signs = Task("signs", "binary", ("sentence",), "sentiment", labels=("-1", "1"))
+    assert [row["label"] for row in read_rows(tmp_path / "signs", signs, labelled=True)] == [0, 1]
+
+
+def test_a_cell_of_parquet_that_python_cannot_hold_is_named_with_its_column(tmp_path):
+    stamps = pa.array([0, 2**62], pa.timestamp("us"))  # beyond the year 9999
+    pq.write_table(pa.table({"id": stamps, "sentence": ["a", "b"]}), tmp_path / "rows.parquet")
+    with pytest.raises(MinBertError, match=r"Reading column 'id' of .*rows.parquet failed"):
+        read_rows(tmp_path / "rows.parquet", SST, labelled=False)
 
 
 @pytest.fixture

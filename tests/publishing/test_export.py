@@ -376,6 +376,7 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(save, tmp_path
 def test_overwrite_replaces_an_earlier_export_whole(save, minbert, tmp_path):
     save(tmp_path / "model", ["sst"])
     words = ["export", tmp_path / "model", "--output-dir", tmp_path / "out"]
+    (tmp_path / ".out.part").mkdir()  # of an export that was killed
     assert minbert(*words, "--to", "sentence-transformers").status == 0
     assert minbert(*words, "--to", "bert").status == 2
     ended = minbert(*words, "--to", "bert", "--overwrite")
