@@ -19,7 +19,7 @@ from hf_minbert import MinBertError
 from hf_minbert.data.selection import chosen_and_rest
 from hf_minbert.run import study as study_module
 from hf_minbert.run import workers
-from hf_minbert.run.study import run_study
+from hf_minbert.run.study import begin, run_study
 from hf_minbert.run.train import train
 from hf_minbert.run.workers import Outcome, Progress
 from hf_minbert.settings.recipe import read_recipe
@@ -76,8 +76,8 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         "  b: {recipe: RECIPE}\n"
     )
     overrides = write("keys: {warmup_steps: 3, max_steps: null}\nrecipes: {RECIPE: {adam_beta1: 0.5}}", "o.yaml")
-    study = read_study(path, overrides)
-    values = {key: value.value for key, value in study.recipe(study.row("a"), ["max_grad_norm=4"]).items()}
+    study = read_study(path, overrides, ["max_grad_norm=4"])
+    values = {key: value.value for key, value in study.recipe(study.row("a")).items()}
     assert [values[key] for key in ("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm")] == [1, 2, 3, 4]
     assert values["tasks"] == {"sst": {"pooling": "mean"}, "sts": {}}
     assert values["adam_beta1"] == 0.5 and "max_steps" not in values
@@ -88,10 +88,12 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rows: {a: {recipe: RECIPE, seed: 1}}", r"row 'a': key 'seed'"),
-        ("row: {a: {recipe: RECIPE}}", r"key 'row'. Did you mean 'rows'\?"),
+        ("rows: {a: {recipe: RECIPE, seed: 1}}", r"row 'a': Unknown key 'seed'"),
+        ("row: {a: {recipe: RECIPE}}", r"Unknown key 'row'. Did you mean 'rows'\?"),
         ("rows: {}", r"`rows` must name one row or more"),
         ("rows: {a: {keys: {max_steps: 1}}}", r"row 'a': `recipe` is missing"),
+        ("rows: {1: {recipe: RECIPE}, '1': {recipe: RECIPE}}", r"`rows` has a name twice, as text. Found 1, '1'"),
+        ("rows: {'': {recipe: RECIPE}}", r"row '': the name becomes a folder's"),
         ("rows: {a/b: {recipe: RECIPE}}", r"row 'a/b': the name becomes a folder's"),
         ("rows: {a: {recipe: RECIPE, keys: {seed: 3}}}", r"row 'a': `keys`: `seed` is given to each run by the study"),
         (
@@ -101,12 +103,46 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         ("seeds: 0\nrows: {a: {recipe: RECIPE}}", r"`seeds` must be how many, or a list like \[1, 2, 3\]. Found 0"),
         ("seeds: [1, 1]\nrows: {a: {recipe: RECIPE}}", r"`seeds` has a number twice"),
         ("reference: b\nrows: {a: {recipe: RECIPE}, b: {not_run: data}}", r"`reference`, a row that is run, 'b'"),
-        ("reduction: median\nrows: {a: {recipe: RECIPE}}", r"`reduction` 'median'.*best, last, mean"),
+        ("reduction: median\nrows: {a: {recipe: RECIPE}}", r"Unknown `reduction` 'median'.*best, last, mean"),
     ],
 )
 def test_what_a_study_cannot_say_is_refused_with_its_place(write, text, said):
     with pytest.raises(MinBertError, match=said):
         read_study(write(text))
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("learning_rate", "'learning_rate' is not `key=value`"), ("seed=9", "`seed` is given to each run by the study")],
+)
+def test_words_that_are_no_keys_of_a_row_are_refused(write, word, said):
+    with pytest.raises(MinBertError, match=said):
+        read_study(write(TWO_ROWS), words=[word])
+
+
+def test_overrides_by_recipe_hold_for_a_recipe_beside_the_study_in_any_folder(write, tmp_path, monkeypatch):
+    path = write("rows: {a: {recipe: recipe.yaml}}")
+    overrides = write("recipes: {recipe.yaml: {adam_beta1: 0.5}}", "o.yaml")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    study = read_study(path, overrides)
+    assert study.recipe(study.row("a"))["adam_beta1"].value == 0.5
+
+
+@pytest.mark.parametrize(
+    "lines", ["metrics: [sst_acuracy]", "rows: {a: {recipe: RECIPE, reported: {sst_acuracy: 1}}}"]
+)
+def test_a_metric_that_no_run_has_is_refused_before_anything_runs(write, tmp_path, lines):
+    text = lines if "rows" in lines else f"{lines}\nrows: {{a: {{recipe: RECIPE}}}}"
+    with pytest.raises(MinBertError, match="Unknown metric 'sst_acuracy'. Did you mean 'sst_accuracy'"):
+        begin(read_study(write(text)), tmp_path / "study")
+    assert not (tmp_path / "study").exists()
+
+
+def test_arguments_that_do_not_go_together_are_refused_before_anything_runs(write, tmp_path):
+    text = TWO_ROWS.replace("learning_rate: 1e-2", "load_best_model_at_end: true")
+    with pytest.raises(MinBertError, match="Row 'faster': .*load_best_model_at_end"):
+        begin(read_study(write(text)), tmp_path / "study")
 
 
 def test_mistakes_in_a_rows_recipe_are_answered_before_anything_runs(write, minbert, tmp_path):
@@ -169,8 +205,9 @@ def agree(said: str) -> bool:
     raise AssertionError(said)
 
 
-def go(path: Path, root: Path, **given) -> None:
-    run_study(read_study(path), root, **{"agree": agree, **given})
+def go(path: Path, root: Path, words=(), retry=False, **given) -> None:
+    study = read_study(path, words=words)
+    run_study(study, begin(study, root, retry), **{"agree": agree, **given})
 
 
 def test_all_rows_have_one_seed_before_the_next_and_a_finished_study_runs_nothing(write, here, tmp_path):
@@ -226,6 +263,44 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(write, here, tmp_path, c
     worker = here()
     go(path, root)
     assert worker.trained == [("faster", "seed-7", False)]  # the other failure stays noted
+    go(path, root, retry=True)
+    assert worker.trained[1:] == [("faster", "seed-1", False)]
+
+
+def test_a_run_that_failed_begins_anew_with_a_corrected_recipe(write, here, tmp_path):
+    root = tmp_path / "study"
+    here(breaks=("faster",))
+    go(write(TWO_ROWS), root)
+    worker = here()
+    go(write(TWO_ROWS.replace("1e-2", "2e-2")), root)
+    assert worker.trained == [("faster", "seed-1", False), ("faster", "seed-7", False)]
+
+
+def test_a_command_tells_of_failures_by_its_status_and_a_refusal_leaves_the_table(write, here, minbert, tmp_path):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    here(breaks=("faster",))
+    ended = minbert("study", path, "--output-dir", root)
+    assert ended.status == 1 and "2 runs failed. --retry runs what failed again." in ended.err
+    here()
+    assert minbert("study", path, "--output-dir", root, "--retry", "--yes").status == 0
+    table = (root / "study.md").read_text()
+    assert minbert("study", path, "weight_decay=0.5", "--output-dir", root).status == 2
+    assert (root / "study.md").read_text() == table
+
+
+def test_the_table_says_all_keys_but_those_of_a_machine(write, here, minbert, course_dir, tmp_path):
+    here()
+    words = ["weight_decay=0.25", f"data_dir={course_dir}", f"logging_dir={tmp_path / 'place'}"]
+    assert minbert("study", write(TWO_ROWS), *words[:2], "--output-dir", tmp_path / "study").status == 0
+    table = (tmp_path / "study" / "study.md").read_text()
+    assert "weight\\_decay: 0.25" in table and str(course_dir) not in table
+
+
+def test_two_commands_do_not_work_in_one_folder(write, here, minbert, tmp_path):
+    here()
+    with workers.alone_in(tmp_path / "study"):
+        ended = minbert("study", write(TWO_ROWS), "--output-dir", tmp_path / "study")
+    assert ended.status == 2 and f"Another process works in {tmp_path / 'study'}" in ended.err
 
 
 def test_a_changed_row_is_refused_and_of_a_machine_anything_may_change(write, here, course_dir, tmp_path):
@@ -356,7 +431,7 @@ def test_a_killed_study_goes_on_to_the_weights_of_plain_runs(write, recipe, tmp_
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_is_killed_is_noted_and_the_next_has_a_new_process(write, tmp_path, monkeypatch):
+def test_a_run_whose_process_is_killed_is_cut_off_and_the_next_has_a_new_process(write, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
     killed = []
 
@@ -368,10 +443,13 @@ def test_a_run_whose_process_is_killed_is_noted_and_the_next_has_a_new_process(w
                 self._process.kill()
 
     monkeypatch.setattr(workers, "Worker", Killed)
-    root = tmp_path / "study"
-    go(write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}"), root)
-    assert workers.failure(run_folder(root, "a", 1)) == "killed by signal 9"
-    assert (run_folder(root, "b", 1) / "metrics.json").is_file()
+    root, path = tmp_path / "study", write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}")
+    go(path, root)
+    assert "a, seed 1 is not finished: Its process was killed by signal 9. The same command goes on" in caplog.text
+    finished = [(run_folder(root, row, 1) / "metrics.json").is_file() for row in "ab"]
+    assert finished == [False, True] and workers.failure(run_folder(root, "a", 1)) is None
+    go(path, root)
+    assert (run_folder(root, "a", 1) / "metrics.json").is_file()
 
 
 # ---- Dev rows that choose, and dev rows that are scored

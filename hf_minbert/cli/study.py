@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import MinBertError
-from ..settings.study import read_study
+from ..settings.study import Study, packaged_studies, read_study
+from ..settings.wording import counted
 from ..settings.words import check_words
 from .recipe import Overrides
 
@@ -26,32 +27,49 @@ def study(
         str | None, typer.Option(help="A file of further keys, for all rows and by recipe.", show_default=False)
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run what failed again, from its checkpoints.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask about a study that takes more than an hour.")] = False,
 ) -> None:
     """Many rows, many seeds, one table: train recipes side by side, and compare them with intervals.
 
-    The same command goes on with a study that was cut off. A run that failed runs again once its folder is deleted.
+    The same command goes on with a study that was cut off. It ends with status 1 where runs failed.
     """
-    read, words = read_study(file, overrides), keys or []
+    read = read_study(file, overrides, keys or ())
     for row in read.rows:
         try:
             if row.recipe and not row.not_run:
-                check_words(read.recipe(row, words))
+                check_words(read.recipe(row))
         except MinBertError as error:
             raise MinBertError(f"Row {row.name!r}: {error}") from error
-    root = output_dir or Path("runs/studies") / str(file).removesuffix(".yaml").removesuffix(".study")
-    from ..run.study import failures, run_study
+    name = str(file) if str(file) in packaged_studies() else file.name.removesuffix(".yaml").removesuffix(".study")
+    root = output_dir or Path("runs/studies") / name
+    from ..run.study import begin, run_study
+    from ..run.workers import alone_in
 
     def agree(said: str) -> bool:
         return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Go on?"))
 
-    try:
-        run_study(read, root, words=words, parallel=jobs, agree=agree)
-    finally:  # also of a study that was stopped
-        if (root / "runs").is_dir():
-            from ..reporting.study import lines, summarize, write
+    runs = begin(read, root, retry)
+    with alone_in(root):
+        try:
+            run_study(read, runs, parallel=jobs, agree=agree)
+        finally:  # also of a study that was stopped
+            _write_table(read, root)
+    open_ = sum(not run.has_ended for run in runs)
+    if failed := [run for run in runs if run.has_failed]:
+        typer.echo(f"{counted(len(failed), 'run')} failed. --retry runs what failed again.", err=True)
+    if failed or open_:
+        raise typer.Exit(1)
 
-            table = summarize(read, root, failures(read, root))
-            write(table, root)
-            typer.echo("\n".join(lines(table)))
-            typer.echo(f"The table, with intervals: {root / 'study.html'}, .md, .csv and .json.")
+
+def _write_table(study: Study, root: Path) -> None:
+    from ..reporting.study import lines, summarize, write
+    from ..run.study import failures
+
+    table = summarize(study, root, failures(study, root))
+    if any(row.seeds for row in table.rows):
+        write(table, root)
+        typer.echo("\n".join(lines(table)))
+        typer.echo(f"The table, with intervals: {root / 'study.html'}, .md, .csv and .json.")
+    else:
+        typer.echo("No run has finished, so there is no table yet.")

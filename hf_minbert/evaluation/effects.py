@@ -95,7 +95,7 @@ def difference(row: Sample, reference: Sample) -> Effect | None:
         return None
     over_seeds, over_rows, both = (sum(variance for variance, _ in terms) for terms in (seeds, rows, shared))
     limit = max(over_rows - both, 0.0)
-    variance = over_seeds + limit
+    variance = (over_seeds + limit) or over_rows  # where all seeds have one score, that of the rows is all there is
     found = float(row.scores.mean() - reference.scores.mean())
     low, high, p = _student(found, variance, _satterthwaite(variance, [*seeds, *rows, *shared]))
     return Effect(
@@ -136,8 +136,9 @@ def _shared(row: Sample, reference: Sample) -> list[_Term]:
 
 
 def _satterthwaite(variance: float, terms: Sequence[_Term]) -> float:
-    squares = sum(term**2 / freedom for term, freedom in terms)
-    return variance**2 / squares if squares else min(freedom for _, freedom in terms)
+    """Degrees of freedom, not below the least of a term's: a variance less a term may come near 0."""
+    squares, least = sum(term**2 / freedom for term, freedom in terms), min(freedom for _, freedom in terms)
+    return max(variance**2 / squares, least) if squares else least
 
 
 def _student(found: float, variance: float, freedom: float) -> tuple[float, float, float]:

@@ -18,6 +18,7 @@ from ..errors import MinBertError
 from ..evaluation.effects import HIGHER, LOWER, OPEN
 from ..io import write_atomically, write_json
 from ..settings.study import Row, Study, run_folder
+from ..settings.table import names
 from .differences import CLAIMS, HOW, Cells, compare, table
 from .document import Block, Document, Picture, Section, Table, Text
 from .plots import check_matplotlib, study_scores
@@ -223,15 +224,23 @@ def _document(made: StudyTable) -> Document:
 
 def _rows(study: Study) -> Table:
     """What each row is."""
-    rows = [[row.name, row.recipe, _keys(row.keys), row.note] for row in study.rows]
-    of_all = {**study.keys, **study.overrides.get("keys", {})}
+    rows = []
+    for row in study.rows:
+        _, own, _, by_recipe = study.changes(row)
+        rows.append([row.name, row.recipe, _keys({**own, **by_recipe}), row.note])
+    words = {key: value.value for key, value in study.words.items()}
+    of_all = {**study.keys, **study.overrides.get("keys", {}), **words}
     return Table(
         ["row", "recipe", "changes", "note"], [*rows, *([["all rows", "", _keys(of_all), ""]] if of_all else [])]
     )
 
 
 def _keys(keys: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in keys.items())
+    """Keys in words; without those of a machine, and of a path its last part: the page may be published."""
+    shown = {key: keys[key] for key in keys if key not in names(scope=("machine", "secret"))}
+    shown = {key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+             for key, value in shown.items()}  # fmt: skip
+    return ", ".join(f"{key}: {value}" for key, value in shown.items())
 
 
 def _claims(made: StudyTable) -> bool:

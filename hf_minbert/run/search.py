@@ -43,7 +43,7 @@ from .search_methods import (
 )
 from .stages import plan
 from .train import check_stages, model_config
-from .workers import FINISHED, RECIPE, carry_out, failure
+from .workers import FINISHED, RECIPE, Outcome, alone_in, carry_out, failure
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,8 @@ def search(
         folder.write_run(number)
         return folder.of_trial(number)
 
-    carry_out(next_run, lambda path, _: _say_how_it_ended(folder, int(path.name)), parallel)
+    with alone_in(folder.path):
+        carry_out(next_run, lambda path, outcome: _say_how_it_ended(folder, int(path.name), outcome), parallel)
     return folder.finish()
 
 
@@ -122,16 +123,50 @@ def _next(folder: SearchFolder, busy: Collection[int], limit: int | None, propos
     return number
 
 
-def _say_how_it_ended(folder: SearchFolder, number: int) -> None:
+def _say_how_it_ended(folder: SearchFolder, number: int, outcome: Outcome) -> None:
     trial, best = folder.trial(number), best_of(folder.trials())
     folder.write_results()
-    if trial.state == "failed":
+    if outcome.lost:
+        logger.warning("Trial %d is not finished: %s The same command goes on with it.", number, outcome.error)
+    elif trial.state == "failed":
         logger.warning("Trial %d failed: %s", number, trial.error)
     elif best is not None:
         logger.info(
             "Trial %d: %s %.4f. The best so far is trial %d with %.4f.",
             number, folder.metric, trial.score, best.number, best.score,
         )  # fmt: skip
+
+
+def known_metrics(recipe: Mapping[str, Value], whole: bool = False) -> list[str]:
+    """The metrics of a finished run with this recipe.
+
+    Args:
+        whole: check too what the stages' data are.
+
+    Raises:
+        MinBertError: the recipe is wrong, or not one of several runs.
+    """
+    settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
+    stages = plan(recipe)
+    with explain("Reading the training arguments", "Correct the recipe."):
+        args = stages[-1].args if stages else MultiTaskTrainingArguments(**given)
+    if args.push_to_hub:
+        raise MinBertError("`push_to_hub` would send every run to one place. Leave it out.")
+    last = stages[-1].settings if stages else settings
+    if last.objective == "mlm":
+        raise MinBertError(
+            "`objective: mlm` ends with a perplexity, and the scores of tasks are compared. Let a stage that trains "
+            "tasks come after it."
+        )
+    tasks = get_tasks(last.tasks)
+    by_name = {task.name: task for task in tasks}
+    args.check_tasks(by_name)
+    if not stages:
+        model_config(settings, tasks)
+    elif whole:
+        check_stages(stages)
+    known = args.metrics_of(by_name[name] for name in args.chosen_tasks("eval_tasks", by_name))
+    return [name for name in known if not name.endswith("_loss")]  # a finished run is scored without
 
 
 def in_words(values: Mapping[str, Any]) -> str:
@@ -183,37 +218,12 @@ class SearchFolder:
         ]
         for values in points:
             try:
-                known = self._known_metrics(self._of_trial(values, self.path))
+                known = known_metrics(self._of_trial(values, self.path), whole=True)
             except MinBertError as error:
                 raise MinBertError(f"`--space`, {in_words(values)}: {error}") from error
             if self.metric not in known:
                 near = did_you_mean(self.metric, known)
                 raise MinBertError(f"Unknown metric {self.metric!r}.{near} Choose from: {', '.join(known)}.")
-
-    @staticmethod
-    def _known_metrics(recipe: Mapping[str, Value]) -> list[str]:
-        """The metrics of a trial with this recipe. Raises `MinBertError` if the recipe is wrong."""
-        settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
-        stages = plan(recipe)
-        with explain("Reading the training arguments", "Correct the recipe or the space."):
-            args = stages[-1].args if stages else MultiTaskTrainingArguments(**given)
-        if args.push_to_hub:
-            raise MinBertError("`push_to_hub` would send every trial to one place. Leave it out of a search.")
-        last = stages[-1].settings if stages else settings
-        if last.objective == "mlm":
-            raise MinBertError(
-                "`objective: mlm` ends with a perplexity, and a search looks for the highest score of tasks. Let a "
-                "stage that trains tasks come after it."
-            )
-        tasks = get_tasks(last.tasks)
-        by_name = {task.name: task for task in tasks}
-        args.check_tasks(by_name)
-        if stages:
-            check_stages(stages)
-        else:
-            model_config(settings, tasks)
-        known = args.metrics_of(by_name[name] for name in args.chosen_tasks("eval_tasks", by_name))
-        return [name for name in known if not name.endswith("_loss")]  # a finished run is scored without
 
     def _check_same(self, method: str) -> None:
         begun = json.loads((self.path / "search.json").read_text(encoding="utf-8"))

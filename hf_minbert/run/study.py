@@ -15,20 +15,24 @@ import shutil
 import statistics
 import time
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import MinBertError
+from ..errors import MinBertError, unknown_name
 from ..io import check_writable
+from ..settings.complete import differing_parts
 from ..settings.dotted import Value, as_value
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
 from ..settings.study import Study, run_folder
 from ..settings.table import names
+from ..settings.wording import counted
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints
+from .folder import plain
+from .search import known_metrics
 from .stages import Stage, linked, plan, with_later_held_out
-from .workers import FINISHED, LOG, RECIPE, Outcome, Progress, carry_out, failure
+from .workers import FAILED, FINISHED, LOG, RECIPE, Outcome, Progress, carry_out, failure
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +58,17 @@ class Run:
         return f"{self.row}, seed {self.seed}"
 
     @property
+    def has_failed(self) -> bool:
+        return failure(self.folder) is not None
+
+    @property
     def has_ended(self) -> bool:
-        return (self.folder / FINISHED).is_file() or failure(self.folder) is not None
+        return (self.folder / FINISHED).is_file() or self.has_failed
 
 
-def runs_of(study: Study, root: Path, words: Iterable[str] = ()) -> list[Run]:
+def runs_of(study: Study, root: Path) -> list[Run]:
     """The runs of a study, all rows with one seed before those with the next. Raises as `Study.recipe`."""
-    recipes = {row.name: study.recipe(row, words) for row in study.rows if not row.not_run}
+    recipes = {row.name: study.recipe(row) for row in study.rows if not row.not_run}
     found = []
     for seed in study.seeds:
         for row, recipe in recipes.items():
@@ -71,31 +79,55 @@ def runs_of(study: Study, root: Path, words: Iterable[str] = ()) -> list[Run]:
     return found
 
 
-def run_study(
-    study: Study, root: Path, *, words: Iterable[str] = (), parallel: int = 1, agree: Callable[[str], bool]
-) -> None:
-    """Carries out the runs that have not ended. Those that fail are noted, and the others go on.
+def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
+    """The runs of a study, after all that can be checked of them and of the folder.
 
     Args:
         root: the study's folder.
-        words: `key=value` words for every row.
+        retry: runs that failed are to run again, from their checkpoints if they have some.
+
+    Raises:
+        MinBertError: a row's recipe or a metric is wrong, or a run in the folder is of another recipe.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise MinBertError("A study starts its runs itself. Run it without a launcher, and with --jobs.")
+    runs = runs_of(study, root)
+    known: dict[str, None] = {}
+    for run in runs[: len({run.row for run in runs})]:  # those of one seed
+        try:
+            known |= dict.fromkeys(known_metrics(run.values))
+        except MinBertError as error:
+            raise MinBertError(f"Row {run.row!r}: {error}") from error
+    names_of = {name.replace("eval_", end, 1): None for name in known for end in ("", "train_")}
+    for metric in [*study.metrics, *(name for row in study.rows if not row.not_run for name in row.reported)]:
+        if runs and metric not in names_of:
+            raise unknown_name("metric", metric, names_of)
+    check_writable(root / "study.json")
+    for run in runs:
+        _check_same(run)
+        if retry:
+            (run.folder / FAILED).unlink(missing_ok=True)
+    return runs
+
+
+def run_study(study: Study, runs: Sequence[Run], *, parallel: int = 1, agree: Callable[[str], bool]) -> None:
+    """Carries out the runs that have not ended. Those that fail are noted, and the others go on.
+
+    Args:
+        runs: as `begin` gave them.
         parallel: how many run at a time. They share the GPUs that there are.
         agree: whether to go on, from a sentence on how long the whole will take; asked above an hour.
 
     Raises:
-        MinBertError: the folder cannot be written, a run there is of another recipe, or `agree` said no.
+        MinBertError: `agree` said no.
     """
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise MinBertError("A study starts its runs itself. Run it without a launcher, and with --jobs.")
-    check_writable(root / "study.json")
-    runs = {run.folder: run for run in runs_of(study, root, words)}
-    for run in runs.values():
-        _check_same(run)
-    waiting = [run for run in runs.values() if not run.has_ended]
-    logger.info("%d runs: %d have ended, %d are to come.", len(runs), len(runs) - len(waiting), len(waiting))
+    by_folder = {run.folder: run for run in runs}
+    waiting = [run for run in runs if not run.has_ended]
+    ended_before = len(runs) - len(waiting)
+    logger.info("%s: %d have ended, %d are to come.", counted(len(runs), "run"), ended_before, len(waiting))
     if not waiting:
         return
-    shared = SharedStages(runs.values())
+    shared = SharedStages(runs)
     clock = _Clock(len(waiting), parallel, agree)
 
     def next_run(running: Collection[Path]) -> Path | None:
@@ -109,10 +141,12 @@ def run_study(
 
     def ended(folder: Path, outcome: Outcome) -> None:
         clock.end(folder, outcome)
-        left = sum(not run.has_ended for run in waiting)
-        if (error := failure(folder)) is not None:
-            logger.warning("%s failed: %s See %s.", runs[folder].name, error, folder / LOG)
-        logger.info("%s: %.1f s; %d of %d to come.", runs[folder].name, clock.took[folder], left, len(waiting))
+        left, name = sum(not run.has_ended for run in waiting), by_folder[folder].name
+        if outcome.lost:
+            logger.warning("%s is not finished: %s The same command goes on with it.", name, outcome.error)
+        elif (error := failure(folder)) is not None:
+            logger.warning("%s failed: %s See %s.", name, error, folder / LOG)
+        logger.info("%s: %.1f s; %d of %d to come.", name, clock.took[folder], left, len(waiting))
 
     carry_out(next_run, ended, parallel, clock.watch)
     clock.tell()
@@ -130,18 +164,23 @@ def _write_recipe(run: Run) -> None:
 
 
 def _check_same(run: Run) -> None:
-    """Refuses a folder whose run was begun with another recipe than the study has now."""
+    """Refuses a folder whose run was begun with another recipe than the study has now. One that failed is cleared."""
     path = run.folder / RECIPE
     if not path.is_file():
         return
     hints = typing.get_type_hints(MultiTaskTrainingArguments)
     old, new = ({**vars(s), **g} for s, g in (split_recipe(v, hints) for v in (read_recipe(path), run.values)))
     for key in names(among={**old, **new}, scope=("run", "seed")):
-        if old.get(key) != new.get(key):
-            raise MinBertError(
-                f"Row {run.row!r} has {key} = {new.get(key)}, and {run.folder} was begun with {old.get(key)}. Delete "
-                "this folder, give the row another name, or give another --output-dir."
-            )
+        if old.get(key) == new.get(key):
+            continue
+        if failure(run.folder) is not None:
+            shutil.rmtree(run.folder)
+            return
+        part, then, now = differing_parts(key, old.get(key), new.get(key))[0]
+        raise MinBertError(
+            f"Row {run.row!r} has {part} = {plain(now)}, and {run.folder} was begun with {plain(then)}. Delete this "
+            "folder, give the row another name, or give another --output-dir."
+        )
 
 
 # ---- Stages that rows share --------------------------------------------------------------------------------------
@@ -248,13 +287,14 @@ class _Clock:
 
     def tell(self) -> None:
         whole = time.monotonic() - self.begun
-        later = self.starts[self.parallel :]
-        said = f"{statistics.median(later):.1f} s" if later else "not measured"
+        first, later = (
+            f"{statistics.median(of):.1f} s" if of else "not measured"
+            for of in (self.starts[: self.parallel], self.starts[self.parallel :])
+        )
         logger.info(
-            "%d runs in %s, %.2f a minute. Start-up until the first step: %.1f s for the first run of a process, %s "
-            "for later ones (medians).",
-            self.runs, in_words(whole), self.runs / whole * 60,
-            statistics.median(self.starts[: self.parallel] or [0.0]), said,
+            "%s in %s, %.2f a minute. Start-up until the first step: %s for the first run of a process, %s for later "
+            "ones (medians).",
+            counted(self.runs, "run"), in_words(whole), self.runs / whole * 60, first, later,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ NVIDIA's MPS where that is installed; the threads of the CPU are divided.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from ..errors import MinBertError
 from ..evaluation.metrics import has_diverged
 from ..io import write_json
 from ..training.checkpoints import newest_complete_checkpoint
@@ -51,10 +53,12 @@ class Outcome:
     Args:
         error: why it failed; empty unless it did.
         first_step: when it took its first step, on the monotonic clock; `None` if it took none.
+        lost: its process ended in the middle of it, as by a signal. It has not failed, and may go on.
     """
 
     error: str
     first_step: float | None = None
+    lost: bool = False
 
 
 class Worker:
@@ -88,7 +92,8 @@ class Worker:
             self.progress = Progress(**reply)
         if status is None:
             return None
-        return Outcome(f"killed by signal {-status}" if status < 0 else f"its process ended with status {status}")
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return Outcome(f"Its process {how}.", lost=True)
 
     def _replies(self) -> list[dict]:
         assert self._process.stdout is not None
@@ -124,12 +129,13 @@ def carry_out(
     """Carries out runs, `parallel` at a time, until there is none to begin and none going on.
 
     Args:
-        next_run: from the folders of those going on to that of the next; `None` if there is none now.
-        ended: called as soon as a run has finished or failed.
+        next_run: from the folders of those going on, or lost, to that of the next; `None` if there is none now.
+        ended: called as soon as a run has finished, failed or lost its process.
         watch: called again and again with how far the runs are; what it raises ends all.
     """
     workers: dict[int, Worker] = {}
     running: dict[int, Path] = {}
+    lost: list[Path] = []  # not begun again by this command: what ended them might again
     with ExitStack() as stack:
         stack.callback(lambda: [worker.close() for worker in workers.values()])
         environments = stack.enter_context(environments_of(parallel))
@@ -140,10 +146,12 @@ def carry_out(
                     del running[slot]
                     if not workers[slot].is_alive:
                         workers.pop(slot).close()
-                    if outcome.error or not (folder / FINISHED).is_file():
-                        write_json(folder / FAILED, {"error": outcome.error or "it wrote no metrics.json"})
+                    if outcome.lost:
+                        lost.append(folder)
+                    elif outcome.error or not (folder / FINISHED).is_file():
+                        write_json(folder / FAILED, {"error": outcome.error or "It wrote no metrics.json."})
                     ended(folder, outcome)
-            while len(running) < parallel and (folder := next_run(running.values())) is not None:
+            while len(running) < parallel and (folder := next_run([*running.values(), *lost])) is not None:
                 slot = min({*range(parallel)} - running.keys())
                 if slot not in workers:
                     workers[slot] = Worker(environments[slot])
@@ -153,6 +161,18 @@ def carry_out(
                 return
             watch({folder: p for slot, folder in running.items() if (p := workers[slot].progress) is not None})
             time.sleep(POLL)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Generator[None]:
+    """Inside, no other process is: two would train in the same folders. Raises `MinBertError` if there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise MinBertError(f"Another process works in {folder}. Wait until it has ended, or end it.") from None
+        yield
 
 
 def can_go_on(folder: Path) -> bool:

@@ -41,6 +41,7 @@ class Row:
         reported: scores that others report for it, by the names of `Study.metrics`.
         note: a sentence for the table.
         not_run: why it is only listed.
+        place: where the recipe was found, beside the study's file or by its name.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Row:
     reported: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
     not_run: str = ""
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Study:
         reduction: one of `REDUCTIONS`.
         metrics: columns, such as `sst_accuracy`; the tasks' main metrics and `overall` unless given.
         overrides: a file of overrides, read: keys for every row, and by recipe. They go after the row's own.
+        words: `key=value` words of the command line, which go last.
     """
 
     rows: tuple[Row, ...]
@@ -75,18 +78,22 @@ class Study:
     reduction: str = "best"
     metrics: tuple[str, ...] = ()
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    words: Mapping[str, Value] = field(default_factory=dict)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
-    def recipe(self, row: Row, words: Iterable[str] = ()) -> dict[str, Value]:
-        """A row's recipe with all keys that the study changes, and `key=value` words. Raises as `read_recipe`."""
-        values = read_recipe(row.recipe)
+    def changes(self, row: Row) -> list[Mapping[str, Any]]:
+        """The keys that a row changes of its recipe, in the order in which they are set, but for the words."""
         by_recipe = self.overrides.get("recipes", {}).get(row.recipe, {})
-        for keys in (self.keys, row.keys, self.overrides.get("keys", {}), by_recipe):
+        return [self.keys, row.keys, self.overrides.get("keys", {}), by_recipe]
+
+    def recipe(self, row: Row) -> dict[str, Value]:
+        """A row's recipe with all that the study changes. Raises as `read_recipe`."""
+        values = read_recipe(row.place)
+        for keys in self.changes(row):
             override(values, {key: as_value(raw) for key, raw in keys.items()}, absent=True)
-        read = {key: read_value(text, f"`{key}`") for key, _, text in (word.partition("=") for word in words)}
-        override(values, read, absent=True)
+        override(values, self.words, absent=True)
         return {key: value for key, value in values.items() if value.value is not None}
 
 
@@ -97,8 +104,8 @@ def packaged_studies() -> dict[str, Path]:
     return {path.relative_to(folder).as_posix().removesuffix(STUDY_FILE): path for path in found}
 
 
-def read_study(path: str | Path, overrides: str | Path | None = None) -> Study:
-    """Reads a study, given by its path or the name of one in the package, and a file of overrides.
+def read_study(path: str | Path, overrides: str | Path | None = None, words: Iterable[str] = ()) -> Study:
+    """Reads a study, given by its path or the name of one in the package, a file of overrides and `key=value` words.
 
     Raises:
         MinBertError: there is no such file, or it says something that a study cannot have.
@@ -107,8 +114,10 @@ def read_study(path: str | Path, overrides: str | Path | None = None) -> Study:
     if found is None:
         raise MinBertError(f"Study {path}: there is no such file. Give the path of a .yaml file with `rows`.")
     where, read = f"Study {path}", _read(found)
-    _check_keys(where, read, Study, without=("overrides",))
+    _check_keys(where, read, Study, without=("overrides", "words"))
     rows = _mapping(f"{where}: `rows`", read.get("rows"))
+    if len({*map(str, rows)}) < len(rows):
+        raise MinBertError(f"{where}: `rows` has a name twice, as text. Found {', '.join(map(repr, rows))}.")
     if not rows:
         raise MinBertError(f"{where}: `rows` must name one row or more, like `sum: {{recipe: cs224n/baseline}}`.")
     given = {key: value for key, value in read.items() if key in ("title", "source")}
@@ -118,12 +127,23 @@ def read_study(path: str | Path, overrides: str | Path | None = None) -> Study:
     given["metrics"] = tuple(_list(f"{where}: `metrics`", read.get("metrics")))
     given["reduction"] = read.get("reduction", "best")
     if given["reduction"] not in REDUCTIONS:
-        raise unknown_name(f"{where}: `reduction`", given["reduction"], REDUCTIONS)
+        raise MinBertError(f"{where}: {unknown_name('`reduction`', given['reduction'], REDUCTIONS)}")
     run = [row.name for row in given["rows"] if not row.not_run]
     given["reference"] = str(read.get("reference", next(iter(run), given["rows"][0].name)))
     if run and given["reference"] not in run:
-        raise unknown_name(f"{where}: `reference`, a row that is run,", given["reference"], run)
-    return Study(**given, overrides={} if overrides is None else _overrides(overrides))
+        raise MinBertError(f"{where}: {unknown_name('`reference`, a row that is run,', given['reference'], run)}")
+    return Study(**given, overrides={} if overrides is None else _overrides(overrides), words=_words(words))
+
+
+def _words(words: Iterable[str]) -> dict[str, Value]:
+    found = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise MinBertError(f"{word!r} is not `key=value`. Write for example learning_rate=1e-4.")
+        found[key] = read_value(text, f"`{key}`")
+    _keys("Behind the study's name", found)
+    return found
 
 
 def _overrides(given: str | Path) -> dict[str, dict[str, Any]]:
@@ -133,7 +153,7 @@ def _overrides(given: str | Path) -> dict[str, dict[str, Any]]:
     where, read = f"Overrides {given}", _read(found)
     for key in read:
         if key not in ("keys", "recipes"):
-            raise unknown_name(f"{where}: key", key, ("keys", "recipes"))
+            raise MinBertError(f"{where}: {unknown_name('key', key, ('keys', 'recipes'))}")
     recipes = _mapping(f"{where}: `recipes`", read.get("recipes"))
     by_recipe = {name: _keys(f"{where}: `recipes.{name}`", keys) for name, keys in recipes.items()}
     return {"keys": _keys(f"{where}: `keys`", read.get("keys")), "recipes": by_recipe}
@@ -148,10 +168,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _row(where: str, name: str, given: Any, path: Path) -> Row:
-    if Path(name).name != name or name.startswith("."):
+    if not name or Path(name).name != name or name.startswith("."):
         raise MinBertError(f"{where}: the name becomes a folder's. Use letters, digits, `-`, `_`, `+` and spaces.")
     read = _mapping(where, given)
-    _check_keys(where, read, Row, without=("name",))
+    _check_keys(where, read, Row, without=("name", "place"))
     if not read.get("recipe") and not read.get("not_run"):
         raise MinBertError(f"{where}: `recipe` is missing. Give a recipe, or `not_run` with the reason.")
     recipe = str(read.get("recipe", ""))
@@ -161,8 +181,8 @@ def _row(where: str, name: str, given: Any, path: Path) -> Row:
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise MinBertError(f"{where}: `reported.{metric}` must be a number. Found {score!r}.")
     return Row(
-        name, str(beside) if recipe and beside.is_file() else recipe, _keys(f"{where}: `keys`", read.get("keys")),
-        reported, str(read.get("note", "")), str(read.get("not_run", "")),
+        name, recipe, _keys(f"{where}: `keys`", read.get("keys")), reported, str(read.get("note", "")),
+        str(read.get("not_run", "")), str(beside) if recipe and beside.is_file() else recipe,
     )  # fmt: skip
 
 
@@ -199,7 +219,7 @@ def _check_keys(where: str, read: Mapping[str, Any], kind: type[Study | Row], wi
     known = [f.name for f in fields(kind) if f.name not in without]
     for key in read:
         if key not in known:
-            raise unknown_name(f"{where}: key", key, known)
+            raise MinBertError(f"{where}: {unknown_name('key', key, known)}")
 
 
 def run_folder(root: str | Path, row: str, seed: int) -> Path:
