@@ -424,8 +424,8 @@ def test_an_old_folder_refuses_another_search(recipe, training, tmp_path, words,
         ("{learning_rate: {low: 1e-6, high: 1e-4}}", {}, r"`--method grid` tries every value, and `learning_rate`"),
         ("{seed: [1]}", {"metric": "eval_overal"}, r"^Unknown metric 'eval_overal'. Did you mean 'eval_overall'\?"),
         ("{seed: [1]}", {"method": "gird"}, r"Unknown method 'gird'. Did you mean 'grid'\?"),
-        ("{objective: [mlm]}", {}, r"objective=mlm: `objective: mlm` ends with a perplexity, and a search looks for"),
-        ("{push_to_hub: [true]}", {}, r"`push_to_hub` would send every trial to one place"),
+        ("{objective: [mlm]}", {}, r"objective=mlm: `objective: mlm` ends with a perplexity, and the scores"),
+        ("{push_to_hub: [true]}", {}, r"`push_to_hub` would send every run to one place"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_recipe_is_answered_before_any_trial(recipe, training, tmp_path, space, given, said):
