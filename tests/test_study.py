@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -402,6 +403,20 @@ def test_workers_divide_the_threads_and_share_a_gpu_by_mps(monkeypatch, tmp_path
         assert len({each["CUDA_MPS_PIPE_DIRECTORY"] for each in given}) == 1
         assert said.read_text() == "-d \n"
     assert said.read_text() == "-d \n quit\n"
+
+
+def test_workers_end_before_mps_which_waits_for_them(write, here, tmp_path, monkeypatch):
+    happened, worker = [], here()
+    monkeypatch.setattr(Here, "close", lambda self: happened.append("worker"))
+
+    @contextmanager
+    def environments(parallel):
+        yield [{}] * parallel
+        happened.append("mps")
+
+    monkeypatch.setattr(workers, "environments_of", environments)
+    go(write("seeds: 1\nrows: {a: {recipe: RECIPE}}"), tmp_path / "study")
+    assert len(worker.trained) == 1 and happened == ["worker", "mps"]
 
 
 @pytest.mark.slow

@@ -137,8 +137,9 @@ def carry_out(
     running: dict[int, Path] = {}
     lost: list[Path] = []  # not begun again by this command: what ended them might again
     with ExitStack() as stack:
-        stack.callback(lambda: [worker.close() for worker in workers.values()])
         environments = stack.enter_context(environments_of(parallel))
+        # After that, so that it comes before: MPS does not quit while a process uses it.
+        stack.callback(lambda: [worker.close() for worker in workers.values()])
         while True:
             for slot, folder in [*running.items()]:
                 outcome = workers[slot].poll()
