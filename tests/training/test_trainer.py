@@ -497,9 +497,9 @@ def test_which_task_a_step_has_follows_seed_temperature_and_epochs(make_trainer)
     assert first == same != other
     flat = tasks(mixing="temperature", mixing_temperature=1.0, seed=1)
     assert flat == first != tasks(mixing="temperature", seed=1)
-    # In the last epoch the exponent is .2, which is 1/5. One and a half epochs are two.
-    last = tasks(epoch=1, mixing="annealed", num_train_epochs=1.5)
-    assert last == tasks(epoch=1, mixing="temperature", mixing_temperature=5.0)
+    # Two and a half epochs are three. In the second one the exponent is .6, of which the temperature is the inverse.
+    annealed = tasks(epoch=1, mixing="annealed", num_train_epochs=2.5)
+    assert annealed == tasks(epoch=1, mixing="temperature", mixing_temperature=1 / 0.6)
 
 
 def test_each_epoch_has_its_own_order(make_trainer):
