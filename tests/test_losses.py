@@ -63,8 +63,8 @@ def test_label_smoothing_gives_a_share_to_all_labels(compute):
 
 def test_pos_weight_weighs_the_second_label(compute):
     # sigmoid(log 3) = 3/4. Negatives are 63 to 37 positives in Quora, hence 1.70.
-    found = compute("para", [[math.log(3)], [math.log(3)]], [1, 0], loss_options={"pos_weight": 63 / 37})
-    assert found == pytest.approx((63 / 37 * math.log(4 / 3) + math.log(4)) / 2)
+    found = compute("para", [[math.log(3)]] * 3, [1, 0, 0], loss_options={"pos_weight": 63 / 37})
+    assert found == pytest.approx((63 / 37 * math.log(4 / 3) + 2 * math.log(4)) / 3)
 
 
 def test_ranking_loss_by_hand():
@@ -102,9 +102,10 @@ PAIRS = [[[1.0, 0.0], [1.0, 0.0]], [[3.0, 3.0], [-5.0, 5.0]], [[0.0, 2.0], [0.0,
 
 
 def test_multiple_negatives_takes_positive_pairs_only(compute):
-    # Rows 0 and 2 are positive: cosines [[1, 0], [0, 1]], twenty times.
-    found = compute("para", None, [1, 0, 1], PAIRS, pair_encoding="bi", loss="mnr")
-    assert found == pytest.approx(math.log(1 + math.exp(-20)), abs=1e-6)
+    # Rows 0 and 2 are positive: cosines [[1, .8], [.8, 1]], twenty times.
+    near = [*PAIRS[:2], [[4.0, 3.0], [8.0, 6.0]]]
+    found = compute("para", None, [1, 0, 1], near, pair_encoding="bi", loss="mnr")
+    assert found == pytest.approx(math.log(1 + math.exp(20 * (0.8 - 1))), rel=1e-4)
     options = {"scale": 1.0}
     found = compute("para", None, [1, 1, 1], PAIRS, pair_encoding="bi", loss="mnr", loss_options=options)
     half = math.sqrt(0.5)
@@ -153,6 +154,8 @@ def test_cosent_looks_at_the_cosine_of_a_cosine_head_and_else_at_the_score_betwe
     assert found == pytest.approx(math.log(1 + 2 * math.exp(2 * (1 - 0))))  # cosines 1, 0, 1
     found = compute("sts", [[5.0], [0.0]], [1.0, 4.0], **given)
     assert found == pytest.approx(math.log(1 + math.exp(2 * (1 - 0))))
+    found = compute("sts", [[2.5], [2.25]], [1.0, 4.0], loss="cosent")  # 20 unless said otherwise
+    assert found == pytest.approx(math.log(1 + math.exp(20 * (0.5 - 0.45))), rel=1e-4)
 
 
 # ---- Cosine heads
@@ -289,6 +292,7 @@ def test_divergences_are_zero_at_equality_above_it_elsewhere_and_finite(divergen
     symmetric = torch.allclose(divergence(a, b), divergence(b, a))
     assert symmetric == (divergence not in (kl, bernoulli_kl))
     assert not divergence(a, a).any() and (divergence(a, b) > 0).all()
+    assert divergence(a, b).shape == (3,)
     far = torch.full((1, columns), -1000.0)
     far[0, 0] = 1000.0
     loss = divergence(far, (-far).requires_grad_()).sum() + divergence(a, b).sum()

@@ -159,6 +159,19 @@ def test_another_task_lends_its_training_rows(course_dir):
     assert rows[0]["id"] == "para:para-dev-0" and len(rows) == 6
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ("sentence1", "sentence2", "is_duplicate"), ("question1", "question2", "is_duplicate"),
+        ("question1", "question2", "label"), ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label"),
+    ],
+)  # fmt: skip
+def test_columns_are_found_as_the_corpora_of_paraphrases_call_them(write, columns):
+    file = write("\t".join(columns) + "\na\tb\t1\n")
+    (row,) = borrow(files=file, mapping="paraphrase_to_score")
+    assert (row["sentence1"], row["sentence2"]) == ("a", "b") and row["label"] >= 4
+
+
 def test_columns_of_the_recipe_go_before_the_known_ones(write):
     file = write(f"{PAIR}\tis_duplicate\tother\nwrong\tb\t0\tright\n")
     (row,) = borrow(files=file, mapping="paraphrase_to_score", columns={"sentence1": "other"})

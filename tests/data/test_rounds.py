@@ -114,6 +114,14 @@ def test_how_often_a_drawn_task_comes(mixing, epoch, shares):
     assert found == pytest.approx(shares, abs=0.015)  # three standard deviations of 10,000 draws
 
 
+@pytest.mark.parametrize(("epochs", "exponents"), [(5, [1, 0.8, 0.6, 0.4, 0.2]), (2, [1, 0.2]), (1, [1])])
+def test_annealing_falls_evenly_from_the_first_epoch_to_the_last(epochs, exponents):
+    rounds = MIXING["annealed"](toy(sst=1), {"sst": 1}, {"sst": RowSampler("sst", 1, seed=0)}, epochs=epochs)
+    for epoch, exponent in enumerate(exponents):
+        rounds.set_epoch(epoch)
+        assert rounds.chances(np.array([10.0])) == pytest.approx([10**exponent])
+
+
 @pytest.mark.parametrize("mixing", DRAWN)
 def test_a_drawn_round_is_a_function_of_seed_epoch_and_index_alone(mixing):
     sizes = {"sst": 40, "para": 80}
@@ -420,6 +428,8 @@ def test_scores_are_put_in_bins_of_equal_width():
     (sts,), scores = get_tasks(["sts"]), np.array([0.0, 0.99, 1.0, 2.5, 4.0, 4.99, 5.0])
     assert label_groups(sts, scores, 5).tolist() == [0, 0, 1, 2, 4, 4, 4]
     assert label_groups(sts, scores, 2).tolist() == [0, 0, 0, 1, 1, 1, 1]
+    (one_to_five,) = get_tasks({"own": {"kind": "score", "text_columns": ["text"], "range": [1, 5]}})
+    assert label_groups(one_to_five, np.array([1.0, 2.0, 2.99, 3.0, 5.0]), 2).tolist() == [0, 0, 0, 1, 1]
     edges = np.arange(51) / 10
     assert label_groups(sts, edges, 50).tolist() == label_groups(sts, edges.astype(np.float32), 50).tolist()
     assert label_groups(get_tasks(["sst"])[0], np.array([3, 0]), 5).tolist() == [3, 0]
@@ -446,7 +456,7 @@ def test_rows_are_fetched_in_one_call_where_the_dataset_can():
 
 
 @pytest.mark.parametrize("mixing", DRAWN)
-@pytest.mark.parametrize(("steps", "per_step", "processes"), [(3, 1, 1), (5, 2, 1), (40, 3, 2), (4, 1, 2)])
+@pytest.mark.parametrize(("steps", "per_step", "processes"), [(1, 1, 1), (3, 1, 1), (5, 2, 1), (40, 3, 2), (4, 1, 2)])
 def test_the_rounds_of_a_run_are_counted_until_all_tasks_are_drawn(mixing, steps, per_step, processes):
     sizes = {"sst": 40, "para": 6, "sts": 3}
     rounds = rounds_of(sizes, 2, mixing=mixing, processes=processes, epoch=1)

@@ -200,6 +200,16 @@ def test_influence_is_that_of_the_jackknife_and_gives_the_error_of_the_bootstrap
         assert found == pytest.approx((values == labels) - (values == labels).mean())
 
 
+def test_influence_on_spearman_is_that_of_the_jackknife_where_many_rows_are_tied():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 300).astype(float)
+    values = np.clip(labels + random.integers(-1, 2, 300), 0, 2)
+    without = np.array([
+        value_metrics(STS, np.delete(values, row), np.delete(labels, row))["spearman"] for row in range(300)
+    ])  # fmt: skip
+    assert influence(STS, "spearman", values, labels) == pytest.approx(299 * (without.mean() - without), abs=0.005)
+
+
 def test_influence_on_a_correlation_that_is_not_defined_is_nought():
     assert influence(STS, "pearson", np.ones(5), np.arange(5.0)).tolist() == [0] * 5
     assert influence(STS, "spearman", np.ones(5), np.arange(5.0)).tolist() == [0] * 5
@@ -227,6 +237,8 @@ def effect(low, high, over_seeds=(1e-4, 1e-4), over_rows=(1e-5, 1000.0)):
         (-0.01, 0.03, 0.4, 0.04, OPEN, FAILS),  # the interval does not reach .04
         (-0.03, 0.01, 0.4, -0.04, OPEN, FAILS),
         (-0.01, 0.03, 0.4, 0.02, OPEN, OPEN),
+        (-0.03, 0.01, 0.4, -0.02, OPEN, OPEN),
+        (-0.01, 0.03, 0.4, 0.03, OPEN, OPEN),  # reaches it
         (0.001, 0.03, 0.08, 0.04, OPEN, OPEN),  # lies above 0, but for Holm's correction
     ],
 )
@@ -240,18 +252,24 @@ def test_of_one_seed_nothing_becomes_of_a_claim():
     assert claim(found, verdict(found, 0.001), 0.05) == OPEN
 
 
-def test_that_many_seeds_tell_and_one_less_does_not():
-    found = Effect(0.01, -0.1, 0.12, 0.5, (2e-4, 1e-4), (1e-5, 800.0))
+@pytest.mark.parametrize(("apart", "limit"), [(0.01, 1e-5), (0.025, 1e-9)])  # of many seeds, and of few
+def test_that_many_seeds_tell_and_one_less_does_not(apart, limit):
+    found = Effect(apart, -0.1, 0.12, 0.5, (2e-4, 1e-4), (limit, 800.0))
     seeds = seeds_to_tell(found, 0.05)
 
     def p(n):
-        parts = [(2e-4 / n, n - 1), (1e-4 / n, n - 1), (1e-5, 800)]
+        parts = [(2e-4 / n, n - 1), (1e-4 / n, n - 1), (limit, 800)]
         variance = sum(part for part, _ in parts)
         freedom = variance**2 / sum(part**2 / df for part, df in parts)
-        return 2 * stats.t.sf(0.01 / math.sqrt(variance), freedom)
+        return 2 * stats.t.sf(apart / math.sqrt(variance), freedom)
 
     assert p(seeds) <= 0.05 < p(seeds - 1)
     assert seeds_to_tell(found, 0.01) > seeds
+
+
+def test_two_seeds_are_the_fewest_and_none_tell_of_no_difference():
+    assert seeds_to_tell(Effect(1.0, 0.9, 1.1, 0.0, (1e-9, 1e-9), (1e-9, 800.0)), 0.05) == 2
+    assert seeds_to_tell(Effect(0.0, -0.1, 0.1, 1.0, (1e-4, 1e-4), (0.0, 800.0)), 0.05) == math.inf
 
 
 def test_no_number_of_seeds_tells_what_is_too_small_for_the_dev_rows():

@@ -175,6 +175,48 @@ def test_scores_stand_in_the_metadata_as_they_were_measured(run):
     assert f"{metrics['train_runtime']:,.0f} s of training" in card.text
 
 
+def test_the_card_says_what_the_records_say(run):
+    rewrite(run / "metrics.json", global_step=1234, best_step=617, eval_perplexity=7.25)
+    card = ModelCard(prepare(run, "model").card)
+    assert card.data.library_name == "transformers" and card.data.model_name == "model"
+    for said in (
+        "3 tasks at once, with a head for each: sst, para, sts. 2 layers of 32, trained with hf_minbert.",
+        "| masked words | perplexity | 7.25 |", "| steps | 1,234 |", "| best step | 617 |", "```yaml\n",
+        "## Limits", "`para`: Made for questions", "- Probabilities are those of the heads", "All tasks at once:",
+    ):  # fmt: skip
+        assert said in card.text, said
+    config = json.loads((run / "config.json").read_text())
+    del config["custom_pipelines"]
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "recipe.yaml").unlink()
+    card = ModelCard(prepare(run, "model").card)
+    assert "All tasks at once:" not in card.text and "```yaml" not in card.text
+    assert {result.dataset_split for result in card.data.eval_results} == {"dev"}  # of data that nothing is said of
+
+
+def test_a_score_alone_has_no_probabilities(tiny_model, tiny_tokenizer, tmp_path):
+    card = prepare(model_with(tiny_model, tiny_tokenizer, tmp_path, "max_length: 48\n", tasks=("sts",)), "me/m").card
+    assert "fine-tuned on one task: sts." in card and "Probabilities" not in card
+    assert "- Inputs of more than 48 tokens were cut in training." in card
+
+
+@pytest.mark.parametrize(
+    ("recipe", "metrics", "said"),
+    [
+        ("", {"best_metric": 0.5}, "Of the saved model, on the dev rows. The checkpoint was chosen by `x` on the same"),
+        ("select_on: 0.2\n", {"best_metric": 0.5}, "on 80% of the dev rows. The checkpoint was chosen by `x` on the oth"),
+        ("select_on: 0.2\n", {}, "Of the saved model, on the dev rows. One run,"),
+    ],
+)
+def test_scores_say_on_which_rows_the_checkpoint_was_chosen(
+    tiny_model, tiny_tokenizer, tmp_path, recipe, metrics, said
+):
+    folder = model_with(tiny_model, tiny_tokenizer, tmp_path, recipe)
+    scores = {"eval_sst_accuracy": 0.5, "metric_for_best_model": "x", **metrics}
+    (folder / "metrics.json").write_text(json.dumps(scores))
+    assert said in prepare(folder, "me/m").card
+
+
 def test_each_task_is_asked_about_its_own_kind_of_text(tiny_model, tiny_tokenizer, tmp_path):
     news = Task(name="news", kind="binary", text_columns=("text",), labels=("no", "yes"))
     card = prepare(model_with(tiny_model, tiny_tokenizer, tmp_path / "own", "", tasks=(news,)), "me/own").card
@@ -236,6 +278,7 @@ def test_scores_name_the_split_of_the_dataset_on_the_hub(tiny_model, tiny_tokeni
     (folder / "metrics.json").write_text(json.dumps({f"eval_{name}_accuracy": 0.5}))
     (result,) = ModelCard(prepare(folder, "me/model").card).data.eval_results
     assert (result.dataset_split, result.dataset_config) == (split, config)
+    assert result.dataset_type == {"para": "nyu-mll/glue", "nli": "me/nli" if config is None else "nyu-mll/glue"}[name]
 
 
 def test_the_note_on_minilm_follows_runs_back(tiny_model, tiny_tokenizer, tmp_path):

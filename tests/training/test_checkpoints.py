@@ -2,14 +2,22 @@
 
 import json
 import logging
+import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hf_minbert import MinBertError
 from hf_minbert.training.aggregation.registry import AGGREGATORS
-from hf_minbert.training.checkpoints import checkpoints, incomplete, newest_complete_checkpoint
+from hf_minbert.training.checkpoints import (
+    checkpoints,
+    incomplete,
+    is_worthless,
+    newest_complete_checkpoint,
+    to_resume,
+)
 
 #: Five rounds an epoch in windows of two: optimizer steps 1 to 3 are the first epoch, 4 to 6 the second.
 RUN = {
@@ -277,6 +285,34 @@ def test_each_process_needs_its_random_state_unless_another_number_of_them_wrote
         assert incomplete(checkpoint, processes) is None
     cut(checkpoint / "rng_state_1.pth", -1)
     assert incomplete(checkpoint, world_size=1) == "rng_state_1.pth ends too early"
+
+
+def test_what_terms_and_aggregators_keep_must_be_whole_where_it_is_there(run_folder):
+    checkpoint = run_folder / "checkpoint-6"
+    for name, like in (("teacher.safetensors", "model.safetensors"), ("aggregator.pt", "optimizer.pt")):
+        shutil.copy(checkpoint / like, checkpoint / name)
+        assert incomplete(checkpoint) is None
+        cut(checkpoint / name, -1)
+        assert incomplete(checkpoint) == f"{name} ends too early"
+        (checkpoint / name).unlink()
+
+
+@pytest.mark.parametrize(("processes", "told"), [(1, False), (2, True)])
+def test_a_resume_by_another_number_of_processes_is_told_of(whole_run, caplog, processes, told):
+    checkpoint = str(whole_run[0] / "checkpoint-6")
+    args = SimpleNamespace(output_dir=whole_run[0], world_size=processes)
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        assert to_resume(True, args) == to_resume(checkpoint, args) == checkpoint
+    assert ("another number of processes" in caplog.text) == told
+
+
+@pytest.mark.parametrize(
+    ("chosen", "metric"), [(None, "overall"), ("sst_loss", "sst_loss"), ("eval_sst_loss", "sst_loss")]
+)
+def test_an_evaluation_whose_number_to_choose_by_is_not_finite_is_worthless(chosen, metric):
+    args = SimpleNamespace(metric_for_best_model=chosen)
+    assert is_worthless({f"eval_{metric}": math.inf}, args)
+    assert not is_worthless({f"eval_{metric}": 1.0, "eval_para_loss": math.inf}, args)
 
 
 def test_a_checkpoint_in_several_files_needs_each_whole(run_folder):

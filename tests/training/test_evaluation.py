@@ -136,8 +136,9 @@ def test_a_progress_bar_per_task(make_trainer, capfd):
     assert "4/4" in bars
 
 
-def test_hidden_states_in_the_output_are_no_predictions(make_trainer, tiny_model, scores):
-    trainer = make_trainer(tiny_model(output_hidden_states=True), dev=DEV)
+@pytest.mark.parametrize("asked", ["output_hidden_states", "output_attentions"])
+def test_hidden_states_and_attentions_in_the_output_are_no_predictions(make_trainer, tiny_model, scores, asked):
+    trainer = make_trainer(tiny_model(attn_implementation="eager", **{asked: True}), dev=DEV)
     assert scores(trainer.evaluate()) == scores(make_trainer(dev=DEV).evaluate())
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.collators import RoundCollator
 from hf_minbert.data.rounds import MIXING
+from hf_minbert.training.metric_tracker import MetricTracker
 from hf_minbert.training.terms.base import TaskLoss, Term, own_loss
 from hf_minbert.training.terms.registry import REGULARIZERS
 
@@ -483,6 +485,23 @@ def test_the_order_follows_the_seed_and_data_seed_alone_if_there_is_one(make_tra
     assert same == first != different
 
 
+def test_which_task_a_step_has_follows_seed_temperature_and_epochs(make_trainer):
+    given = {"train": {"sst": 160, "para": 40}, "train_tasks": ["sst", "para"], "max_steps": -1}
+
+    def tasks(epoch=0, **more):
+        rounds = make_trainer(**given, **more).get_train_dataloader().dataset
+        rounds.set_epoch(epoch)
+        return [task for index in range(len(rounds)) for task in rounds[index]]
+
+    first, other, same = (tasks(mixing="proportional", **seeds) for seeds in ({"seed": 1}, {"seed": 2}, {"seed": 2, "data_seed": 1}))
+    assert first == same != other
+    flat = tasks(mixing="temperature", mixing_temperature=1.0, seed=1)
+    assert flat == first != tasks(mixing="temperature", seed=1)
+    # Two and a half epochs are three. In the second one the exponent is .6, of which the temperature is the inverse.
+    annealed = tasks(epoch=1, mixing="annealed", num_train_epochs=2.5)
+    assert annealed == tasks(epoch=1, mixing="temperature", mixing_temperature=1 / 0.6)
+
+
 def test_each_epoch_has_its_own_order(make_trainer):
     seen = seen_rows(make_trainer(train={"sst": 20}, train_tasks=["sst"], max_steps=-1, num_train_epochs=3))
     epochs = [[tuple(row) for batch in seen[start : start + 5] for row in batch] for start in (0, 5, 10)]
@@ -526,3 +545,27 @@ def test_a_task_that_is_never_drawn_is_said_with_the_counts(make_trainer, caplog
         assert all(f"{task} 0" in text for task in missing) and all(f"{task} 0" not in text for task in seen)
     if steps == 3:
         assert missing  # para has one round in a hundred
+
+
+def test_the_rounds_of_whole_epochs_are_counted_where_a_task_is_never_drawn(make_trainer, caplog):
+    """Two epochs of 14 rounds, in windows of three: five steps each, the last of two rounds."""
+    trainer = make_trainer(
+        train={"sst": 40, "para": 1, "sts": 12}, mixing="proportional", max_steps=-1, num_train_epochs=2,
+        gradient_accumulation_steps=3, learning_rate=0.0,
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="hf_minbert"):
+        seen = {task: len(labels) // 4 for task, labels in labels_seen(trainer).items()}
+    assert seen.keys() == {"sst", "sts"} and sum(seen.values()) == 28
+    assert f"Rounds by task: sst {seen['sst']}, para 0, sts {seen['sts']}." in caplog.text
+
+
+def test_means_since_training_began_are_over_all_steps_that_were_read():
+    """Here of two processes that add the same values."""
+    tracker = MetricTracker(SimpleNamespace(reduce=lambda value, how: {"sum": 2 * value}[how]))
+    assert tracker.read() == tracker.totals() == {}
+    for values, mean in (((1.0, 3.0), 2.0), ((8.0,), 8.0)):
+        for value in values:
+            tracker.add("loss", torch.tensor(value))
+            tracker.count("rows", torch.tensor(value))
+        assert tracker.read() == {"loss": mean, "rows": 2 * sum(values)}
+    assert tracker.totals() == {"loss": 4.0}
