@@ -108,7 +108,7 @@ def test_a_run_killed_twice_ends_with_the_bytes_of_an_unbroken_one(model, tmp_pa
             def dying(self, text, rows, cut):
                 if len(self.chunks) == die_at:
                     with self.part.open("a") as file:
-                        file.write(text[: len(text) // 2 + 1 if torn else None])
+                        file.write(text[: text.index("\n", len(text) // 2) - 1 if torn else None])  # within a line
                     die()
                 add(self, text, rows, cut)
 
