@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hf_minbert.reporting.words import number, signed
+from hf_minbert.reporting.words import number, p_value, signed
 from hf_minbert.settings.recipe import recipes_folder
 from hf_minbert.settings.study import packaged_studies, read_study
 
@@ -29,10 +29,20 @@ and on NLI pairs, so its scores on para and sts are not comparable with BERT-bas
 there are 14,150 training rows here and 141,506 in the reports. What changes for it is in
 [small.overrides.yaml](../reports/small.overrides.yaml). So a claim that does not hold here may hold for BERT-base.
 
-A difference is that of two means over seeds. Its 95 % interval counts both sources of chance, seeds and dev rows. A
-claim *holds* where the difference has the reported direction at the 5 % level (Holm's method over the rows of the
-table), *does not hold* where the interval reaches to 0 or beyond and not to the reported size, and else *cannot be
-told*. Scores are of dev rows, which also choose the checkpoint: all rows of a table are a little too high alike.
+The reports state scores, one run a row. A row's claim is taken to be its difference from the table's reference row,
+also where the report compares it with another. What is found is the difference of two means over `n` seeds each. Its
+95 % interval counts both sources of chance, seeds and dev rows, and is not corrected for the number of rows in a
+table; `p` is, by Holm's method. So an interval may lie beside 0 and p above .05: then the difference *cannot be
+told*. That a reported difference is of two single runs, and varies too, is not counted.
+
+- **holds**: p is below .05, and the difference has the reported direction, whatever its size;
+- **does not hold**: the interval reaches to 0 or beyond, and not to the reported size: nothing was found, or the
+  opposite;
+- **cannot be told**: neither. "Seeds" says how many of each row would tell, if difference and variances stay as they
+  are.
+
+Scores are of dev rows, which also choose the checkpoint: all rows of a table are a little too high alike. `overall`
+is the mean of the tasks' metrics.
 """
 
 
@@ -52,21 +62,24 @@ def _file(name: str) -> Path:
 def _why(name: str) -> str:
     study = read_study(name)
     reasons = {row.not_run for row in study.rows}
-    return "; ".join(sorted(reasons)) if all(reasons) else f"{study.title}; not yet."
+    if all(reasons):
+        return " / ".join(sorted(reason.rstrip(".") for reason in reasons)) + "."
+    return f"{study.title}: not run yet."
 
 
 def _claims(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     """A line for each difference that a report states and that was measured."""
-    yield "| study | row, against the reference | metric | reported | found | 95 % interval | n | claim |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"
+    yield "| study | row | metric | reported | found | 95 % interval | p | n | seeds | claim |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for name, made in found.items():
         for line in made["differences"]:
-            if line["claim"] in ("", "not run", None) or line["difference"] is None:
+            if line["claim"] in ("", "not run", None) or line["p_holm"] is None:
                 continue
             cells = [
-                f"`{name}`", f"{line['row']}, against {made['reference']}", line["metric"],
-                signed(line["reported_difference"]), signed(line["difference"]),
-                f"{signed(line['low'])} to {signed(line['high'])}", str(line["n"]), f"**{line['claim']}**",
+                f"`{name}`", line["row"], line["metric"], signed(line["reported_difference"]),
+                signed(line["difference"]), f"{signed(line['low'])} to {signed(line['high'])}",
+                p_value(line["p_holm"]), str(line["n"]),
+                str(line["seeds_that_would_tell"] or ""), f"**{line['claim']}**",
             ]  # fmt: skip
             yield f"| {' | '.join(cells)} |"
     yield ""
@@ -78,7 +91,8 @@ def _table(name: str, made: dict[str, Any]) -> Iterator[str]:
     by_row = {(line["row"], line["metric"]): line for line in made["differences"]}
     yield f"## {made['title']}\n"
     devices = ", ".join(made["devices"])
-    yield f"`{name}`, {len(made['seeds'])} seeds a row, on {devices}. In brackets: {made['source']}.\n"
+    yield f"`{name}`, {len(made['seeds'])} seeds a row, on {devices}. Reference: {made['reference']}. In brackets:"
+    yield f"{made['source']}.\n"
     yield from (f"{said}\n" for said in made["selection"])
     yield f"| row | n | {' | '.join(metrics)} | training |"
     yield f"| --- | ---: |{' ---: |' * (len(metrics) + 1)}"
