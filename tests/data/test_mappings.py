@@ -163,7 +163,8 @@ def test_another_task_lends_its_training_rows(course_dir):
     "columns",
     [
         ("sentence1", "sentence2", "is_duplicate"), ("question1", "question2", "is_duplicate"),
-        ("question1", "question2", "label"), ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label"),
+        ("question1", "question2", "label"), ("sentence1", "sentence2", "label"),
+        ("#1 String", "#2 String", "Quality"),
     ],
 )  # fmt: skip
 def test_columns_are_found_as_the_corpora_of_paraphrases_call_them(write, columns):
