@@ -229,6 +229,8 @@ def test_blank_texts_and_labels_are_left_out_and_said_or_refused(write, caplog):
     assert [row["sentence1"] for row in borrow("para", files=file)] == ["a"]
     (message,) = caplog.messages
     assert "2 of 3 rows left out" in message and "1, 2" in message
+    (task,) = get_tasks({"para": {"sources": [{"files": file}]}})
+    assert len(borrowed_rows(task, 1, {}, None, 0)) == 1  # not strict unless asked
     with pytest.raises(MinBertError, match=r"rows\.tsv, line 3: 'sentence1' must not be blank"):
         borrow("para", files=file, strict=True)
 
