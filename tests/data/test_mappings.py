@@ -163,7 +163,8 @@ def test_another_task_lends_its_training_rows(course_dir):
     "columns",
     [
         ("sentence1", "sentence2", "is_duplicate"), ("question1", "question2", "is_duplicate"),
-        ("question1", "question2", "label"), ("#1 String", "#2 String", "Quality"), ("sentence1", "sentence2", "label"),
+        ("question1", "question2", "label"), ("sentence1", "sentence2", "label"),
+        ("#1 String", "#2 String", "Quality"),
     ],
 )  # fmt: skip
 def test_columns_are_found_as_the_corpora_of_paraphrases_call_them(write, columns):
@@ -228,6 +229,8 @@ def test_blank_texts_and_labels_are_left_out_and_said_or_refused(write, caplog):
     assert [row["sentence1"] for row in borrow("para", files=file)] == ["a"]
     (message,) = caplog.messages
     assert "2 of 3 rows left out" in message and "1, 2" in message
+    (task,) = get_tasks({"para": {"sources": [{"files": file}]}})
+    assert len(borrowed_rows(task, 1, {}, None, 0)) == 1  # not strict unless asked
     with pytest.raises(MinBertError, match=r"rows\.tsv, line 3: 'sentence1' must not be blank"):
         borrow("para", files=file, strict=True)
 

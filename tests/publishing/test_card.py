@@ -203,8 +203,16 @@ def test_a_score_alone_has_no_probabilities(tiny_model, tiny_tokenizer, tmp_path
 @pytest.mark.parametrize(
     ("recipe", "metrics", "said"),
     [
-        ("", {"best_metric": 0.5}, "Of the saved model, on the dev rows. The checkpoint was chosen by `x` on the same"),
-        ("select_on: 0.2\n", {"best_metric": 0.5}, "on 80% of the dev rows. The checkpoint was chosen by `x` on the oth"),
+        (
+            "",
+            {"best_metric": 0.5},
+            "Of the saved model, on the dev rows. The checkpoint was chosen by `x` on the sam",
+        ),
+        (
+            "select_on: 0.2\n",
+            {"best_metric": 0.5},
+            "on 80% of the dev rows. The checkpoint was chosen by `x` on the o",
+        ),
         ("select_on: 0.2\n", {}, "Of the saved model, on the dev rows. One run,"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hf_minbert.model.heads import build_head
 from hf_minbert.pretrained.teachers import mean_answer, teacher_logits
 from hf_minbert.run import train as run
 from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.training.terms.base import TaskLoss
 from hf_minbert.training.terms.distillation import Distillation
 
 
@@ -60,6 +62,16 @@ def test_a_temperature_keeps_the_size_of_a_small_gradient(tiny_config, temperatu
 def test_the_whole_loss_is_shared_between_labels_and_teacher():
     loss, own, term = torch.tensor(7.0), torch.tensor(2.0), torch.tensor(4.0)  # 5 of another term
     assert Distillation(weight=0.25).mixed(loss, own, term).item() == 5 + 0.75 * 2 + 0.25 * 4
+
+
+def test_the_model_is_not_given_the_teachers_outputs(tiny_config):
+    def loss_of(model, batch):
+        assert batch.keys() == {"task", "input_ids"}
+        return TaskLoss(torch.tensor(2.0), {"logits": torch.zeros(1, 1), "loss": torch.tensor(2.0)}, {})
+
+    model = SimpleNamespace(heads={"sts": head(tiny_config(), "sts")})
+    batch = {"task": "sts", "input_ids": torch.ones(1, 3), "teacher": torch.ones(1, 1)}
+    assert Distillation(weight=0.5)(model, batch, None, loss_of).loss.item() == 0.5 * 2 + 0.5 * 1
 
 
 def test_several_teachers_are_averaged_as_probabilities():

@@ -231,6 +231,11 @@ def test_predict_gives_the_heads_outputs_in_order(make_trainer, tiny_model, tiny
         assert not any(name in key and "loss" in key for key in unlabelled.metrics)
 
 
+def test_predictions_of_a_model_in_half_precision_are_float32(make_trainer, tiny_model, toy_rows):
+    output = make_trainer(tiny_model().half()).predict(toy_rows(sts=3)["sts"], task="sts")
+    assert output.predictions.dtype == np.float32
+
+
 def test_predict_asks_for_the_task_where_it_cannot_know(make_trainer, tiny_model, toy_rows):
     rows = toy_rows(sts=3)["sts"]
     with pytest.raises(MinBertError, match="several tasks: sst, para, sts.*`task=`"):

@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from hf_minbert import MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 from hf_minbert.data.collators import RoundCollator
 from hf_minbert.data.rounds import MIXING
+from hf_minbert.training.data import data_loader
 from hf_minbert.training.metric_tracker import MetricTracker
 from hf_minbert.training.terms.base import TaskLoss, Term, own_loss
 from hf_minbert.training.terms.registry import REGULARIZERS
@@ -422,6 +423,15 @@ def test_floating_point_operations_are_those_of_all_tasks(make_trainer):
     assert trainer.state.total_flos == 6 * tokens * trainer.model.num_parameters(exclude_embeddings=True)
 
 
+def test_a_loader_has_the_workers_and_the_memory_that_were_asked_for():
+    args = SimpleNamespace(
+        dataloader_num_workers=2, dataloader_pin_memory=True, dataloader_prefetch_factor=3,
+        dataloader_multiprocessing_context=None, device=torch.device("cuda"),
+    )  # fmt: skip
+    loader = data_loader(args, [0], 1, list)
+    assert (loader.num_workers, loader.pin_memory, loader.prefetch_factor) == (2, True, 3)
+
+
 # ---- the order of the rows
 
 
@@ -493,7 +503,9 @@ def test_which_task_a_step_has_follows_seed_temperature_and_epochs(make_trainer)
         rounds.set_epoch(epoch)
         return [task for index in range(len(rounds)) for task in rounds[index]]
 
-    first, other, same = (tasks(mixing="proportional", **seeds) for seeds in ({"seed": 1}, {"seed": 2}, {"seed": 2, "data_seed": 1}))
+    first, other, same = (
+        tasks(mixing="proportional", **seeds) for seeds in ({"seed": 1}, {"seed": 2}, {"seed": 2, "data_seed": 1})
+    )
     assert first == same != other
     flat = tasks(mixing="temperature", mixing_temperature=1.0, seed=1)
     assert flat == first != tasks(mixing="temperature", seed=1)
