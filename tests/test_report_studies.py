@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import typing
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from hf_minbert.data.rounds import inverse_batch_size_weights, proportional_batc
 from hf_minbert.run import pretraining
 from hf_minbert.run.stages import plan
 from hf_minbert.run.train import model_config, train
-from hf_minbert.settings.recipe import packaged_recipes, recipes_folder, split_recipe
+from hf_minbert.settings.recipe import packaged_recipes, read_value, recipes_folder, split_recipe
 from hf_minbert.settings.run import RunSettings
-from hf_minbert.settings.study import packaged_studies, read_study
+from hf_minbert.settings.study import Study, packaged_studies, read_study
 from hf_minbert.settings.tasks import Source
 from hf_minbert.settings.words import check_words
 
@@ -57,10 +58,15 @@ ROWS = [(study, row.name) for study, read in STUDIES.items() for row in read.row
 Read = tuple[RunSettings, dict[str, typing.Any], list[Task]]
 
 
+def with_words(study: Study, words: Iterable[str]) -> Study:
+    read = {key: read_value(text, key) for key, _, text in (word.partition("=") for word in words)}
+    return replace(study, words=read)
+
+
 def runs(study: str, name: str, overrides: str | None = None, *words: str) -> dict[str, Read]:
     """The runs of a row by name: its stages or, under no name, itself."""
     read = READ[overrides][study]
-    values = read.recipe(read.row(name), words)
+    values = with_words(read, words).recipe(read.row(name))
     check_words(values)
     stages = {stage.name: (stage.settings, stage.given) for stage in plan(values)}
     alone = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
@@ -394,7 +400,8 @@ def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_fi
         "model_name_or_path": tiny_bert, "data_dir": data, "output_dir": tmp_path / "run", "max_length": 64,
         "max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": "true", "rows_per_epoch": "null",
     }  # fmt: skip
-    metrics = train(STUDIES[study].recipe(STUDIES[study].row(row), [f"{key}={value}" for key, value in words.items()]))
+    changed = with_words(STUDIES[study], [f"{key}={value}" for key, value in words.items()])
+    metrics = train(changed.recipe(changed.row(row)))
     assert metrics == json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
     columns = STUDIES[study].metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
     assert {name if name.startswith("train_") else f"eval_{name}" for name in columns} <= {*metrics}
