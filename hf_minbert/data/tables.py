@@ -92,6 +92,9 @@ class Table:
                     f" The cells look separated by {mark!r} ({word}), and the file is read with another separator. "
                     f"Save it as .csv with one separator in its header."
                 )
+        if len(self.columns) == 1 and name in re.split(r"\W+", self.columns[0]):
+            known = ", ".join(SEPARATORS.values())
+            return f" The header is one cell, {self.columns[0]!r}. Separate its names by one of: {known}."
         return did_you_mean(name, self.columns)
 
     @property

@@ -328,6 +328,14 @@ def test_another_separator_is_named(write, name, content, mark, labelled):
     assert "Did you mean" not in str(error.value)
 
 
+@pytest.mark.parametrize("mark", ["^", ":", " "])
+def test_a_header_in_one_cell_is_no_name_to_take(write, mark):
+    with pytest.raises(MinBertError) as error:
+        read_rows(write(f"label{mark}text\ngood{mark}fine\n", "a.csv"), TASK, labelled=True)
+    assert f"The header is one cell, 'label{mark}text'. Separate its names by one of: tab, comma" in str(error.value)
+    assert "Did you mean" not in str(error.value)
+
+
 def test_a_line_for_excel_is_named(write):
     with pytest.raises(MinBertError, match="line 1: sep=; is an instruction to Excel. Delete the line."):
         cells(write("sep=;\nlabel;text\ngood;fine\n"))
