@@ -392,7 +392,7 @@ def test_workers_divide_the_threads_and_share_a_gpu_by_mps(monkeypatch, tmp_path
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(16)})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     with workers.environments_of(2) as given:
         assert given == [{"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": gpu} for gpu in "23"]

@@ -198,7 +198,7 @@ def failure(folder: Path) -> str | None:
 def environments_of(parallel: int) -> Generator[list[dict[str, str]]]:
     """The environment variables of each worker: its GPU, its share of the CPU's threads, and MPS where that helps."""
     gpus = _gpus()
-    threads = str(max(1, len(os.sched_getaffinity(0)) // parallel))
+    threads = str(max(1, torch.get_num_threads() // parallel))  # of those that one process would take
     shared = {} if parallel == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
     own = [{"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {} for slot in range(parallel)]
     with _mps() if gpus and parallel > len(gpus) else ExitStack() as of_mps:
