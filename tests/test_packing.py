@@ -39,7 +39,6 @@ def test_pack_and_unpack_by_hand():
     packing = Packing(shape=(3, 3), **Packing.describe(is_token))
     assert packing.tokens.tolist() == [0, 1, 3, 6, 7, 8]
     assert packing.starts.tolist() == [0, 2, 3, 6] and packing.longest == 3
-    assert packing.positions().tolist() == [[0, 1, 0, 0, 1, 2]]
     values = torch.arange(9).reshape(3, 3)
     assert packing.pack(values).tolist() == [[0, 1, 3, 6, 7, 8]]
     assert packing.unpack(packing.pack(values)).tolist() == [[0, 1, 0], [3, 0, 0], [6, 7, 8]]

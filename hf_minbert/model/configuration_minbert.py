@@ -1,6 +1,6 @@
 """What a MinBERT is made of: the sizes of its encoder, its tasks, and the task that stock tools see.
 
-This file travels to the Hub with a model: it may import published libraries only.
+This file travels to the Hub with a model: it may import its neighbours and published libraries only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import yaml
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+
+from .families import FAMILIES, settings_of
 
 #: What trained a saved model, in the folder of its run.
 RECIPE = "recipe.yaml"
@@ -32,25 +34,23 @@ TASK_DEFAULTS: dict[str, Any] = {
     "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {},
 }  # fmt: skip
 
-#: Entries of a BERT config that an encoder with absolute positions has no use for.
-BERT_ONLY_KEYS = (
-    "add_cross_attention",
-    "architectures",
-    "auto_map",
-    "gradient_checkpointing",
-    "is_decoder",
-    "position_embedding_type",
-    "use_cache",
-)
-
 
 @strict
 class MinBertConfig(PreTrainedConfig):
-    """BERT's settings under BERT's names, and the tasks.
+    """The encoder's settings under BERT's names, and the tasks.
 
-    `MinBertConfig.from_pretrained` reads the config of any BERT encoder too.
+    `MinBertConfig.from_pretrained` reads the config of any encoder of `model.families` too.
 
     Args:
+        family: the published encoder that this one computes, by its `model_type`; it has the names of an export.
+        max_position_embeddings: how many tokens an input may have.
+        position_offset: rows of the position table that lie before those. With some, positions count the tokens that
+            are not padding, whose row is the last of them (RoBERTa).
+        type_vocab_size: how many segments there are; 0 where tokens have none (DistilBERT).
+        embedding_size: of words, positions and segments, which are then projected to `hidden_size` (ELECTRA);
+            `hidden_size` unless given.
+        attention_output_dropout: whether there is dropout behind the attention's projection (not in DistilBERT).
+        word_head_act: the activation of the head that predicts words; `hidden_act` unless given.
         tasks: one dict per task, as `Task.to_config` gives it (a `Task` itself is accepted and turned into
             its dict). A list, because config.json sorts keys and the order of the tasks must survive it.
         active_task: name of the task that tools which know one task see. `num_labels`, `id2label`,
@@ -94,6 +94,11 @@ class MinBertConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     classifier_dropout: float | int | None = None
+    family: str = "bert"
+    position_offset: int = 0
+    embedding_size: int | None = None
+    attention_output_dropout: bool = True
+    word_head_act: str | None = None
     tie_word_embeddings: bool = True
     tasks: list | None = None
     active_task: str | None = None
@@ -104,6 +109,7 @@ class MinBertConfig(PreTrainedConfig):
     plugins: list[str] | None = None
 
     def __post_init__(self, **kwargs):
+        self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
         self.check_tasks()
 
@@ -290,7 +296,7 @@ class MinBertConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As the library's; the config of a BERT encoder comes back as one of MinBERT.
+        """As the library's; the config of a published encoder comes back as one of MinBERT.
 
         Raises:
             ValueError: the checkpoint is of another kind, whose weights would load and mean something else; or the
@@ -298,7 +304,7 @@ class MinBertConfig(PreTrainedConfig):
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if config_dict.get("model_type") != cls.model_type:
-            config_dict = _from_bert(config_dict, str(pretrained_model_name_or_path))
+            config_dict = _from_published(config_dict, str(pretrained_model_name_or_path))
         return _with_length(config_dict, str(pretrained_model_name_or_path)), kwargs
 
 
@@ -337,19 +343,16 @@ def _check_tokens(name: str, length: Any, positions: int) -> None:
         )
 
 
-def _from_bert(config: dict[str, Any], path: str) -> dict[str, Any]:
-    model_type = config.get("model_type", "bert")  # the first BERT checkpoints do not say
-    positions = config.get("position_embedding_type", "absolute")
-    if model_type != "bert":
-        found = f"`model_type` {model_type!r}; expected 'bert' or 'minbert'"
-    elif positions != "absolute":
-        found = f"`position_embedding_type` {positions!r}; expected 'absolute'"
-    elif config.get("is_decoder"):
-        found = "`is_decoder` true; expected an encoder"
-    else:
-        kept = {key: value for key, value in config.items() if key not in BERT_ONLY_KEYS}
-        return {**kept, "model_type": MinBertConfig.model_type}
-    raise ValueError(f"MinBERT cannot load {path}: its config has {found}. Choose a BERT encoder checkpoint.")
+def _from_published(config: dict[str, Any], path: str) -> dict[str, Any]:
+    model_type = config.get("model_type", "bert")
+    try:
+        if model_type not in FAMILIES:
+            raise ValueError(f"`model_type` {model_type!r}; expected one of {', '.join(sorted(FAMILIES))}")
+        return {**settings_of(config, MinBertConfig), "model_type": MinBertConfig.model_type}
+    except ValueError as error:
+        raise ValueError(
+            f"MinBERT cannot load {path}: its config has {error}. Choose an encoder's checkpoint."
+        ) from error
 
 
 def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """BERT (Devlin et al. 2019, arXiv:1810.04805) by hand, with one head per task.
 
-Modules carry the parameter names of Hugging Face's BERT, so that every BERT checkpoint loads without a
-mapping. This file travels to the Hub with a model: it may import its neighbours and published libraries
-only. Letters in shapes: B examples, T tokens, H hidden size, N attention heads, D = H / N, V vocabulary.
+Modules carry the parameter names of Hugging Face's BERT, so that every BERT checkpoint loads without a mapping; those
+of its relatives are renamed as `families` says. This file travels to the Hub with a model: it may import its
+neighbours and published libraries only. Letters in shapes: B examples, T tokens, H hidden size, E embedding size, N
+attention heads, D = H / N, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
+from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import sentences, taken_apart
 from .packing import Packing, packed_attention
@@ -35,16 +37,19 @@ IGNORED = -100  # the label of a word that is not to be predicted
 
 
 class MinBertEmbeddings(nn.Module):
-    """Word, position and segment embeddings, summed and normalised."""
+    """Word, position and segment embeddings, summed, normalised and brought to the layers' size."""
 
     def __init__(self, config: MinBertConfig):
         super().__init__()
-        size = config.hidden_size
+        size, self.offset, self.limit = config.embedding_size, config.position_offset, config.max_position_embeddings
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, size)
+        padding = {"padding_idx": self.offset - 1} if self.offset else {}
+        self.position_embeddings = nn.Embedding(self.offset + self.limit, size, **padding)
+        segments = config.type_vocab_size
+        self.token_type_embeddings = nn.Embedding(segments, size) if segments else None
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.project = None if size == config.hidden_size else nn.Linear(size, config.hidden_size)
 
     def forward(
         self,
@@ -53,25 +58,40 @@ class MinBertEmbeddings(nn.Module):
         position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
     ) -> Tensor:
-        """ids [B, T] (or inputs_embeds [B, T, H]) -> [B, T, H]"""
+        """ids [B, T] (or inputs_embeds [B, T, E]) -> [B, T, H]"""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either `input_ids` or `inputs_embeds`, and not both.")
         if inputs_embeds is None:
             inputs_embeds = self.word_embeddings(input_ids)
-        length, device = inputs_embeds.shape[1], inputs_embeds.device
         if position_ids is None:
-            limit = self.position_embeddings.num_embeddings
-            if length > limit:  # on a GPU the look-up would fail much later, and without the numbers
-                raise ValueError(
-                    f"The input is {length} tokens long, but this model has positions for {limit}. Truncate the input."
-                )
-            # Made here, not kept as a buffer: a buffer outside the checkpoint is garbage after from_pretrained.
-            position_ids = torch.arange(length, device=device)[None]
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(inputs_embeds.shape[:2], dtype=torch.long, device=device)
+            position_ids = self.positions(input_ids, inputs_embeds.shape[1], inputs_embeds.device)
         # The order of the sum is that of the reference: floating-point addition is not associative.
-        summed = inputs_embeds + self.token_type_embeddings(token_type_ids) + self.position_embeddings(position_ids)
-        return self.dropout(self.LayerNorm(summed))
+        summed = inputs_embeds
+        if self.token_type_embeddings is not None:
+            if token_type_ids is None:
+                token_type_ids = torch.zeros(summed.shape[:2], dtype=torch.long, device=summed.device)
+            summed = summed + self.token_type_embeddings(token_type_ids)
+        summed = summed + self.position_embeddings(position_ids)
+        normalised = self.dropout(self.LayerNorm(summed))
+        return normalised if self.project is None else self.project(normalised)
+
+    def positions(self, input_ids: Tensor | None, length: int, device: torch.device) -> Tensor:
+        """Rows of the position table, [1, T], or [B, T] where they depend on the ids.
+
+        Raises:
+            ValueError: the input is longer than the model has positions.
+        """
+        if length > self.limit:  # on a GPU the look-up would fail much later, and without the numbers
+            raise ValueError(
+                f"The input is {length} tokens long, but this model has positions for {self.limit}. Truncate the "
+                "input."
+            )
+        if self.offset and input_ids is not None:
+            padding = self.offset - 1
+            is_token = (input_ids != padding).long()
+            return is_token.cumsum(dim=1) * is_token + padding
+        # Made here, not kept as a buffer: a buffer outside the checkpoint is garbage after from_pretrained.
+        return torch.arange(self.offset, self.offset + length, device=device)[None]
 
 
 def eager_attention_forward(
@@ -144,11 +164,11 @@ class MinBertSelfAttention(nn.Module):
 class MinBertAddNorm(nn.Module):
     """A linear layer, dropout, the residual connection and layer normalisation."""
 
-    def __init__(self, config: MinBertConfig, input_size: int):
+    def __init__(self, config: MinBertConfig, input_size: int, dropout: bool = True):
         super().__init__()
         self.dense = nn.Linear(input_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout else 0.0)
 
     def forward(self, output: Tensor, residual: Tensor) -> Tensor:
         """[B, T, input_size] and [B, T, H] -> [B, T, H]"""
@@ -161,7 +181,7 @@ class MinBertAttention(nn.Module):
     def __init__(self, config: MinBertConfig):
         super().__init__()
         self.self = MinBertSelfAttention(config)
-        self.output = MinBertAddNorm(config, config.hidden_size)
+        self.output = MinBertAddNorm(config, config.hidden_size, config.attention_output_dropout)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
         mixed, _ = self.self(hidden_states, attention_mask, **kwargs)
@@ -299,6 +319,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
         elif new_head:
             kwargs["config"] = config = deepcopy(config)  # the caller's stays as it is
             config.settle_labels(new_head=True)
+        kwargs["key_mapping"] = {**key_mapping(), **(kwargs.get("key_mapping") or {})}
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # a tuple with `output_loading_info`
         for parameter in model.parameters():
@@ -391,11 +412,15 @@ class MinBertModel(MinBertPreTrainedModel):
         return self._pooled(hidden_states)
 
     def _encode_packed(self, packing: Packing, *inputs: Tensor | None, **kwargs) -> BaseModelOutputWithPooling:
-        input_ids, token_type_ids, position_ids, inputs_embeds = (
-            None if given is None else packing.pack(given) for given in inputs
-        )
+        input_ids, token_type_ids, position_ids, inputs_embeds = inputs
         if position_ids is None:
-            position_ids = packing.positions()
+            rows, width = packing.shape
+            device = packing.tokens.device
+            position_ids = self.embeddings.positions(input_ids, width, device).expand(rows, width)
+        input_ids, token_type_ids, position_ids, inputs_embeds = (
+            None if given is None else packing.pack(given)
+            for given in (input_ids, token_type_ids, position_ids, inputs_embeds)
+        )
         embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
         return self._pooled(packing.unpack(self.encoder(embedded, packing=packing, **kwargs)))
 
@@ -409,9 +434,9 @@ class MinBertTransform(nn.Module):
 
     def __init__(self, config: MinBertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = make_activation("hidden_act", config.hidden_act)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.activation = make_activation("hidden_act", config.word_head_act or config.hidden_act)
+        self.LayerNorm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.LayerNorm(self.activation(self.dense(hidden_states)))
@@ -423,7 +448,7 @@ class MinBertWordPredictor(nn.Module):
     def __init__(self, config: MinBertConfig):
         super().__init__()
         self.transform = MinBertTransform(config)
-        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # BERT files store it here, tied to the decoder's
 
     def forward(self, hidden_states: Tensor) -> Tensor:

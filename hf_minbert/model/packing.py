@@ -76,10 +76,6 @@ class Packing:
         padded = values.new_zeros(rows * width + 1, *values.shape[2:])  # the last place is for fillers
         return padded.index_copy(0, self.tokens, values[0])[:-1].unflatten(0, (rows, width))
 
-    def positions(self) -> Tensor:
-        """Each token's position in its sentence, [1, S]."""
-        return (self.tokens % self.shape[1])[None]
-
 
 def _described(tokens: np.ndarray, lengths: np.ndarray, longest: int) -> dict[str, Any]:
     starts = np.concatenate([[0], lengths.cumsum()]).astype(np.int32)

@@ -1,0 +1,166 @@
+"""The published encoders that the hand-written one computes: how each calls its settings and weights.
+
+What differs in the computation are settings of `MinBertConfig`; nothing outside this table asks for a family's name.
+This file travels to the Hub with a model: it may import published libraries only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+#: The word head's weights, by our names.
+TRANSFORM, NORM = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"
+DECODER, BIAS = "cls.predictions.decoder", "cls.predictions.bias"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A published encoder, by the `model_type` of its config.
+
+    Args:
+        prefix: of the encoder's weights in a model with a head.
+        settings: what our config calls otherwise than theirs: our name to theirs.
+        fixed: settings of ours that their code has without a word in the config.
+        counted: whether positions count the tokens that are not padding, behind the padding's id.
+        names: what weights are called otherwise: our name to theirs, `*` for a layer's number.
+        pooler: whether their encoder has one.
+    """
+
+    prefix: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    counted: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    pooler: bool = True
+
+    def renames(self) -> Iterator[tuple[str, str]]:
+        """Patterns of their names and what ours have in their place, as `key_mapping` of `from_pretrained` has it."""
+        yield rf"^{self.prefix}\.", "bert."
+        for ours, theirs in self.names.items():
+            # What is of a head begins a name, and what is of the encoder stands there or behind its prefix.
+            start = "^" if ours.startswith("cls.") else r"(?<![^.])"
+            yield start + re.escape(theirs).replace(r"\*", r"(\d+)"), ours.replace("*", r"\1")
+
+    def published(self, name: str) -> str:
+        """Their name of a weight of the encoder, from ours without a prefix."""
+        for ours, theirs in self.names.items():
+            if found := re.match(re.escape(ours).replace(r"\*", r"(\d+)") + r"(?![^.])", name):
+                return theirs.replace("*", "".join(found.groups())) + name[found.end() :]
+        return name
+
+
+_ROBERTA_WORDS = {
+    TRANSFORM: "lm_head.dense",
+    NORM: "lm_head.layer_norm",
+    DECODER: "lm_head.decoder",
+    BIAS: "lm_head.bias",
+}
+_ROBERTA = Family("roberta", counted=True, fixed={"word_head_act": "gelu"}, names=_ROBERTA_WORDS)
+
+#: By `model_type`.
+FAMILIES: dict[str, Family] = {
+    "bert": Family("bert"),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "data2vec-text": Family("data2vec_text", counted=True, fixed={"word_head_act": "gelu"}, names=_ROBERTA_WORDS),
+    "ernie": Family("ernie"),
+    "electra": Family(
+        "electra",
+        fixed={"word_head_act": "gelu"},
+        names={
+            "embeddings.project": "embeddings_project",
+            TRANSFORM: "generator_predictions.dense",
+            NORM: "generator_predictions.LayerNorm",
+            f"{DECODER}.weight": "generator_lm_head.weight",
+            BIAS: "generator_lm_head.bias",
+        },
+        pooler=False,
+    ),
+    "distilbert": Family(
+        "distilbert",
+        settings={
+            "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+            "intermediate_size": "hidden_dim", "hidden_act": "activation", "hidden_dropout_prob": "dropout",
+            "attention_probs_dropout_prob": "attention_dropout",
+        },
+        fixed={"type_vocab_size": 0, "layer_norm_eps": 1e-12, "attention_output_dropout": False},
+        names={
+            "encoder.layer.*.attention.self.query": "transformer.layer.*.attention.q_lin",
+            "encoder.layer.*.attention.self.key": "transformer.layer.*.attention.k_lin",
+            "encoder.layer.*.attention.self.value": "transformer.layer.*.attention.v_lin",
+            "encoder.layer.*.attention.output.dense": "transformer.layer.*.attention.out_lin",
+            "encoder.layer.*.attention.output.LayerNorm": "transformer.layer.*.sa_layer_norm",
+            "encoder.layer.*.intermediate.dense": "transformer.layer.*.ffn.lin1",
+            "encoder.layer.*.output.dense": "transformer.layer.*.ffn.lin2",
+            "encoder.layer.*.output.LayerNorm": "transformer.layer.*.output_layer_norm",
+            TRANSFORM: "vocab_transform",
+            NORM: "vocab_layer_norm",
+            f"{DECODER}.weight": "vocab_projector.weight",
+            BIAS: "vocab_projector.bias",
+        },
+        pooler=False,
+    ),
+}  # fmt: skip
+
+
+def key_mapping() -> dict[str, str]:
+    """The renames of all families: no name of ours, nor of another family, fits one of them."""
+    return {theirs: ours for family in FAMILIES.values() for theirs, ours in family.renames() if theirs != r"^bert\."}
+
+
+def settings_of(published: Mapping[str, Any], ours: type[PreTrainedConfig]) -> dict[str, Any]:
+    """A published config.json as the settings of our config.
+
+    What it leaves out has the default of its own class, which may differ from ours.
+
+    Args:
+        published: its `model_type` is one of `FAMILIES`; `bert` unless it says so.
+        ours: our config's class.
+
+    Raises:
+        ValueError: it is of a decoder, or its positions are not absolute.
+    """
+    name = published.get("model_type", "bert")  # the first BERT checkpoints do not say
+    family, theirs = FAMILIES[name], CONFIG_MAPPING[name]
+    for key, wanted, meaning in (
+        ("position_embedding_type", "absolute", "'absolute'"), ("is_decoder", False, "an encoder"),
+        ("use_task_id", False, "no embeddings of tasks"),
+    ):  # fmt: skip
+        if (found := published.get(key, wanted)) != wanted:
+            raise ValueError(f"`{key}` {found!r}; expected {meaning}")
+    made = theirs.from_dict(dict(published))
+    read = {key: family.settings.get(key, key) for key in _own(ours)}
+    settings = {key: getattr(made, name) for key, name in read.items() if name in _own(theirs)}
+    if family.counted:
+        settings["position_offset"] = made.pad_token_id + 1
+        settings["max_position_embeddings"] -= settings["position_offset"]
+    kept = {key: value for key, value in published.items() if key not in _own(theirs) | _UNUSED}
+    return {**kept, **settings, **family.fixed, "family": name}
+
+
+def published_config(config: Any) -> PreTrainedConfig:
+    """The config of the encoder in its own class, from ours."""
+    kind = CONFIG_MAPPING[config.family]
+    ours = {theirs: ours for ours, theirs in FAMILIES[config.family].settings.items()}
+    read = {name: ours.get(name, name) for name in _own(kind)}
+    settings = {name: getattr(config, key) for name, key in read.items() if key in _own(type(config))}
+    settings["max_position_embeddings"] += config.position_offset
+    return kind(**settings)
+
+
+def _own(kind: type[PreTrainedConfig]) -> set[str]:
+    """The settings of a config that not every config has."""
+    return {f.name for f in fields(kind)} - {f.name for f in fields(PreTrainedConfig)}
+
+
+#: Of a published config, what an encoder with absolute positions has no use for.
+_UNUSED = {
+    "add_cross_attention", "architectures", "auto_map", "gradient_checkpointing", "is_decoder", "model_type",
+    "position_embedding_type", "use_cache",
+}  # fmt: skip
