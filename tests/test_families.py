@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForMaskedLM, ElectraForPreTraining
 
 from hf_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks
 from hf_minbert.model.families import DECODER, FAMILIES, published_config
 from hf_minbert.model.packing import Packing
+from hf_minbert.publishing.export import export
 
 EACH = pytest.mark.parametrize("family", FAMILIES)
 BOTH = pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -233,3 +235,43 @@ def test_relatives_of_another_form_are_refused(tmp_path, given, said):
     (tmp_path / "config.json").write_text(json.dumps(given))
     with pytest.raises(ValueError, match=said):
         MinBertConfig.from_pretrained(tmp_path)
+
+
+def in_the_library_s_class(folder, family):
+    """The encoder of an export, and whether it is of the family's own class."""
+    model = AutoModel.from_pretrained(folder).eval()
+    assert model.config.model_type == family
+    return model
+
+
+@EACH
+@pytest.mark.parametrize("sharing", [{}, {"private_layers": 1}])
+def test_the_encoder_goes_back_into_the_library_s_class(tmp_path, tiny_tokenizer, family, sharing):
+    folder = saved(family, tmp_path / "theirs")
+    model = MinBertForMultiTask.from_pretrained(folder, tasks=get_tasks(["sst", "sts"]), **sharing).eval()
+    if sharing:
+        with torch.no_grad():
+            model.encoder_path("sts")[-1].output.dense.bias.add_(0.5)
+    model.save_pretrained(tmp_path / "ours")
+    tiny_tokenizer.save_pretrained(tmp_path / "ours")
+    for task in ("sst", "sts"):
+        export(str(tmp_path / "ours"), "encoder", tmp_path / task, task=task)
+        theirs = in_the_library_s_class(tmp_path / task, family)
+        inputs = batch(family)
+        with torch.no_grad():
+            ours = model.encoder_of(task)(**inputs, task=task).last_hidden_state
+            torch.testing.assert_close(theirs(**inputs).last_hidden_state, ours, rtol=0, atol=1e-5)
+    if sharing:
+        one, other = (load_file(tmp_path / task / "model.safetensors") for task in ("sst", "sts"))
+        changed = [name for name in one if not torch.equal(one[name], other[name])]
+        assert len(changed) == 1 and f".{2}." in changed[0]
+
+
+@EACH
+def test_onnx_answers_alike(tmp_path, tiny_tokenizer, family):
+    pytest.importorskip("onnxscript")
+    folder = saved(family, tmp_path / "theirs")
+    model = MinBertForMultiTask.from_pretrained(folder, tasks=get_tasks(["sst", "sts"])).eval()
+    model.save_pretrained(tmp_path / "ours")
+    tiny_tokenizer.save_pretrained(tmp_path / "ours")
+    assert export(str(tmp_path / "ours"), "onnx", tmp_path / "onnx")["largest_difference"] < 1e-4

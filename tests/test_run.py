@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 EVERY_KEY = [f.name for cls in (RunSettings, MultiTaskTrainingArguments) for f in fields(cls)]
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
 MODEL_CODE = {
-    "configuration_minbert.py", "heads.py", "inference.py", "inputs.py", "losses.py",
+    "configuration_minbert.py", "families.py", "heads.py", "inference.py", "inputs.py", "losses.py",
     "modeling_minbert.py", "packing.py", "pipeline_minbert.py", "plugins.py", "pooling.py", "registry.py", "saving.py",
 }  # fmt: skip
 FILES = {

@@ -12,6 +12,7 @@ import typer
 class Form(StrEnum):
     """What a model can be exported to."""
 
+    encoder = "encoder"
     bert = "bert"
     sentence_transformers = "sentence-transformers"
     onnx = "onnx"
@@ -19,7 +20,9 @@ class Form(StrEnum):
 
 def export(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
-    to: Annotated[Form, typer.Option(help="The form to export to.", show_default=False)],
+    to: Annotated[
+        Form, typer.Option(help="The form to export to; `bert` is the former name of `encoder`.", show_default=False)
+    ],
     output_dir: Annotated[Path, typer.Option(help="A new folder for the export.", show_default=False)],
     task: Annotated[
         str | None,
@@ -40,7 +43,7 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
 ) -> None:
-    """Write a model as a plain BertModel, for sentence-transformers, or as ONNX.
+    """Write a model as its plain encoder, for sentence-transformers, or as ONNX.
 
     What was written is loaded again and compared with the model before the folder gets its name.
     """

@@ -109,7 +109,6 @@ class MinBertConfig(PreTrainedConfig):
     plugins: list[str] | None = None
 
     def __post_init__(self, **kwargs):
-        self.embedding_size = self.embedding_size or self.hidden_size
         super().__post_init__(**kwargs)
         self.check_tasks()
 
@@ -182,6 +181,11 @@ class MinBertConfig(PreTrainedConfig):
         for key, value in changes.items():
             setattr(self, key, value)
         self.check_tasks()
+
+    @property
+    def word_size(self) -> int:
+        """The size of word embeddings, as `inputs_embeds` has it."""
+        return self.embedding_size or self.hidden_size
 
     @property
     def task_names(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 #: The word head's weights, by our names.
 TRANSFORM, NORM = "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"
@@ -127,7 +127,7 @@ def settings_of(published: Mapping[str, Any], ours: type[PreTrainedConfig]) -> d
         ValueError: it is of a decoder, or its positions are not absolute.
     """
     name = published.get("model_type", "bert")  # the first BERT checkpoints do not say
-    family, theirs = FAMILIES[name], CONFIG_MAPPING[name]
+    family, theirs = FAMILIES[name], _class_of(name)
     for key, wanted, meaning in (
         ("position_embedding_type", "absolute", "'absolute'"), ("is_decoder", False, "an encoder"),
         ("use_task_id", False, "no embeddings of tasks"),
@@ -146,12 +146,19 @@ def settings_of(published: Mapping[str, Any], ours: type[PreTrainedConfig]) -> d
 
 def published_config(config: Any) -> PreTrainedConfig:
     """The config of the encoder in its own class, from ours."""
-    kind = CONFIG_MAPPING[config.family]
+    kind = _class_of(config.family)
     ours = {theirs: ours for ours, theirs in FAMILIES[config.family].settings.items()}
     read = {name: ours.get(name, name) for name in _own(kind)}
     settings = {name: getattr(config, key) for name, key in read.items() if key in _own(type(config))}
     settings["max_position_embeddings"] += config.position_offset
     return kind(**settings)
+
+
+def _class_of(model_type: str) -> type[PreTrainedConfig]:
+    # Imported here: a package may register its config, which imports this file, as soon as it is.
+    from transformers import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type]
 
 
 def _own(kind: type[PreTrainedConfig]) -> set[str]:

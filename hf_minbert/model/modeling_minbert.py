@@ -41,10 +41,10 @@ class MinBertEmbeddings(nn.Module):
 
     def __init__(self, config: MinBertConfig):
         super().__init__()
-        size, self.offset, self.limit = config.embedding_size, config.position_offset, config.max_position_embeddings
+        size, self.offset, self.limit = config.word_size, config.position_offset, config.max_position_embeddings
         self.word_embeddings = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token_id)
-        padding = {"padding_idx": self.offset - 1} if self.offset else {}
-        self.position_embeddings = nn.Embedding(self.offset + self.limit, size, **padding)
+        padding = self.offset - 1 if self.offset else None
+        self.position_embeddings = nn.Embedding(self.offset + self.limit, size, padding_idx=padding)
         segments = config.type_vocab_size
         self.token_type_embeddings = nn.Embedding(segments, size) if segments else None
         self.LayerNorm = nn.LayerNorm(size, eps=config.layer_norm_eps)
@@ -434,9 +434,9 @@ class MinBertTransform(nn.Module):
 
     def __init__(self, config: MinBertConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.embedding_size)
+        self.dense = nn.Linear(config.hidden_size, config.word_size)
         self.activation = make_activation("hidden_act", config.word_head_act or config.hidden_act)
-        self.LayerNorm = nn.LayerNorm(config.embedding_size, eps=config.layer_norm_eps)
+        self.LayerNorm = nn.LayerNorm(config.word_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.LayerNorm(self.activation(self.dense(hidden_states)))
@@ -448,7 +448,7 @@ class MinBertWordPredictor(nn.Module):
     def __init__(self, config: MinBertConfig):
         super().__init__()
         self.transform = MinBertTransform(config)
-        self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
+        self.decoder = nn.Linear(config.word_size, config.vocab_size)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))  # BERT files store it here, tied to the decoder's
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,17 @@ from ..io import check_writable, whole_folder, write_json
 from ..model.losses import options_of
 from ..pretrained.loading import load_config, tasks_of
 from ..pretrained.prediction import Predictor
-from .export_bert import ToBert, ToSentenceTransformers
+from .export_encoder import ToEncoder, ToSentenceTransformers
 from .export_onnx import ToOnnx
+
+logger = logging.getLogger(__name__)
 
 RECORD = "export.json"  # what was exported, and which files the export consists of
 
 #: A form is made from a model's name, config and tasks, and says what does not fit; its options are its keyword-only
 #: arguments. `write(predictor, folder)` fills a folder, compares what it wrote with the model, and returns what is to
 #: stand in `export.json`.
-FORMS = {"bert": ToBert, "sentence-transformers": ToSentenceTransformers, "onnx": ToOnnx}
+FORMS = {"encoder": ToEncoder, "sentence-transformers": ToSentenceTransformers, "onnx": ToOnnx}
 
 
 def export(name: str, to: str, folder: str | Path, *, overwrite: bool = False, **options: Any) -> dict[str, Any]:
@@ -40,6 +43,9 @@ def export(name: str, to: str, folder: str | Path, *, overwrite: bool = False, *
         MinBertError: the form cannot express the model, something is missing or in the way, or what was written does
             not answer as the model does.
     """
+    if to == "bert":
+        logger.warning("`bert` is the former name of the form `encoder`.")
+        to = "encoder"
     if to not in FORMS:
         raise unknown_name("`to`", to, FORMS)
     known = options_of(FORMS[to])

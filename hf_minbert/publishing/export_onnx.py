@@ -24,7 +24,7 @@ from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..pretrained.data import RunData
 from ..pretrained.prediction import Predictor, score
 from ..settings.tasks import Task
-from .export_bert import check_difference, largest, sample
+from .export_encoder import check_difference, largest, sample
 
 logger = logging.getLogger(__name__)
 

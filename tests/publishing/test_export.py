@@ -18,7 +18,7 @@ from hf_minbert import MinBertError, MinBertForMultiTask, Predictor, Task, get_t
 from hf_minbert.io import whole_folder
 from hf_minbert.publishing import export_onnx
 from hf_minbert.publishing.export import export
-from hf_minbert.publishing.export_bert import check_difference, largest, sample
+from hf_minbert.publishing.export_encoder import check_difference, largest, sample
 
 FIRST = ["a good film", "the man plays the very very bad dog .", "it", "how is it , you"]
 SECOND = ["not bad", "why", "the dog is not good !", "how is it , you"]
@@ -64,7 +64,7 @@ def test_the_encoder_of_each_task_is_a_bert_model(save, tmp_path, sharing, tiny_
     model.save_pretrained(folder)
     states = {}
     for task in ("sst", "sts"):
-        found = export(str(folder), "bert", tmp_path / task, task=task)
+        found = export(str(folder), "encoder", tmp_path / task, task=task)
         bert = AutoModel.from_pretrained(tmp_path / task)
         assert type(bert) is BertModel and found["task"] == task
         inputs = AutoTokenizer.from_pretrained(tmp_path / task)(FIRST, padding=True, return_tensors="pt")
@@ -76,13 +76,13 @@ def test_the_encoder_of_each_task_is_a_bert_model(save, tmp_path, sharing, tiny_
         states[task] = outputs.last_hidden_state[seen]
     assert (states["sst"] - states["sts"]).abs().max() > 0.01
     with pytest.raises(MinBertError, match="have an encoder of their own. Name one with --task: sst, sts"):
-        export(str(folder), "bert", tmp_path / "neither")
+        export(str(folder), "encoder", tmp_path / "neither")
 
 
 def test_a_bert_model_says_what_it_does_not_hold(save, minbert, tmp_path):
     tasks = {"sst": {"layers": "mix", "pooling": "mean"}, "own": {**CLASSES, "pooling": "attention"}}
     save(tmp_path / "model", tasks)
-    ended = minbert("export", tmp_path / "model", "--to", "bert", "--output-dir", tmp_path / "bert")
+    ended = minbert("export", tmp_path / "model", "--to", "encoder", "--output-dir", tmp_path / "bert")
     assert ended.status == 0, ended.err
     assert "The heads stay behind (sst, own)" in ended.out
     assert "sst reads the token states by a learned mix of all layers" in ended.out
@@ -327,8 +327,8 @@ def test_differences_are_relative_above_one_and_nan_is_one():
     ("words", "said"),
     [
         (["--to", "onyx"], "'onyx' is not one of"),
-        (["--to", "bert", "--task", "stss"], "Unknown task 'stss'. Did you mean 'sts'?"),
-        (["--to", "bert", "--quantize"], "`quantize` is for onnx, not for bert"),
+        (["--to", "encoder", "--task", "stss"], "Unknown task 'stss'. Did you mean 'sts'?"),
+        (["--to", "encoder", "--quantize"], "`quantize` is for onnx, not for encoder"),
         (["--to", "onnx", "--task", "sst"], "`task` is for bert or sentence-transformers, not for onnx"),
         (["--to", "onnx", "--data-dir", "sample"], "add --quantize"),
         (["--to", "onnx", "--quantize", "--data-dir", "nowhere"], "nowhere"),
@@ -336,13 +336,13 @@ def test_differences_are_relative_above_one_and_nan_is_one():
             ["--to", "sentence-transformers"],
             "do not make a sentence's vector in one way. Name one with --task: sst, sts",
         ),
-        (["--to", "bert", "--output-dir", "model"], "model is not empty. Choose another --output-dir"),
-        (["--to", "bert", "--output-dir", "model", "--overwrite"], "has no export.json"),
-        (["--to", "bert", "--output-dir", "file"], "file is not a folder"),
-        (["--to", "bert", "--output-dir", "file/below"], "file is not a folder"),
-        (["--to", "bert", "--output-dir", "old"], "old is not empty"),
-        (["--to", "bert", "--output-dir", "old", "--overwrite"], "holds notes.txt too. Move that away"),
-        (["--to", "bert", "--output-dir", "."], "is the folder that you are in"),
+        (["--to", "encoder", "--output-dir", "model"], "model is not empty. Choose another --output-dir"),
+        (["--to", "encoder", "--output-dir", "model", "--overwrite"], "has no export.json"),
+        (["--to", "encoder", "--output-dir", "file"], "file is not a folder"),
+        (["--to", "encoder", "--output-dir", "file/below"], "file is not a folder"),
+        (["--to", "encoder", "--output-dir", "old"], "old is not empty"),
+        (["--to", "encoder", "--output-dir", "old", "--overwrite"], "holds notes.txt too. Move that away"),
+        (["--to", "encoder", "--output-dir", "."], "is the folder that you are in"),
     ],
 )
 def test_mistakes_are_one_line_before_weights_load(save, minbert, tmp_path, monkeypatch, words, said):
@@ -378,8 +378,8 @@ def test_overwrite_replaces_an_earlier_export_whole(save, minbert, tmp_path):
     words = ["export", tmp_path / "model", "--output-dir", tmp_path / "out"]
     (tmp_path / ".out.part").mkdir()  # of an export that was killed
     assert minbert(*words, "--to", "sentence-transformers").status == 0
-    assert minbert(*words, "--to", "bert").status == 2
-    ended = minbert(*words, "--to", "bert", "--overwrite")
+    assert minbert(*words, "--to", "encoder").status == 2
+    ended = minbert(*words, "--to", "encoder", "--overwrite")
     assert ended.status == 0, ended.err
     assert not (tmp_path / "out" / "modules.json").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"model", "out"}

@@ -1,4 +1,4 @@
-"""The encoder as a plain BertModel, alone or as a model of sentence-transformers."""
+"""The encoder in the library's own class of it, alone or as a model of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import BertConfig, BertModel
+from transformers import AutoModel
 
 from ..errors import MinBertError, unknown_name
 from ..io import write_atomically, write_json
+from ..model.families import FAMILIES, published_config
 from ..model.heads import CosineHead
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..pretrained.prediction import Predictor
 from ..settings.tasks import Task
 
 TOLERANCE = 1e-5
-#: What of our config is BERT's, under the same names.
-BERT_KEYS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-    "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size",
-    "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id", "classifier_dropout",
-)  # fmt: skip
 #: Poolings by what sentence-transformers calls them. BERT's pooler is a layer on the first token there.
 POOLING_MODES = {"cls": "cls_token", "pooler": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
 #: In the words of the library's first versions, which all of them read, and text-embeddings-inference too.
@@ -32,8 +27,8 @@ ALL_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "
 FIRST_NAMES = "sentence_transformers.models"
 
 
-class ToBert:
-    """A `BertModel` folder: config, weights of the encoder with its pooler, tokenizer. Heads stay behind.
+class ToEncoder:
+    """A folder of the encoder's own class, such as `BertModel`: config, weights, tokenizer. Heads stay behind.
 
     Args:
         task: whose encoder; to be named where tasks have layers, or whole encoders, of their own.
@@ -42,7 +37,10 @@ class ToBert:
     def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
         apart = {one: one for one in tasks} if _encoders_differ(config) else dict.fromkeys(tasks, "")
         self.task = _choose(tasks, task, apart, "have an encoder of their own")
-        self.notes = [f"The heads stay behind ({', '.join(tasks)}): a BertModel has none."]
+        self.notes = [f"The heads stay behind ({', '.join(tasks)}): a plain encoder has none."]
+        pooled = [one.name for one in tasks.values() if one.pooling == "pooler"]
+        if pooled and not FAMILIES[config.family].pooler:
+            self.notes.append(f"The pooler, which {', '.join(pooled)} read, stays behind: {config.family} has none.")
         for one in tasks.values():
             if one.layers == "mix" or one.pooling in ("attention", "bigru"):
                 reads = "a learned mix of all layers" if one.layers == "mix" else f"{one.pooling} pooling"
@@ -50,7 +48,7 @@ class ToBert:
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if what was written does not encode as the model does."""
-        difference = write_bert(predictor, self.task, folder)
+        difference = write_encoder(predictor, self.task, folder)
         return {"task": self.task, "largest_difference": difference, "notes": self.notes}
 
 
@@ -82,7 +80,7 @@ class ToSentenceTransformers:
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if its encoder does not encode as the model does."""
         model = predictor.model
-        difference = write_bert(predictor, self.task.name, folder)
+        difference = write_encoder(predictor, self.task.name, folder)
         length = predictor.lengths[self.task.name]
         write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
         write_json(folder / "config_sentence_transformers.json", {"prompts": {}, "similarity_fn_name": "cosine"})
@@ -166,35 +164,36 @@ What a cosine says:
 """
 
 
-def write_bert(predictor: Predictor, task: str, folder: Path) -> float:
-    """Saves the encoder of a task as the library's BertModel, with its tokenizer, loads it again, and compares.
+def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
+    """Saves the encoder of a task as the library's class of it, with its tokenizer, loads it again, and compares.
 
     Returns:
-        the largest difference in hidden states at real tokens, and in the pooler's output.
+        the largest difference in hidden states at real tokens, and in the pooler's output if the class has a pooler.
 
     Raises:
         MinBertError: it is above `TOLERANCE`.
     """
     model = predictor.model
-    encoder = model.encoder_of(task)
-    bert = BertModel(BertConfig(**{key: getattr(model.config, key) for key in BERT_KEYS}))
-    for part in ("embeddings", "pooler"):
-        bert.get_submodule(part).load_state_dict(encoder.get_submodule(part).state_dict())
-    for theirs, ours in zip(bert.encoder.layer, encoder.encoder.layers_of(task), strict=True):
-        theirs.load_state_dict(ours.state_dict())
-    bert.save_pretrained(folder)
+    encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
+    plain = AutoModel.from_config(published_config(model.config))
+    parts = {"embeddings": encoder.embeddings, **({"pooler": encoder.pooler} if family.pooler else {})}
+    parts |= {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.encoder.layers_of(task))}
+    weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
+    plain.load_state_dict({family.published(name): value for name, value in weights.items()})
+    plain.save_pretrained(folder)
     predictor.tokenizer.model_max_length = predictor.lengths[task]
     predictor.tokenizer.save_pretrained(folder)
-    written = BertModel.from_pretrained(folder, dtype=torch.float32).eval()
+    written = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     inputs = sample(model.config, 3, min(17, model.config.max_position_embeddings))
+    if not model.config.type_vocab_size:
+        del inputs["token_type_ids"]
     with torch.inference_mode():
         ours, theirs = encoder(**inputs, task=task), written(**inputs)
     seen = inputs["attention_mask"].bool()
-    difference = max(
-        largest(ours.last_hidden_state[seen], theirs.last_hidden_state[seen]),
-        largest(ours.pooler_output, theirs.pooler_output),
-    )
-    check_difference("BertModel", difference, TOLERANCE)
+    difference = largest(ours.last_hidden_state[seen], theirs.last_hidden_state[seen])
+    if family.pooler:
+        difference = max(difference, largest(ours.pooler_output, theirs.pooler_output))
+    check_difference(type(plain).__name__, difference, TOLERANCE)
     return difference
 
 
@@ -203,9 +202,9 @@ def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) ->
     draw = torch.Generator().manual_seed(rows * length)
     shape = (rows, length) if sentences == 1 else (rows, sentences, length)
     ids = torch.randint(config.vocab_size, shape, generator=draw)
-    segments = torch.randint(config.type_vocab_size, shape, generator=draw)
     lengths = torch.randint(1, length + 1, (*shape[:-1], 1), generator=draw)
     mask = (torch.arange(length) < lengths).long()
+    segments = torch.randint(config.type_vocab_size or 1, shape, generator=draw)
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
 
 
