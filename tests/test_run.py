@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from transformers import TrainerState
 
 from hf_minbert import DivergedError, MinBertError, MinBertModel, MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert.model import modeling_minbert
 from hf_minbert.run import train as run
 from hf_minbert.run.folder import RunFolder
 from hf_minbert.settings.recipe import read_recipe, split_recipe
@@ -35,10 +36,7 @@ ROOT = Path(__file__).parents[1]
 #: Those of the transformers that is installed.
 EVERY_KEY = [f.name for cls in (RunSettings, MultiTaskTrainingArguments) for f in fields(cls)]
 TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
-MODEL_CODE = {
-    "configuration_minbert.py", "families.py", "heads.py", "inference.py", "inputs.py", "losses.py",
-    "modeling_minbert.py", "packing.py", "pipeline_minbert.py", "plugins.py", "pooling.py", "registry.py", "saving.py",
-}  # fmt: skip
+MODEL_CODE = {path.name for path in Path(modeling_minbert.__file__).parent.glob("*.py")} - {"__init__.py"}
 FILES = {
     "config.json", "environment.json", "log.jsonl", "metrics.json", "model.safetensors", "predictions", "recipe.yaml",
     "tokenizer.json", "tokenizer_config.json", "training_args.bin", *MODEL_CODE,

@@ -16,7 +16,8 @@ from ..settings.tasks import head_difference
 #: What two encoders must agree in to have weights of the same meaning.
 ENCODER_KEYS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id", "position_offset", "embedding_size",
+    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id", "position_offset",
+    "embedding_size",
 )  # fmt: skip
 
 
