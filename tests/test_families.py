@@ -1,5 +1,7 @@
 """The published encoders that the hand-written one computes, against the library's classes of them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,6 +11,7 @@ from hf_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask, M
 from hf_minbert.model.families import DECODER, FAMILIES, published_config
 from hf_minbert.model.packing import Packing
 from hf_minbert.publishing.export import export
+from hf_minbert.training.terms.base import embedded
 
 EACH = pytest.mark.parametrize("family", FAMILIES)
 BOTH = pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -275,3 +278,21 @@ def test_onnx_answers_alike(tmp_path, tiny_tokenizer, family):
     model.save_pretrained(tmp_path / "ours")
     tiny_tokenizer.save_pretrained(tmp_path / "ours")
     assert export(str(tmp_path / "ours"), "onnx", tmp_path / "onnx")["largest_difference"] < 1e-4
+
+
+@EACH
+@pytest.mark.parametrize("side", ["right", "left"])
+@torch.no_grad()
+def test_embeddings_in_the_place_of_ids_change_no_answer(tmp_path, family, side):
+    """What SMART and FGM move; also where a text has a padding token in its middle, as one who writes <pad> has."""
+    tasks = [*get_tasks(["sst"]), replace(get_tasks(["sts"])[0], pair_encoding="bi", join="concat")]
+    model = MinBertForMultiTask.from_pretrained(saved(family, tmp_path), tasks=tasks).eval()
+    inputs = batch(family, side)
+    inputs["input_ids"][0, 5] = model.config.pad_token_id
+    pairs = {name: torch.stack([value, value.flip(0)], dim=1) for name, value in inputs.items()}
+    for task, given in (("sst", inputs), ("sts", pairs)):
+        asked = {"task": task, **given}
+        ids = asked["input_ids"]
+        moved = embedded(model, asked, torch.zeros(*ids.shape, model.config.word_size))
+        assert "input_ids" not in moved and moved["inputs_embeds"].shape == (*ids.shape, model.config.word_size)
+        torch.testing.assert_close(model(**moved).logits, model(**asked).logits, rtol=0, atol=1e-6)

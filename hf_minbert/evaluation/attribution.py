@@ -138,6 +138,8 @@ def integrated_gradients(
     kind = model.config.get_task(task)["kind"]
     inputs = {name: values.to(model.device) for name, values in reading.inputs.items()}
     ids, embed = inputs.pop("input_ids"), model.encoder_of(task).get_input_embeddings()
+    if (positions := model.positions_of(task, ids)) is not None:
+        inputs["position_ids"] = positions
     is_word = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device)
     is_word[[place for words in reading.words for word in words for place in word.tokens]] = True
 

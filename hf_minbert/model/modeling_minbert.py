@@ -89,7 +89,7 @@ class MinBertEmbeddings(nn.Module):
         if self.offset and input_ids is not None:
             padding = self.offset - 1
             is_token = (input_ids != padding).long()
-            return is_token.cumsum(dim=1) * is_token + padding
+            return is_token.cumsum(dim=-1) * is_token + padding
         # Made here, not kept as a buffer: a buffer outside the checkpoint is garbage after from_pretrained.
         return torch.arange(self.offset, self.offset + length, device=device)[None]
 
@@ -586,6 +586,14 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         """The encoder that a task's sentences go through."""
         private = self.private.get(task)
         return self.bert if private is None else private
+
+    def positions_of(self, task: str, input_ids: Tensor) -> Tensor | None:
+        """The `position_ids` that embeddings of these words need to mean the same as their ids, in the ids' shape.
+
+        `None` where a position does not depend on the words.
+        """
+        embeddings = self.encoder_of(task).embeddings
+        return embeddings.positions(input_ids, input_ids.shape[-1], input_ids.device) if embeddings.offset else None
 
     @can_return_tuple
     def forward(

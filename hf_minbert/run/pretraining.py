@@ -233,7 +233,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **given: Any) -> Any:
         inputs, noisy = {**inputs, "predicted_only": True}, nullcontext()
         if self._word_noise is not None:
-            noisy = self._word_noise.added(inputs, self._word_noise.draw(inputs, self.model.config.hidden_size))
+            noisy = self._word_noise.added(inputs, self._word_noise.draw(inputs, self.model.config.word_size))
         with noisy:
             return super().compute_loss(model, inputs, *arguments, **given)
 

@@ -85,10 +85,11 @@ class TaskModel(Protocol):
         token_type_ids: Tensor,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        position_ids: Tensor | None = None,
         packing: Mapping[str, Any] | None = None,
         pooled: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
-        """The outputs of a task's head for a batch. The last three are capabilities, which a model need not have.
+        """The outputs of a task's head for a batch. The last four are capabilities, which a model need not have.
 
         Args:
             task: its name.
@@ -98,6 +99,7 @@ class TaskModel(Protocol):
             labels: [B], class ids in int64, or scores in float32.
             inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
+            position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.
             packing: where the real tokens stand, as `Packing.describe` says it, for a model that computes on them
                 alone. `packing: true` needs it; an evaluation takes it where it is there.
             pooled: what `pool` returned for the batch, instead of all inputs. With it a frozen encoder without
@@ -113,6 +115,9 @@ class TaskModel(Protocol):
         `freeze`, `unfreeze` and `layer_decay` count them. What is in the encoder and in none of them, such as a
         pooler, counts as above all layers.
         """
+
+    def positions_of(self, task: str, input_ids: Tensor) -> Tensor | None:
+        """The `position_ids` of these words, where they depend on them. Asked for beside `position_ids` alone."""
 
     def pool(self, task: str, **inputs: Any) -> Tensor:
         """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""

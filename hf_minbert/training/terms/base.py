@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import MinBertError
 from ...settings.tasks import Task
-from ..protocol import TaskModel, outputs_of, task_encoder
+from ..protocol import TaskModel, outputs_of, takes, task_encoder
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,12 @@ def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
     Args:
         delta: float32, the ids' shape and the hidden size. The sum is in float32 too, whatever the layers compute in.
     """
-    words = words_of(model, batch["task"])(batch["input_ids"])
-    moved = (words.float() + delta).to(words.dtype)
-    return {"inputs_embeds": moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
+    task, ids = batch["task"], batch["input_ids"]
+    words = words_of(model, task)(ids)
+    moved = {"inputs_embeds": (words.float() + delta).to(words.dtype)}
+    if takes(model, "position_ids") and (positions := model.positions_of(task, ids)) is not None:
+        moved["position_ids"] = positions
+    return {**moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
 
 
 @contextmanager
