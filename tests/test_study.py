@@ -104,12 +104,65 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         ("seeds: 0\nrows: {a: {recipe: RECIPE}}", r"`seeds` must be how many, or a list like \[1, 2, 3\]. Found 0"),
         ("seeds: [1, 1]\nrows: {a: {recipe: RECIPE}}", r"`seeds` has a number twice"),
         ("reference: b\nrows: {a: {recipe: RECIPE}, b: {not_run: data}}", r"`reference`, a row that is run, 'b'"),
+        (
+            "rows: {a: {recipe: RECIPE, against: c}, b: {recipe: RECIPE}}",
+            r"row 'a': Unknown `against`, another row, 'c'",
+        ),
+        (
+            "rows: {a: {recipe: RECIPE, against: a}, b: {recipe: RECIPE}}",
+            r"row 'a': Unknown `against`, another row, 'a'",
+        ),
+        (
+            "rows: {a: {recipe: RECIPE, against: b}, b: {not_run: no data}}",
+            r"row 'a': `against` must be a row that is run, as this one is. 'b' is not: no data.",
+        ),
         ("reduction: median\nrows: {a: {recipe: RECIPE}}", r"Unknown `reduction` 'median'.*best, last, mean"),
     ],
 )
 def test_what_a_study_cannot_say_is_refused_with_its_place(write, text, said):
     with pytest.raises(MinBertError, match=said):
         read_study(write(text))
+
+
+def test_rows_that_are_not_run_may_be_against_each_other(write):
+    study = read_study(write("rows: {a: {recipe: RECIPE}, b: {not_run: x}, c: {not_run: x, against: b}}"))
+    assert study.against == {"b": "a", "c": "b"}
+
+
+CLAIMED = """
+rows:
+  a: {recipe: RECIPE, reported: {overall: 0.5, sst_accuracy: 0.5}}
+  b: {recipe: RECIPE, reported: {overall: 0.6, sst_accuracy: 0.5}}
+claims: [CLAIM]
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("{row: b, metrics: [overall]}", r"claim 1: `says` must be a sentence that ends with a full stop. Found None"),
+        ("{says: So., row: c, metrics: [overall]}", r"claim 1: Unknown `row` 'c'"),
+        ("{says: So., row: a, metrics: [overall]}", r"`row` 'a' is the reference, and compared with no row"),
+        ("{says: So., row: b}", r"`metrics` must name one metric or more"),
+        ("{says: So., row: b, metrics: [overall], against: a}", r"Unknown key 'against'"),
+        ("{says: So., row: b, metrics: [para_accuracy]}", r"one of .*reported None and None"),
+        ("{says: So., row: b, metrics: [sst_accuracy]}", r"one of .*reported 0.5 and 0.5"),
+        ("{says: So., row: b, metrics: [overall], finds: higher}", r"one of .*finds = 'higher'"),
+        ("{says: So., row: b, metrics: [para_accuracy], finds: more}", r"Unknown `finds` 'more'.*higher, lower"),
+        ("{says: So., row: b, metrics: [overall], within: 0}", r"`within` must be a number above 0. Found 0"),
+    ],
+)
+def test_a_claim_that_nothing_can_judge_is_refused(write, claim, said):
+    with pytest.raises(MinBertError, match=said):
+        read_study(write(CLAIMED.replace("CLAIM", claim)))
+
+
+def test_a_claim_is_of_reported_scores_of_a_direction_or_of_a_margin(write):
+    text = "{says: So., row: b, metrics: METRICS}"
+    given = {"[overall]": "", "[para_accuracy], finds: lower": "lower", "[sst_accuracy, overall], within: 0.1": ""}
+    for metrics, finds in given.items():
+        (claim,) = read_study(write(CLAIMED.replace("CLAIM", text.replace("METRICS", metrics)))).claims
+        assert claim.finds == finds and (claim.within is not None) == ("within" in metrics)
 
 
 @pytest.mark.parametrize(
