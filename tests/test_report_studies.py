@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import typing
 from collections.abc import Iterable
@@ -145,6 +146,46 @@ def test_each_recipe_of_a_report_is_a_row_and_each_row_has_a_recipe_of_its_repor
     assert {row.recipe for study in STUDIES.values() for row in study.rows} - {""} == recipes
     for name, study in STUDIES.items():
         assert all(Path(row.recipe).parent == Path(name).parent for row in study.rows if row.recipe)
+
+
+# ---- What is compared, and claimed
+
+
+def test_versions_are_compared_with_the_one_before_and_stages_with_the_row_without_the_last():
+    versions = [row.name for row in STUDIES["reports/004/table"].rows]
+    against = STUDIES["reports/004/table"].against
+    assert [against[name] for name in versions] == [versions[-1], *versions[:-1]]
+    against = STUDIES["reports/003/table_1"].against
+    for name, other in against.items():
+        if name.endswith(" + FL") and "GS" in name and "SICK" not in name:
+            assert other == name.removesuffix(" + FL"), name
+        elif "MultiNLI" in name or "SICK" in name:
+            assert other == name.replace("MultiNLI + ", "").replace("SICK + ", ""), name
+    for table in ("table_1", "table_2", "table_3"):
+        pairs = STUDIES[f"reports/001/{table}"].against.items()
+        assert all(other == name.replace("noFT", "FT") for name, other in pairs if "noFT" in name)
+
+
+def test_claims_of_all_reports_have_their_place_and_are_no_lines_of_two():
+    claims = [(name, claim) for name, study in STUDIES.items() for claim in study.claims]
+    assert {name.split("/")[1] for name, _ in claims} == {f"00{number}" for number in range(5)}
+    assert 25 <= len({(name, claim.says) for name, claim in claims}) <= 55
+    for _, claim in claims:
+        assert re.search(r"\((abstract|sections? \d|table \d).*\)\.$", claim.says), claim.says
+        assert len(claim.says) <= 115, claim.says
+
+
+def test_a_claim_of_reported_scores_has_their_direction():
+    """By hand, of those whose words and row point the same way: a row that is better, and one that is worse."""
+    found = {}
+    for study in STUDIES.values():
+        for claim in study.claims:
+            ours, theirs = study.row(claim.row).reported, study.row(study.against[claim.row]).reported
+            if not claim.finds and claim.within is None:
+                found[claim.says] = {ours[metric] > theirs[metric] for metric in claim.metrics}
+    assert found["PCGrad improves sst and para (section 5.4, table 1)."] == {True}
+    assert found["The ranking loss is less accurate than cross-entropy (section 3.2.2)."] == {False}
+    assert found["Gradient surgery improves sst and sts, and costs a little of para (section 6.1)."] == {True, False}
 
 
 # ---- That each row can be run
@@ -410,7 +451,69 @@ def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_fi
         assert 0 <= metrics["train_tensor_conflicts"] <= 6 * metrics["train_shared_tensors"]
 
 
+# ---- The page of results
+
+PAGE = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "results_page.py"))
+
+
 def test_the_page_of_results_is_what_the_script_writes():
-    module = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "results_page.py"))
     written = (recipes_folder() / "results" / "README.md").read_text(encoding="utf-8")
-    assert written == module["page"](), "Run: python scripts/results_page.py"
+    assert written == PAGE["page"](), "Run: python scripts/results_page.py"
+
+
+@pytest.fixture
+def claimed(tmp_path) -> Study:
+    path = tmp_path / "s.study.yaml"
+    path.write_text("""
+rows:
+  a: {recipe: cs224n/baseline, reported: {overall: 0.5}}
+  b: {recipe: cs224n/baseline, reported: {overall: 0.6}}
+  c: {recipe: cs224n/baseline, reported: {overall: 0.7}, against: b}
+  d: {not_run: no data}
+claims:
+  - {says: B beats a., row: b, metrics: [overall]}
+  - {says: C beats b., row: c, metrics: [overall]}
+  - {says: D as a., row: d, metrics: [overall], within: 0.01}
+""")
+    return read_study(path)
+
+
+def stored(row: str, **changed) -> dict:
+    line = {"row": row, "metric": "overall", "n": 3, "difference": 0.1, "low": 0.05, "high": 0.15, "p": 0.001}
+    line |= {"p_holm": 0.002, "verdict": "higher", "claim": "holds", "reported_difference": 0.1}
+    return line | changed
+
+
+def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
+    def said(*lines):
+        found = PAGE["_judge"]("s", claimed, {"reference": "a", "differences": lines})
+        return [each.said for each in found]
+
+    assert said() == ["not measured yet", "not measured yet", "not run: no data"]
+    assert said(stored("b"), stored("c"))[:2] == ["holds", "not measured yet"]  # without `against`: the reference
+    assert said(stored("c", against="a"))[1] == "not measured yet"
+    assert said(stored("c", against="b", claim="does not hold"))[1] == "does not hold"
+    assert said(stored("b", difference=None, p_holm=None, verdict="", claim="not run"))[0] == "not measured yet"
+    same = stored("b", difference=None, p_holm=None, verdict="the same training", claim="the same training")
+    assert said(same)[0] == "the same training"
+
+
+def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_the_others(claimed):
+    judged = [*PAGE["_judge"]("s", claimed, {"reference": "a", "differences": [stored("b")]})]
+    text = "\n".join(PAGE["_claims"](judged))
+    line = "| B beats a. | b | a | overall | +0.100 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | **holds** |"
+    assert line in text.splitlines()
+    assert "Not measured yet:\n\n- C beats b. (overall)" in text and "Not run: no data:\n\n- D as a." in text
+    counts = [*PAGE["_counts"]({"Report 000": judged})]
+    assert "| Report 000 | 3 | 1 | 0 | 0 | 2 |" in counts
+
+
+def test_notes_are_said_once_and_the_rows_that_most_are_not_named():
+    rows = [{"row": f"row {n}", "seeds": [1] * (n > 1), "note": "n." * (n > 1), "missing": []} for n in range(5)]
+    for row in rows[:2]:
+        row["missing"] = ["not run: no data"]
+    assert "".join(PAGE["_notes"]({"rows": rows})).splitlines() == [
+        "", "- row 0, row 1: not run: no data.", "- row 2, row 3, row 4: n.",
+    ]  # fmt: skip
+    selection = ["row 2, row 3: best.", "row 4: last."]
+    assert PAGE["_selection"]({"rows": rows, "selection": selection}) == ["row 4: last.", "All other rows: best."]
