@@ -16,6 +16,7 @@ import torch
 from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks
 from hf_minbert.data.rounds import inverse_batch_size_weights, proportional_batch_sizes
 from hf_minbert.run import pretraining
+from hf_minbert.run import study as study_module
 from hf_minbert.run.stages import plan
 from hf_minbert.run.train import model_config, train
 from hf_minbert.settings.recipe import packaged_recipes, read_value, recipes_folder, split_recipe
@@ -220,6 +221,7 @@ def test_small_overrides_reach_each_run_and_only_what_they_name():
     read = READ[SMALL]["reports/000/table_3"]
     named = {*read.overrides["recipes"]}
     assert named <= {row.recipe for study in STUDIES.values() for row in study.rows}
+    assert {*read.overrides["rows"]} <= {row.name for study in STUDIES.values() for row in study.rows}
     exceptions = {"reports/000/surgery": 1e-5}
     for study, name in ROWS:
         recipe = STUDIES[study].row(name).recipe
@@ -232,6 +234,21 @@ def test_small_overrides_reach_each_run_and_only_what_they_name():
     rates = {row.name: runs("reports/000/table_3", row.name, SMALL, "use_cpu=true")["all"][1] for row in read.rows}
     own = [of["learning_rates"]["encoder"] for of in rates.values() if "learning_rates" in of]
     assert own == [1e-3, 1e-4, 1e-5]  # what is asked there
+
+
+def test_a_row_that_differs_in_epochs_does_so_with_the_small_overrides_too():
+    for overrides, epochs in ((None, (10, 5)), (SMALL, (3, 1.5))):
+        names = ("PCGrad + SMART", "PCGrad + SMART with 5 epochs")
+        given = [runs("reports/002/table_1", name, overrides, "use_cpu=true")[""][1] for name in names]
+        assert tuple(of["num_train_epochs"] for of in given) == epochs
+
+
+def test_rows_of_the_small_overrides_that_are_one_training():
+    """Its para has a tenth of the rows already."""
+    runs_of = study_module.runs_of(READ[SMALL]["reports/002/table_1"], Path("root"))
+    assert study_module.same_trainings(runs_of) == {"Random Sampling Baseline": "Baseline"}
+    for name in ("reports/002/table_1", "reports/003/table_1", "reports/004/table"):
+        assert not study_module.same_trainings(study_module.runs_of(STUDIES[name], Path("root")))
 
 
 def test_each_line_of_the_small_overrides_has_its_reason():

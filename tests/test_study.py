@@ -76,13 +76,20 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         "  a: {recipe: RECIPE, keys: {weight_decay: 2, warmup_steps: 2, tasks.sts.head: null}}\n"
         "  b: {recipe: RECIPE}\n"
     )
-    overrides = write("keys: {warmup_steps: 3, max_steps: null}\nrecipes: {RECIPE: {adam_beta1: 0.5}}", "o.yaml")
+    overrides = write(
+        "keys: {warmup_steps: 3, max_steps: null}\n"
+        "recipes: {RECIPE: {adam_beta1: 0.5, adam_beta2: 0.5}}\n"
+        "rows: {b: {adam_beta2: 0.25}}",
+        "o.yaml",
+    )
     study = read_study(path, overrides, ["max_grad_norm=4"])
     values = {key: value.value for key, value in study.recipe(study.row("a")).items()}
     assert [values[key] for key in ("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm")] == [1, 2, 3, 4]
     assert values["tasks"] == {"sst": {"pooling": "mean"}, "sts": {}}
     assert values["adam_beta1"] == 0.5 and "max_steps" not in values
-    assert study.recipe(study.row("b"))["weight_decay"].value == 1
+    other = {key: value.value for key, value in study.recipe(study.row("b")).items()}
+    assert (other["weight_decay"], other["adam_beta1"], other["adam_beta2"]) == (1, 0.5, 0.25)
+    assert values["adam_beta2"] == 0.5
     assert study.reference == "a" and study.seeds == (1, 2, 3) and study.reduction == "best"
 
 
@@ -366,6 +373,64 @@ def test_a_changed_row_is_refused_and_of_a_machine_anything_may_change(write, he
     ):
         go(path, root, words=["weight_decay=0.5"])
     go(path, root, words=[f"data_dir={course_dir}/."])
+
+
+def test_a_key_that_changes_neither_model_nor_scores_may_change(write, here, tmp_path):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    worker = here()
+    go(path, root)
+    go(path, root, words=["logging_steps=7", "save_total_limit=1", "hub_strategy=end"])
+    assert len(worker.trained) == 4
+    with pytest.raises(MinBertError, match="has eval_strategy = epoch"):  # it may choose another checkpoint
+        go(path, root, words=["eval_strategy=epoch"])
+
+
+TWINS = """
+seeds: [1, 7]
+rows:
+  plain: {recipe: RECIPE}
+  faster: {recipe: RECIPE, keys: {learning_rate: 1e-2}, against: again}
+  again: {recipe: RECIPE, keys: {learning_rate: 1e-3, weight_decay: 0.0}}
+"""
+
+
+def test_a_training_that_two_rows_have_is_done_once(write, here, minbert, tmp_path):
+    root, worker = tmp_path / "study", here()
+    path = write(TWINS)
+    ended = minbert("study", path, "weight_decay=0.0", "--output-dir", root)
+    assert ended.status == 0, ended.err
+    order = [("plain", "seed-1"), ("faster", "seed-1"), ("plain", "seed-7"), ("faster", "seed-7")]
+    assert worker.trained == [(*run, False) for run in order]
+    assert "again, seed 7 is the same training as plain, seed 7, and taken from there." in ended.err
+    first, again = (run_folder(root, row, 7) for row in ("plain", "again"))
+    weights = [folder / "model.safetensors" for folder in (first, again)]
+    assert weights[0].samefile(weights[1]) and not [*again.glob("checkpoint-*")] and [*first.glob("checkpoint-*")]
+    assert (again / "metrics.json").read_text() == (first / "metrics.json").read_text()
+    values = [read_recipe(folder / "recipe.yaml")["output_dir"].value for folder in (first, again)]
+    assert values == [str(first), str(again)]
+    assert "again: the same training as plain" in ended.out
+    table = json.loads((root / "study.json").read_text())
+    assert table["rows"][2]["note"] == "With the keys here the same training as plain, and done once."
+    said = {
+        line["row"]: (line["against"], line["verdict"]) for line in table["differences"] if line["metric"] == "overall"
+    }
+    assert said["again"] == ("plain", "the same training") and said["faster"][0] == "again" and said["faster"][1]
+    assert minbert("study", path, "weight_decay=0.0", "--output-dir", root).status == 0
+    assert len(worker.trained) == 4
+    shutil.rmtree(first)
+    assert minbert("study", path, "weight_decay=0.0", "--output-dir", root).status == 0
+    assert len(worker.trained) == 4 and weights[0].samefile(weights[1])  # and the other way round
+
+
+def test_a_run_waits_for_another_that_is_the_same_training(write, tmp_path):
+    runs = study_module.runs_of(read_study(write(TWINS), words=["weight_decay=0.0"]), tmp_path)
+    shared = study_module.SharedStages(runs)
+    plain, faster, again = (run.folder for run in runs[:3])
+    assert shared.waits_for(runs[2], [plain]) and not shared.waits_for(runs[2], [faster])
+    assert not shared.take_whole(runs[2]) and shared.trainings(runs) == 4
+    plain.mkdir(parents=True)
+    (plain / "metrics.json").write_text("{}")
+    assert shared.trainings(runs) == 3
 
 
 STAGES = """
