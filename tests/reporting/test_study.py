@@ -18,6 +18,7 @@ from hf_minbert.io import json_line, write_json
 from hf_minbert.reporting import plots
 from hf_minbert.reporting.comparison import seeds
 from hf_minbert.reporting.differences import NOT_RUN, SAME, compare, score, table, weights
+from hf_minbert.reporting.document import Document, Section, Table
 from hf_minbert.reporting.runs import read_run
 from hf_minbert.reporting.study import lines, records, summarize, write
 from hf_minbert.settings.study import Claim, Row, Study, run_folder
@@ -252,6 +253,20 @@ def test_rows_that_are_the_same_training_have_no_difference_to_tell(root, tmp_pa
     assert "better: the same training as sum" in lines(made)
     write(made, tmp_path)
     assert json.loads((tmp_path / "study.json").read_text())["claims"][0]["claim"] == SAME
+
+
+def test_columns_of_words_are_left_and_those_of_numbers_right():
+    rows = [
+        ["1", "+0.1", "reference", "holds", "< 0.001", "3", ""],
+        ["2", "-0.1 to 0.2", "+0.2", "cannot be told", "0.2", "over 1,000", ""],
+        ["3", "", "-0.3", "", "", "no number", ""],
+    ]
+    made = Table(["row", "a", "b", "c", "d", "e", "f"], rows)
+    assert made.numeric == [False, True, True, False, True, False, False]
+    page = Document("T", "s", [], [Section("s", "S", [made])])
+    assert "| --- | ---: | ---: | --- | ---: | --- | --- |" in page.markdown()
+    assert '<td class="words">holds</td>' in page.html() and "<td>&lt; 0.001</td>" in page.html()
+    assert Table(["row", "a"], []).numeric == [False, False]
 
 
 # ---- What a run's score is
