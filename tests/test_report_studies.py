@@ -26,8 +26,11 @@ from hf_minbert.settings.tasks import Source
 from hf_minbert.settings.words import check_words
 
 SMALL = "reports/small"
-READ = {overrides: {name: read_study(name, overrides) for name in packaged_studies()} for overrides in (None, SMALL)}
+REPORTS = [name for name in packaged_studies() if name.startswith("reports/")]
+READ = {overrides: {name: read_study(name, overrides) for name in REPORTS} for overrides in (None, SMALL)}
 STUDIES = READ[None]
+#: Those that no report has.
+COMPARISONS = {name: read_study(name) for name in packaged_studies() if name not in REPORTS}
 #: How many rows each table of the reports with scores has; one of data is not among them.
 TABLES = {
     "reports/000/table_2": 6, "reports/000/table_3": 2, "reports/000/table_4": 2,
@@ -67,7 +70,7 @@ def with_words(study: Study, words: Iterable[str]) -> Study:
 
 def runs(study: str, name: str, overrides: str | None = None, *words: str) -> dict[str, Read]:
     """The runs of a row by name: its stages or, under no name, itself."""
-    read = READ[overrides][study]
+    read = COMPARISONS[study] if study in COMPARISONS else READ[overrides][study]
     values = with_words(read, words).recipe(read.row(name))
     check_words(values)
     stages = {stage.name: (stage.settings, stage.given) for stage in plan(values)}
@@ -192,8 +195,11 @@ def test_a_claim_of_reported_scores_has_their_direction():
 # ---- That each row can be run
 
 
-@pytest.mark.parametrize("overrides", [None, SMALL])
-@pytest.mark.parametrize(("study", "row"), ROWS)
+@pytest.mark.parametrize(
+    ("study", "row", "overrides"),
+    [(*row, overrides) for overrides in (None, SMALL) for row in ROWS]
+    + [(name, row.name, None) for name, study in COMPARISONS.items() for row in study.rows],
+)
 def test_a_row_is_a_recipe_that_trains(study, row, overrides, tiny_bert):
     given = runs(study, row, overrides, f"model_name_or_path={tiny_bert}", "use_cpu=true")
     for settings, training, tasks in given.values():
@@ -434,6 +440,50 @@ def test_the_seven_versions_of_report_004_build_on_each_other():
     assert [{task.name: task.head for task in tasks}["sts"] for *_, tasks in read] == 2 * ["linear"] + 5 * ["cosine"]
 
 
+# ---- Comparisons that no report has
+
+
+def test_comparisons_differ_from_their_reference_in_what_their_names_say():
+    rates = {"5e-5": 5e-5, "1e-4": 1e-4, "2e-4": 2e-4}
+    keys = {"sum": "sum", "pcgrad": "pcgrad", "gradvac": "gradvac", "upgrad": "torchjd.UPGrad"}
+    study = "comparisons/aggregators"
+    assert len(COMPARISONS[study].rows) == 13
+    for row in COMPARISONS[study].rows:
+        name, rate, *weighted = row.name.split(" ")
+        _, training, _ = run_of(study, row.name)
+        assert (training["aggregator"], training["learning_rate"]) == (keys[name], rates[rate])
+        assert ("task_weights" in training) == bool(weighted)
+        if row.name != "sum 1e-4":
+            other = COMPARISONS[study].against[row.name]
+            assert other == ("sum 1e-4" if name == "sum" and not weighted else f"sum {rate}")
+            assert len(differences(run_of(study, row.name), run_of(study, other))) == 1
+    study = "comparisons/regularizers"
+    for row in COMPARISONS[study].rows[1:]:
+        assert differences(run_of(study, row.name), run_of(study, "none")) == {"regularizer": row.name}
+    study = "comparisons/adapters"
+    assert COMPARISONS[study].against == {"lora": "full", "lora pcgrad": "lora"}
+    assert differences(run_of(study, "lora pcgrad"), run_of(study, "lora")) == {"aggregator": "pcgrad"}
+    full, lora = run_of(study, "full"), run_of(study, "lora")
+    assert differences(lora, full) == {"learning_rate": 4e-3} and (full[0].peft, lora[0].peft["r"]) == (None, 8)
+
+
+@pytest.mark.parametrize("study", COMPARISONS)
+def test_comparisons_begin_from_the_baseline_and_tell_their_command(study):
+    read = COMPARISONS[study]
+    assert {row.recipe for row in read.rows} == {"cs224n/baseline"} and len(read.seeds) == 3
+    assert not study_module.same_trainings(study_module.runs_of(read, Path("root")))
+    text = packaged_studies()[study].read_text(encoding="utf-8")
+    assert f"#   minbert study {study} --jobs 8 data_dir=$CS224N_DATA model_name_or_path=$MINILM\n" in text
+
+
+@pytest.mark.parametrize("study", packaged_studies())
+def test_the_columns_and_claims_of_a_study_are_metrics_of_its_runs(study, tiny_bert, tmp_path):
+    words = [f"model_name_or_path={tiny_bert}", "max_length=64", "use_cpu=true"]
+    read = read_study(study, words=words)
+    runs = study_module.begin(read, tmp_path / "study")
+    assert len(runs) == len(read.seeds) * sum(not row.not_run for row in read.rows)
+
+
 # ---- That they run
 
 
@@ -446,6 +496,10 @@ def test_the_seven_versions_of_report_004_build_on_each_other():
         ("reports/002/table_1", "SMART with the proximal term"),
         ("reports/002/table_1", "PCGrad + SMART with SICK"),
         ("reports/003/table_1", "ConcatA SICK + GS_bd + FL"),
+        ("comparisons/aggregators", "upgrad 1e-4"),
+        ("comparisons/aggregators", "sum 1e-4 weighted"),
+        ("comparisons/regularizers", "r_drop"),
+        ("comparisons/adapters", "lora pcgrad"),
     ],
 )
 def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_files, tmp_path):
@@ -458,10 +512,11 @@ def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_fi
         "model_name_or_path": tiny_bert, "data_dir": data, "output_dir": tmp_path / "run", "max_length": 64,
         "max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": "true", "rows_per_epoch": "null",
     }  # fmt: skip
-    changed = with_words(STUDIES[study], [f"{key}={value}" for key, value in words.items()])
+    read = {**STUDIES, **COMPARISONS}[study]
+    changed = with_words(read, [f"{key}={value}" for key, value in words.items()])
     metrics = train(changed.recipe(changed.row(row)))
     assert metrics == json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
-    columns = STUDIES[study].metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
+    columns = read.metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
     assert {name if name.startswith("train_") else f"eval_{name}" for name in columns} <= {*metrics}
     if "Conflicts" in row:
         assert metrics["train_shared_tensors"] == 5 + 16 * 2
@@ -513,6 +568,14 @@ def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
     assert said(stored("b", difference=None, p_holm=None, verdict="", claim="not run"))[0] == "not measured yet"
     same = stored("b", difference=None, p_holm=None, verdict="the same training", claim="the same training")
     assert said(same)[0] == "the same training"
+
+
+def test_a_comparison_has_a_line_for_each_difference(claimed):
+    line = stored("c", against="b", mean=0.7, sd=0.01, reported=None)
+    made = {"seeds": [1, 2, 3], "devices": ["a card"], "selection": [], "rows": [], "differences": [line]}
+    written = "\n".join(PAGE["_comparison"]("comparisons/some", claimed, made)).splitlines()
+    assert "| c | b | overall | 0.700 ± 0.010 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | higher |" in written
+    assert "not run yet." in "".join(PAGE["_comparison"]("comparisons/some", claimed, None))
 
 
 def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_the_others(claimed):

@@ -191,7 +191,13 @@ def test_overrides_by_recipe_hold_for_a_recipe_beside_the_study_in_any_folder(wr
 
 
 @pytest.mark.parametrize(
-    "lines", ["metrics: [sst_acuracy]", "rows: {a: {recipe: RECIPE, reported: {sst_acuracy: 1}}}"]
+    "lines",
+    [
+        "metrics: [sst_acuracy]",
+        "rows: {a: {recipe: RECIPE, reported: {sst_acuracy: 1}}}",
+        "rows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}\n"
+        "claims: [{says: So., row: b, metrics: [sst_acuracy], finds: lower}]",
+    ],
 )
 def test_a_metric_that_no_run_has_is_refused_before_anything_runs(write, tmp_path, lines):
     text = lines if "rows" in lines else f"{lines}\nrows: {{a: {{recipe: RECIPE}}}}"

@@ -101,7 +101,8 @@ def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
         except MinBertError as error:
             raise MinBertError(f"Row {run.row!r}: {error}") from error
     names_of = {name.replace("eval_", end, 1): None for name in known for end in ("", "train_")}
-    for metric in [*study.metrics, *(name for row in study.rows if not row.not_run for name in row.reported)]:
+    reported = [name for row in study.rows if not row.not_run for name in row.reported]
+    for metric in [*study.metrics, *reported, *(name for claim in study.claims for name in claim.metrics)]:
         if runs and metric not in names_of:
             raise unknown_name("metric", metric, names_of)
     check_writable(root / "study.json")
