@@ -582,7 +582,10 @@ def test_a_run_whose_process_is_killed_is_cut_off_and_the_next_has_a_new_process
                 self._process.kill()
 
     monkeypatch.setattr(workers, "Worker", Killed)
-    root, path = tmp_path / "study", write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}")
+    root, path = (
+        tmp_path / "study",
+        write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE, keys: {learning_rate: 1e-2}}}"),
+    )
     go(path, root)
     assert "a, seed 1 is not finished: Its process was killed by signal 9. The same command goes on" in caplog.text
     finished = [(run_folder(root, row, 1) / "metrics.json").is_file() for row in "ab"]
