@@ -27,6 +27,7 @@ REQUIREMENTS = [
     "peft>=0.19.1",
     "numpy>=2.1",
     "safetensors>=0.8",
+    "filelock>=4.3.1",
     "typer>=0.20",
     "pyyaml>=6.0.2",
     "scipy>=1.15",

@@ -136,9 +136,10 @@ refused, with the nearest one that is; so is one that stands twice. A run's fold
 `recipe.yaml`.
 """
 
-STUDIES = """A study is a table: rows, each a recipe and the keys that it changes, and seeds. These are the tables of
-the reports, for BERT-base, with their published scores; [`reports/small`](reports/small.overrides.yaml) has what
-changes for a small checkpoint.
+STUDIES = """A study is a table: rows, each a recipe and the keys that it changes, and seeds. Those in
+`reports` are the tables of five reports, for BERT-base, with their published scores;
+[`reports/small`](reports/small.overrides.yaml) has what changes for a small checkpoint. Those in `comparisons` are our
+own, on the small checkpoint. What came of all is in [results](results/README.md).
 """
 
 STOCK = """## The trainer's keys

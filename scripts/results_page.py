@@ -1,4 +1,4 @@
-"""Writes recipes/results/README.md from the tables of the reports' studies.
+"""Writes recipes/results/README.md from the tables of the studies.
 
     cp runs/studies/reports/004/table/study.json recipes/results/studies/reports-004-table.json
     python scripts/results_page.py
@@ -9,49 +9,95 @@ A study that was not run has no file, and is listed as such.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_minbert.evaluation.effects import FAILS, HOLDS, OPEN, Effect
+from hf_minbert.reporting.differences import NOT_RUN, SAME, Cell, judgement
+from hf_minbert.reporting.document import escaped
+from hf_minbert.reporting.study import claimed
 from hf_minbert.reporting.words import number, p_value, signed
 from hf_minbert.settings.recipe import recipes_folder
-from hf_minbert.settings.study import packaged_studies, read_study
+from hf_minbert.settings.study import Claim, Study, packaged_studies, read_study
 
 FOLDER = recipes_folder() / "results"
+NOT_YET = "not measured yet"
+VERDICTS = (HOLDS, FAILS, OPEN)
 INTRODUCTION = """# What the reports claim, and what is found here
 
-Written by `python scripts/results_page.py` from the tables of the studies. Each study is run by
+Five student reports fine-tuned BERT on sentiment (`sst`), paraphrases (`para`) and similarity (`sts`), and state
+scores of one run a row. Here their rows were trained again, with several seeds each, and what they claim was judged by
+the differences that are found.
+
+**What was run.** Each table is a study, and each of its rows a recipe. On one GPU:
 
     minbert study NAME --overrides reports/small data_dir=$CS224N_DATA model_name_or_path=$MINILM
 
-on all-MiniLM-L6-v2, a checkpoint of 6 layers and 384 dimensions. It was trained by its authors on Quora's duplicates
-and on NLI pairs, so its scores on para and sts are not comparable with BERT-base's; nor is para itself, of which
-there are 14,150 training rows here and 141,506 in the reports. What changes for it is in
-[small.overrides.yaml](../reports/small.overrides.yaml). So a claim that does not hold here may hold for BERT-base.
+**On what.** On all-MiniLM-L6-v2, a checkpoint of 6 layers and 384 dimensions, with 14,150 rows of `para`. The reports
+have BERT-base, of 12 layers and 768 dimensions, and 141,506 rows. The small checkpoint was trained by its authors on
+Quora's duplicates and on pairs of inference, so its `para` and `sts` begin higher. What else changes is in
+[small.overrides.yaml](../reports/small.overrides.yaml). So a claim that does not hold here may hold for BERT-base, and
+the other way round.
 
-The reports state scores, one run a row. A row's claim is taken to be its difference from the table's reference row,
-also where the report compares it with another. What is found is the difference of two means over `n` seeds each. Its
-95 % interval counts both sources of chance, seeds and dev rows, and is not corrected for the number of rows in a
-table; `p` is, by Holm's method. So an interval may lie beside 0 and p above .05: then the difference *cannot be
-told*. That a reported difference is of two single runs, and varies too, is not counted.
+**How a claim is judged.** A row is compared with one other row of its table, the one that the report compares it with.
+The difference is the row's mean less that of the other, over `n` seeds each, on dev rows. Its 95 % interval counts
+both sources of chance, seeds and dev rows. A row is called higher or lower where p is below .05 after Holm's
+correction for all rows of the table, so an interval may lie beside 0 and the difference still not be told. A claim
 
-- **holds**: p is below .05, and the difference has the reported direction, whatever its size;
-- **does not hold**: the interval reaches to 0 or beyond, and not to the reported size: nothing was found, or the
-  opposite;
-- **cannot be told**: neither. "Seeds" says how many of each row would tell, if difference and variances stay as they
-  are.
+- **holds** where the row is higher, or lower, as claimed, whatever the size;
+- **does not hold** where the interval reaches to 0 or beyond and not to the size that was reported; without a reported
+  size, where it lies on the other side of 0;
+- **cannot be told** otherwise: more seeds, or more dev rows, would be needed.
 
-Scores are of dev rows, which also choose the checkpoint: all rows of a table are a little too high alike. `overall`
-is the mean of the tasks' metrics.
+"None, within 0.01" is the claim that there is no difference. It holds where the whole interval lies within the margin,
+and does not hold where it lies outside of it (two one-sided tests, Schuirmann 1987, of level .025 each).
+
+**What is not counted.** A reported difference is one of two single runs, and varies too. Dev rows also choose the
+checkpoint of most runs, so that scores are somewhat too high, those of all rows alike. `overall` is the mean of the
+three tasks' metrics.
 """
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A claim in one metric.
+
+    Args:
+        record: the stored difference; empty unless it is one of the two rows.
+        said: one of `VERDICTS`, or why there is none.
+    """
+
+    study: str
+    claim: Claim
+    against: str
+    metric: str
+    record: Mapping[str, Any]
+    said: str
+
+
 def page() -> str:
-    names = [name for name in packaged_studies() if name.startswith("reports/")]
-    found = {name: json.loads(path.read_text(encoding="utf-8")) for name in names if (path := _file(name)).is_file()}
-    parts = [INTRODUCTION, "## The claims\n", *_claims(found)]
-    parts += [line for name, made in found.items() for line in _table(name, made)]
-    parts += ["## Not run\n", *(f"- `{name}`: {_why(name)}" for name in names if name not in found)]
+    studies = {name: read_study(name) for name in packaged_studies()}
+    found = {name: json.loads(path.read_text(encoding="utf-8")) for name in studies if (path := _file(name)).is_file()}
+    reports: dict[str, list[str]] = defaultdict(list)
+    for name in studies:
+        if name.startswith("reports/"):
+            reports[f"Report {name.split('/')[1]}"].append(name)
+    judged = {
+        report: [line for name in names for line in _judge(name, studies[name], found.get(name, {}))]
+        for report, names in reports.items()
+    }
+    own = [name for name in studies if not name.startswith("reports/")]
+    parts = [INTRODUCTION, "## Summary\n", *_counts(judged)]
+    for report, lines in judged.items():
+        parts += [f"### {report}\n", *_claims(lines)]
+    for report, names in reports.items():
+        parts += [f"## {report}, its tables\n"]
+        parts += [line for name in names for line in _table(name, studies[name], found.get(name))]
+    parts += ["## Comparisons that the reports do not have\n"] if own else []
+    parts += [line for name in own for line in _comparison(name, studies[name], found.get(name))]
     return "\n".join(parts) + "\n"
 
 
@@ -59,55 +105,154 @@ def _file(name: str) -> Path:
     return FOLDER / "studies" / f"{name.replace('/', '-')}.json"
 
 
-def _why(name: str) -> str:
-    study = read_study(name)
-    reasons = {row.not_run for row in study.rows}
-    if all(reasons):
-        return " / ".join(sorted(reason.rstrip(".") for reason in reasons)) + "."
-    return f"{study.title}: not run yet."
+# ---- Claims ------------------------------------------------------------------------------------------------------
 
 
-def _claims(found: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A line for each difference that a report states and that was measured."""
-    yield "| study | row | metric | reported | found | 95 % interval | p | n | seeds | claim |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
-    for name, made in found.items():
-        for line in made["differences"]:
-            if line["claim"] in ("", "not run", None) or line["p_holm"] is None:
-                continue
-            cells = [
-                f"`{name}`", line["row"], line["metric"], signed(line["reported_difference"]),
-                signed(line["difference"]), f"{signed(line['low'])} to {signed(line['high'])}",
-                p_value(line["p_holm"]), str(line["n"]),
-                str(line["seeds_that_would_tell"] or ""), f"**{line['claim']}**",
-            ]  # fmt: skip
-            yield f"| {' | '.join(cells)} |"
+def _judge(name: str, study: Study, made: Mapping[str, Any]) -> Iterator[Judged]:
+    """The claims of a study as it is now, by the differences that were stored when it ran."""
+    stored = {(line["row"], line["metric"]): line for line in made.get("differences", ())}
+    for claim in study.claims:
+        row, against = study.row(claim.row), study.against[claim.row]
+        for metric in claim.metrics:
+            line = stored.get((claim.row, metric), {})
+            if line.get("against", made.get("reference")) != against:
+                line = {}
+            said = f"not run: {row.not_run.rstrip('.')}" if row.not_run else _said(claim, line)
+            yield Judged(name, claim, against, metric, line, said)
+
+
+def _said(claim: Claim, line: Mapping[str, Any]) -> str:
+    if not line or line["difference"] is None:
+        return SAME if line.get("verdict") == SAME else NOT_YET
+    effect = Effect(line["difference"], line["low"], line["high"], line["p"], None, None)
+    verdict = "" if line["p_holm"] is None else line["verdict"]
+    said = judgement(claim, Cell((), effect=effect, verdict=verdict, claim=line["claim"]))
+    return NOT_YET if said in ("", NOT_RUN) else said
+
+
+def _counts(judged: Mapping[str, Iterable[Judged]]) -> Iterator[str]:
+    yield "Each claim counts once for each metric that it is about.\n"
+    yield f"| report | claims | {' | '.join(VERDICTS)} | not measured |"
+    yield f"| --- |{' ---: |' * (len(VERDICTS) + 2)}"
+    whole: Counter[str] = Counter()
+    for report, lines in judged.items():
+        count = Counter(line.said if line.said in VERDICTS else NOT_YET for line in lines)
+        yield _count(report, count)
+        whole += count
+    yield _count("all", whole) + "\n"
+
+
+def _count(name: str, count: Counter[str]) -> str:
+    return f"| {name} | {count.total()} | {' | '.join(str(count[said]) for said in (*VERDICTS, NOT_YET))} |"
+
+
+def _claims(lines: Iterable[Judged]) -> Iterator[str]:
+    """A line for each claim and metric that was measured, and sentences on the others."""
+    told = [line for line in lines if line.said in VERDICTS]
+    if told:
+        yield "| claim | row | against | metric | claimed | found | 95 % interval | p | n | verdict |"
+        yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"
+    before = ""
+    for line in told:
+        record = line.record
+        cells = [
+            "" if line.claim.says == before else escaped(line.claim.says), line.claim.row, line.against, line.metric,
+            claimed({**record, "finds": line.claim.finds, "within": line.claim.within}),
+            *_difference(record), f"**{line.said}**",
+        ]  # fmt: skip
+        before = line.claim.says
+        yield f"| {' | '.join(cells)} |"
+    others: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    for line in lines:
+        if line.said not in VERDICTS:
+            others[line.said][line.claim.says][line.metric] = None
+    for said, claims in others.items():
+        yield f"\n{said[0].upper()}{said[1:]}{': with these overrides both rows are one' * (said == SAME)}:\n"
+        yield from (f"- {escaped(says)} ({', '.join(metrics)})" for says, metrics in claims.items())
     yield ""
 
 
-def _table(name: str, made: dict[str, Any]) -> Iterator[str]:
+def _difference(record: Mapping[str, Any]) -> list[str]:
+    """Difference, interval, p and n of a stored record."""
+    if record["difference"] is None:
+        return ["", "", "", str(record["n"])]
+    p = "" if record["p_holm"] is None else p_value(record["p_holm"])
+    interval = f"{signed(record['low'])} to {signed(record['high'])}"
+    return [signed(record["difference"]), interval, p, str(record["n"])]
+
+
+# ---- Tables ------------------------------------------------------------------------------------------------------
+
+
+def _head(name: str, study: Study, made: Mapping[str, Any] | None) -> Iterator[str]:
+    yield f"### {study.title}\n"
+    link = f"[`{name}`](../{name}.study.yaml)"
+    if made is None:
+        reasons = sorted({row.not_run.rstrip(".") for row in study.rows})
+        yield f"{link}: not run{': ' + ' / '.join(reasons) if all(reasons) else ' yet'}.\n"
+        return
+    devices, numbers = ", ".join(made["devices"]), f"[All numbers](studies/{_file(name).name})"
+    yield f"{link}, {len(made['seeds'])} seeds a row, on {devices}. {numbers}.\n"
+    yield from (f"{said}\n" for said in _selection(made))
+
+
+def _selection(made: Mapping[str, Any]) -> list[str]:
+    """What was chosen on what; the rows that are most of all are called the others, and come last."""
+    names, found = [row["row"] for row in made["rows"] if row["seeds"]], []
+    for said in made["selection"]:
+        listed, colon, rest = said.partition(": ")
+        most = bool(colon) and 2 * sum(name in names for name in listed.split(", ")) > len(names)
+        found.append((most, f"All other rows: {rest}" if most and len(made["selection"]) > 1 else said))
+    return [said for _, said in sorted(found, key=lambda of: of[0])]
+
+
+def _table(name: str, study: Study, made: Mapping[str, Any] | None) -> Iterator[str]:
     """Means and standard deviations of the rows, with what was reported."""
+    yield from _head(name, study, made)
+    if made is None:
+        return
     metrics = list(made["scores"])
     by_row = {(line["row"], line["metric"]): line for line in made["differences"]}
-    yield f"## {made['title']}\n"
-    devices = ", ".join(made["devices"])
-    yield f"`{name}`, {len(made['seeds'])} seeds a row, on {devices}. Reference: {made['reference']}. In brackets:"
-    yield f"{made['source']}.\n"
-    yield from (f"{said}\n" for said in made["selection"])
+    yield f"Mean ± standard deviation over seeds. In brackets: {made['source']}.\n"
     yield f"| row | n | {' | '.join(metrics)} | training |"
     yield f"| --- | ---: |{' ---: |' * (len(metrics) + 1)}"
     for row in made["rows"]:
-        cells = [_score(by_row[row["row"], metric]) for metric in metrics]
-        time = "" if row["seconds"] is None else f"{row['seconds']:.0f} s"
-        yield f"| {' | '.join([row['row'], str(len(row['seeds'])), *cells, time])} |"
-    notes = [f"- {row['row']}: {said}" for row in made["rows"] for said in (row["note"], *row["missing"]) if said]
-    yield "\n".join(["", *notes, ""])
+        if row["seeds"]:
+            cells = [_score(by_row[row["row"], metric]) for metric in metrics]
+            time = "" if row["seconds"] is None else f"{row['seconds']:.0f} s"
+            yield f"| {' | '.join([row['row'], str(len(row['seeds'])), *cells, time])} |"
+    yield from _notes(made)
 
 
-def _score(line: dict[str, Any]) -> str:
+def _comparison(name: str, study: Study, made: Mapping[str, Any] | None) -> Iterator[str]:
+    """Each difference of a study that no report has."""
+    yield from _head(name, study, made)
+    if made is None:
+        return
+    yield "| row | against | metric | mean | difference | 95 % interval | p | n | verdict |"
+    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"
+    for line in made["differences"]:
+        if line["n"]:
+            cells = [line["row"], line["against"], line["metric"], _score(line), *_difference(line), line["verdict"]]
+            yield f"| {' | '.join(cells)} |"
+    yield from _notes(made)
+
+
+def _score(line: Mapping[str, Any]) -> str:
     reported = "" if line["reported"] is None else f" ({number(line['reported'])})"
     spread = "" if line["sd"] is None else f" ± {number(line['sd'])}"
     return reported.strip() if line["mean"] is None else f"{number(line['mean'])}{spread}{reported}"
+
+
+def _notes(made: Mapping[str, Any]) -> Iterator[str]:
+    """What is to be said of rows, once for all of which it is the same."""
+    rows: dict[str, list[str]] = defaultdict(list)
+    for row in made["rows"]:
+        for said in (row["note"] if row["seeds"] else "", *row["missing"]):
+            if said:
+                rows[said.rstrip(".")].append(row["row"])
+    notes = [f"- {', '.join(names)}: {escaped(said)}." for said, names in rows.items()]
+    yield "\n".join(["", *notes, *([""] if notes else [])])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import typing
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ import torch
 from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, get_tasks
 from hf_minbert.data.rounds import inverse_batch_size_weights, proportional_batch_sizes
 from hf_minbert.run import pretraining
+from hf_minbert.run import study as study_module
 from hf_minbert.run.stages import plan
 from hf_minbert.run.train import model_config, train
 from hf_minbert.settings.recipe import packaged_recipes, read_value, recipes_folder, split_recipe
@@ -24,8 +26,11 @@ from hf_minbert.settings.tasks import Source
 from hf_minbert.settings.words import check_words
 
 SMALL = "reports/small"
-READ = {overrides: {name: read_study(name, overrides) for name in packaged_studies()} for overrides in (None, SMALL)}
+REPORTS = [name for name in packaged_studies() if name.startswith("reports/")]
+READ = {overrides: {name: read_study(name, overrides) for name in REPORTS} for overrides in (None, SMALL)}
 STUDIES = READ[None]
+#: Those that no report has.
+COMPARISONS = {name: read_study(name) for name in packaged_studies() if name not in REPORTS}
 #: How many rows each table of the reports with scores has; one of data is not among them.
 TABLES = {
     "reports/000/table_2": 6, "reports/000/table_3": 2, "reports/000/table_4": 2,
@@ -65,7 +70,7 @@ def with_words(study: Study, words: Iterable[str]) -> Study:
 
 def runs(study: str, name: str, overrides: str | None = None, *words: str) -> dict[str, Read]:
     """The runs of a row by name: its stages or, under no name, itself."""
-    read = READ[overrides][study]
+    read = COMPARISONS[study] if study in COMPARISONS else READ[overrides][study]
     values = with_words(read, words).recipe(read.row(name))
     check_words(values)
     stages = {stage.name: (stage.settings, stage.given) for stage in plan(values)}
@@ -147,11 +152,54 @@ def test_each_recipe_of_a_report_is_a_row_and_each_row_has_a_recipe_of_its_repor
         assert all(Path(row.recipe).parent == Path(name).parent for row in study.rows if row.recipe)
 
 
+# ---- What is compared, and claimed
+
+
+def test_versions_are_compared_with_the_one_before_and_stages_with_the_row_without_the_last():
+    versions = [row.name for row in STUDIES["reports/004/table"].rows]
+    against = STUDIES["reports/004/table"].against
+    assert [against[name] for name in versions] == [versions[-1], *versions[:-1]]
+    against = STUDIES["reports/003/table_1"].against
+    for name, other in against.items():
+        if name.endswith(" + FL") and "GS" in name and "SICK" not in name:
+            assert other == name.removesuffix(" + FL"), name
+        elif "MultiNLI" in name or "SICK" in name:
+            assert other == name.replace("MultiNLI + ", "").replace("SICK + ", ""), name
+    for table in ("table_1", "table_2", "table_3"):
+        pairs = STUDIES[f"reports/001/{table}"].against.items()
+        assert all(other == name.replace("noFT", "FT") for name, other in pairs if "noFT" in name)
+
+
+def test_claims_of_all_reports_have_their_place_and_are_no_lines_of_two():
+    claims = [(name, claim) for name, study in STUDIES.items() for claim in study.claims]
+    assert {name.split("/")[1] for name, _ in claims} == {f"00{number}" for number in range(5)}
+    assert 25 <= len({(name, claim.says) for name, claim in claims}) <= 55
+    for _, claim in claims:
+        assert re.search(r"\((abstract|sections? \d|table \d).*\)\.$", claim.says), claim.says
+        assert len(claim.says) <= 115, claim.says
+
+
+def test_a_claim_of_reported_scores_has_their_direction():
+    """By hand, of those whose words and row point the same way: a row that is better, and one that is worse."""
+    found = {}
+    for study in STUDIES.values():
+        for claim in study.claims:
+            ours, theirs = study.row(claim.row).reported, study.row(study.against[claim.row]).reported
+            if not claim.finds and claim.within is None:
+                found[claim.says] = {ours[metric] > theirs[metric] for metric in claim.metrics}
+    assert found["PCGrad improves sst and para (section 5.4, table 1)."] == {True}
+    assert found["The ranking loss is less accurate than cross-entropy (section 3.2.2)."] == {False}
+    assert found["Gradient surgery improves sst and sts, and costs a little of para (section 6.1)."] == {True, False}
+
+
 # ---- That each row can be run
 
 
-@pytest.mark.parametrize("overrides", [None, SMALL])
-@pytest.mark.parametrize(("study", "row"), ROWS)
+@pytest.mark.parametrize(
+    ("study", "row", "overrides"),
+    [(*row, overrides) for overrides in (None, SMALL) for row in ROWS]
+    + [(name, row.name, None) for name, study in COMPARISONS.items() for row in study.rows],
+)
 def test_a_row_is_a_recipe_that_trains(study, row, overrides, tiny_bert):
     given = runs(study, row, overrides, f"model_name_or_path={tiny_bert}", "use_cpu=true")
     for settings, training, tasks in given.values():
@@ -179,6 +227,7 @@ def test_small_overrides_reach_each_run_and_only_what_they_name():
     read = READ[SMALL]["reports/000/table_3"]
     named = {*read.overrides["recipes"]}
     assert named <= {row.recipe for study in STUDIES.values() for row in study.rows}
+    assert {*read.overrides["rows"]} <= {row.name for study in STUDIES.values() for row in study.rows}
     exceptions = {"reports/000/surgery": 1e-5}
     for study, name in ROWS:
         recipe = STUDIES[study].row(name).recipe
@@ -191,6 +240,21 @@ def test_small_overrides_reach_each_run_and_only_what_they_name():
     rates = {row.name: runs("reports/000/table_3", row.name, SMALL, "use_cpu=true")["all"][1] for row in read.rows}
     own = [of["learning_rates"]["encoder"] for of in rates.values() if "learning_rates" in of]
     assert own == [1e-3, 1e-4, 1e-5]  # what is asked there
+
+
+def test_a_row_that_differs_in_epochs_does_so_with_the_small_overrides_too():
+    for overrides, epochs in ((None, (10, 5)), (SMALL, (3, 1.5))):
+        names = ("PCGrad + SMART", "PCGrad + SMART with 5 epochs")
+        given = [runs("reports/002/table_1", name, overrides, "use_cpu=true")[""][1] for name in names]
+        assert tuple(of["num_train_epochs"] for of in given) == epochs
+
+
+def test_rows_of_the_small_overrides_that_are_one_training():
+    """Its para has a tenth of the rows already."""
+    runs_of = study_module.runs_of(READ[SMALL]["reports/002/table_1"], Path("root"))
+    assert study_module.same_trainings(runs_of) == {"Random Sampling Baseline": "Baseline"}
+    for name in ("reports/002/table_1", "reports/003/table_1", "reports/004/table"):
+        assert not study_module.same_trainings(study_module.runs_of(STUDIES[name], Path("root")))
 
 
 def test_each_line_of_the_small_overrides_has_its_reason():
@@ -376,6 +440,50 @@ def test_the_seven_versions_of_report_004_build_on_each_other():
     assert [{task.name: task.head for task in tasks}["sts"] for *_, tasks in read] == 2 * ["linear"] + 5 * ["cosine"]
 
 
+# ---- Comparisons that no report has
+
+
+def test_comparisons_differ_from_their_reference_in_what_their_names_say():
+    rates = {"5e-5": 5e-5, "1e-4": 1e-4, "2e-4": 2e-4}
+    keys = {"sum": "sum", "pcgrad": "pcgrad", "gradvac": "gradvac", "upgrad": "torchjd.UPGrad"}
+    study = "comparisons/aggregators"
+    assert len(COMPARISONS[study].rows) == 13
+    for row in COMPARISONS[study].rows:
+        name, rate, *weighted = row.name.split(" ")
+        _, training, _ = run_of(study, row.name)
+        assert (training["aggregator"], training["learning_rate"]) == (keys[name], rates[rate])
+        assert ("task_weights" in training) == bool(weighted)
+        if row.name != "sum 1e-4":
+            other = COMPARISONS[study].against[row.name]
+            assert other == ("sum 1e-4" if name == "sum" and not weighted else f"sum {rate}")
+            assert len(differences(run_of(study, row.name), run_of(study, other))) == 1
+    study = "comparisons/regularizers"
+    for row in COMPARISONS[study].rows[1:]:
+        assert differences(run_of(study, row.name), run_of(study, "none")) == {"regularizer": row.name}
+    study = "comparisons/adapters"
+    assert COMPARISONS[study].against == {"lora": "full", "lora pcgrad": "lora"}
+    assert differences(run_of(study, "lora pcgrad"), run_of(study, "lora")) == {"aggregator": "pcgrad"}
+    full, lora = run_of(study, "full"), run_of(study, "lora")
+    assert differences(lora, full) == {"learning_rate": 4e-3} and (full[0].peft, lora[0].peft["r"]) == (None, 8)
+
+
+@pytest.mark.parametrize("study", COMPARISONS)
+def test_comparisons_begin_from_the_baseline_and_tell_their_command(study):
+    read = COMPARISONS[study]
+    assert {row.recipe for row in read.rows} == {"cs224n/baseline"} and len(read.seeds) == 3
+    assert not study_module.same_trainings(study_module.runs_of(read, Path("root")))
+    text = packaged_studies()[study].read_text(encoding="utf-8")
+    assert f"#   minbert study {study} --jobs 8 data_dir=$CS224N_DATA model_name_or_path=$MINILM\n" in text
+
+
+@pytest.mark.parametrize("study", packaged_studies())
+def test_the_columns_and_claims_of_a_study_are_metrics_of_its_runs(study, tiny_bert, tmp_path):
+    words = [f"model_name_or_path={tiny_bert}", "max_length=64", "use_cpu=true"]
+    read = read_study(study, words=words)
+    runs = study_module.begin(read, tmp_path / "study")
+    assert len(runs) == len(read.seeds) * sum(not row.not_run for row in read.rows)
+
+
 # ---- That they run
 
 
@@ -388,6 +496,10 @@ def test_the_seven_versions_of_report_004_build_on_each_other():
         ("reports/002/table_1", "SMART with the proximal term"),
         ("reports/002/table_1", "PCGrad + SMART with SICK"),
         ("reports/003/table_1", "ConcatA SICK + GS_bd + FL"),
+        ("comparisons/aggregators", "upgrad 1e-4"),
+        ("comparisons/aggregators", "sum 1e-4 weighted"),
+        ("comparisons/regularizers", "r_drop"),
+        ("comparisons/adapters", "lora pcgrad"),
     ],
 )
 def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_files, tmp_path):
@@ -400,17 +512,88 @@ def test_a_row_trains_and_has_its_columns(study, row, tiny_bert, write_course_fi
         "model_name_or_path": tiny_bert, "data_dir": data, "output_dir": tmp_path / "run", "max_length": 64,
         "max_steps": 1, "per_device_train_batch_size": 8, "use_cpu": "true", "rows_per_epoch": "null",
     }  # fmt: skip
-    changed = with_words(STUDIES[study], [f"{key}={value}" for key, value in words.items()])
+    read = {**STUDIES, **COMPARISONS}[study]
+    changed = with_words(read, [f"{key}={value}" for key, value in words.items()])
     metrics = train(changed.recipe(changed.row(row)))
     assert metrics == json.loads((tmp_path / "run" / "metrics.json").read_text(encoding="utf-8"))
-    columns = STUDIES[study].metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
+    columns = read.metrics or ("sst_accuracy", "para_accuracy", "sts_pearson", "overall")
     assert {name if name.startswith("train_") else f"eval_{name}" for name in columns} <= {*metrics}
     if "Conflicts" in row:
         assert metrics["train_shared_tensors"] == 5 + 16 * 2
         assert 0 <= metrics["train_tensor_conflicts"] <= 6 * metrics["train_shared_tensors"]
 
 
+# ---- The page of results
+
+PAGE = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "results_page.py"))
+
+
 def test_the_page_of_results_is_what_the_script_writes():
-    module = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "results_page.py"))
     written = (recipes_folder() / "results" / "README.md").read_text(encoding="utf-8")
-    assert written == module["page"](), "Run: python scripts/results_page.py"
+    assert written == PAGE["page"](), "Run: python scripts/results_page.py"
+
+
+@pytest.fixture
+def claimed(tmp_path) -> Study:
+    path = tmp_path / "s.study.yaml"
+    path.write_text("""
+rows:
+  a: {recipe: cs224n/baseline, reported: {overall: 0.5}}
+  b: {recipe: cs224n/baseline, reported: {overall: 0.6}}
+  c: {recipe: cs224n/baseline, reported: {overall: 0.7}, against: b}
+  d: {not_run: no data}
+claims:
+  - {says: B beats a., row: b, metrics: [overall]}
+  - {says: C beats b., row: c, metrics: [overall]}
+  - {says: D as a., row: d, metrics: [overall], within: 0.01}
+""")
+    return read_study(path)
+
+
+def stored(row: str, **changed) -> dict:
+    line = {"row": row, "metric": "overall", "n": 3, "difference": 0.1, "low": 0.05, "high": 0.15, "p": 0.001}
+    line |= {"p_holm": 0.002, "verdict": "higher", "claim": "holds", "reported_difference": 0.1}
+    return line | changed
+
+
+def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
+    def said(*lines):
+        found = PAGE["_judge"]("s", claimed, {"reference": "a", "differences": lines})
+        return [each.said for each in found]
+
+    assert said() == ["not measured yet", "not measured yet", "not run: no data"]
+    assert said(stored("b"), stored("c"))[:2] == ["holds", "not measured yet"]  # without `against`: the reference
+    assert said(stored("c", against="a"))[1] == "not measured yet"
+    assert said(stored("c", against="b", claim="does not hold"))[1] == "does not hold"
+    assert said(stored("b", difference=None, p_holm=None, verdict="", claim="not run"))[0] == "not measured yet"
+    same = stored("b", difference=None, p_holm=None, verdict="the same training", claim="the same training")
+    assert said(same)[0] == "the same training"
+
+
+def test_a_comparison_has_a_line_for_each_difference(claimed):
+    line = stored("c", against="b", mean=0.7, sd=0.01, reported=None)
+    made = {"seeds": [1, 2, 3], "devices": ["a card"], "selection": [], "rows": [], "differences": [line]}
+    written = "\n".join(PAGE["_comparison"]("comparisons/some", claimed, made)).splitlines()
+    assert "| c | b | overall | 0.700 ± 0.010 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | higher |" in written
+    assert "not run yet." in "".join(PAGE["_comparison"]("comparisons/some", claimed, None))
+
+
+def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_the_others(claimed):
+    judged = [*PAGE["_judge"]("s", claimed, {"reference": "a", "differences": [stored("b")]})]
+    text = "\n".join(PAGE["_claims"](judged))
+    line = "| B beats a. | b | a | overall | +0.100 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | **holds** |"
+    assert line in text.splitlines()
+    assert "Not measured yet:\n\n- C beats b. (overall)" in text and "Not run: no data:\n\n- D as a." in text
+    counts = [*PAGE["_counts"]({"Report 000": judged})]
+    assert "| Report 000 | 3 | 1 | 0 | 0 | 2 |" in counts
+
+
+def test_notes_are_said_once_and_the_rows_that_most_are_not_named():
+    rows = [{"row": f"row {n}", "seeds": [1] * (n > 1), "note": "n." * (n > 1), "missing": []} for n in range(5)]
+    for row in rows[:2]:
+        row["missing"] = ["not run: no data"]
+    assert "".join(PAGE["_notes"]({"rows": rows})).splitlines() == [
+        "", "- row 0, row 1: not run: no data.", "- row 2, row 3, row 4: n.",
+    ]  # fmt: skip
+    selection = ["row 2, row 3: best.", "row 4: last."]
+    assert PAGE["_selection"]({"rows": rows, "selection": selection}) == ["row 4: last.", "All other rows: best."]

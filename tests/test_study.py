@@ -76,13 +76,20 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         "  a: {recipe: RECIPE, keys: {weight_decay: 2, warmup_steps: 2, tasks.sts.head: null}}\n"
         "  b: {recipe: RECIPE}\n"
     )
-    overrides = write("keys: {warmup_steps: 3, max_steps: null}\nrecipes: {RECIPE: {adam_beta1: 0.5}}", "o.yaml")
+    overrides = write(
+        "keys: {warmup_steps: 3, max_steps: null}\n"
+        "recipes: {RECIPE: {adam_beta1: 0.5, adam_beta2: 0.5}}\n"
+        "rows: {b: {adam_beta2: 0.25}}",
+        "o.yaml",
+    )
     study = read_study(path, overrides, ["max_grad_norm=4"])
     values = {key: value.value for key, value in study.recipe(study.row("a")).items()}
     assert [values[key] for key in ("learning_rate", "weight_decay", "warmup_steps", "max_grad_norm")] == [1, 2, 3, 4]
     assert values["tasks"] == {"sst": {"pooling": "mean"}, "sts": {}}
     assert values["adam_beta1"] == 0.5 and "max_steps" not in values
-    assert study.recipe(study.row("b"))["weight_decay"].value == 1
+    other = {key: value.value for key, value in study.recipe(study.row("b")).items()}
+    assert (other["weight_decay"], other["adam_beta1"], other["adam_beta2"]) == (1, 0.5, 0.25)
+    assert values["adam_beta2"] == 0.5
     assert study.reference == "a" and study.seeds == (1, 2, 3) and study.reduction == "best"
 
 
@@ -104,12 +111,65 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         ("seeds: 0\nrows: {a: {recipe: RECIPE}}", r"`seeds` must be how many, or a list like \[1, 2, 3\]. Found 0"),
         ("seeds: [1, 1]\nrows: {a: {recipe: RECIPE}}", r"`seeds` has a number twice"),
         ("reference: b\nrows: {a: {recipe: RECIPE}, b: {not_run: data}}", r"`reference`, a row that is run, 'b'"),
+        (
+            "rows: {a: {recipe: RECIPE, against: c}, b: {recipe: RECIPE}}",
+            r"row 'a': Unknown `against`, another row, 'c'",
+        ),
+        (
+            "rows: {a: {recipe: RECIPE, against: a}, b: {recipe: RECIPE}}",
+            r"row 'a': Unknown `against`, another row, 'a'",
+        ),
+        (
+            "rows: {a: {recipe: RECIPE, against: b}, b: {not_run: no data}}",
+            r"row 'a': `against` must be a row that is run, as this one is. 'b' is not: no data.",
+        ),
         ("reduction: median\nrows: {a: {recipe: RECIPE}}", r"Unknown `reduction` 'median'.*best, last, mean"),
     ],
 )
 def test_what_a_study_cannot_say_is_refused_with_its_place(write, text, said):
     with pytest.raises(MinBertError, match=said):
         read_study(write(text))
+
+
+def test_rows_that_are_not_run_may_be_against_each_other(write):
+    study = read_study(write("rows: {a: {recipe: RECIPE}, b: {not_run: x}, c: {not_run: x, against: b}}"))
+    assert study.against == {"b": "a", "c": "b"}
+
+
+CLAIMED = """
+rows:
+  a: {recipe: RECIPE, reported: {overall: 0.5, sst_accuracy: 0.5}}
+  b: {recipe: RECIPE, reported: {overall: 0.6, sst_accuracy: 0.5}}
+claims: [CLAIM]
+"""
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        ("{row: b, metrics: [overall]}", r"claim 1: `says` must be a sentence that ends with a full stop. Found None"),
+        ("{says: So., row: c, metrics: [overall]}", r"claim 1: Unknown `row` 'c'"),
+        ("{says: So., row: a, metrics: [overall]}", r"`row` 'a' is the reference, and compared with no row"),
+        ("{says: So., row: b}", r"`metrics` must name one metric or more"),
+        ("{says: So., row: b, metrics: [overall], against: a}", r"Unknown key 'against'"),
+        ("{says: So., row: b, metrics: [para_accuracy]}", r"one of .*reported None and None"),
+        ("{says: So., row: b, metrics: [sst_accuracy]}", r"one of .*reported 0.5 and 0.5"),
+        ("{says: So., row: b, metrics: [overall], finds: higher}", r"one of .*finds = 'higher'"),
+        ("{says: So., row: b, metrics: [para_accuracy], finds: more}", r"Unknown `finds` 'more'.*higher, lower"),
+        ("{says: So., row: b, metrics: [overall], within: 0}", r"`within` must be a number above 0. Found 0"),
+    ],
+)
+def test_a_claim_that_nothing_can_judge_is_refused(write, claim, said):
+    with pytest.raises(MinBertError, match=said):
+        read_study(write(CLAIMED.replace("CLAIM", claim)))
+
+
+def test_a_claim_is_of_reported_scores_of_a_direction_or_of_a_margin(write):
+    text = "{says: So., row: b, metrics: METRICS}"
+    given = {"[overall]": "", "[para_accuracy], finds: lower": "lower", "[sst_accuracy, overall], within: 0.1": ""}
+    for metrics, finds in given.items():
+        (claim,) = read_study(write(CLAIMED.replace("CLAIM", text.replace("METRICS", metrics)))).claims
+        assert claim.finds == finds and (claim.within is not None) == ("within" in metrics)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +191,13 @@ def test_overrides_by_recipe_hold_for_a_recipe_beside_the_study_in_any_folder(wr
 
 
 @pytest.mark.parametrize(
-    "lines", ["metrics: [sst_acuracy]", "rows: {a: {recipe: RECIPE, reported: {sst_acuracy: 1}}}"]
+    "lines",
+    [
+        "metrics: [sst_acuracy]",
+        "rows: {a: {recipe: RECIPE, reported: {sst_acuracy: 1}}}",
+        "rows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}\n"
+        "claims: [{says: So., row: b, metrics: [sst_acuracy], finds: lower}]",
+    ],
 )
 def test_a_metric_that_no_run_has_is_refused_before_anything_runs(write, tmp_path, lines):
     text = lines if "rows" in lines else f"{lines}\nrows: {{a: {{recipe: RECIPE}}}}"
@@ -315,6 +381,64 @@ def test_a_changed_row_is_refused_and_of_a_machine_anything_may_change(write, he
     go(path, root, words=[f"data_dir={course_dir}/."])
 
 
+def test_a_key_that_changes_neither_model_nor_scores_may_change(write, here, tmp_path):
+    path, root = write(TWO_ROWS), tmp_path / "study"
+    worker = here()
+    go(path, root)
+    go(path, root, words=["logging_steps=7", "save_total_limit=1", "hub_strategy=end"])
+    assert len(worker.trained) == 4
+    with pytest.raises(MinBertError, match="has eval_strategy = epoch"):  # it may choose another checkpoint
+        go(path, root, words=["eval_strategy=epoch"])
+
+
+TWINS = """
+seeds: [1, 7]
+rows:
+  plain: {recipe: RECIPE}
+  faster: {recipe: RECIPE, keys: {learning_rate: 1e-2}, against: again}
+  again: {recipe: RECIPE, keys: {learning_rate: 1e-3, weight_decay: 0.0}}
+"""
+
+
+def test_a_training_that_two_rows_have_is_done_once(write, here, minbert, tmp_path):
+    root, worker = tmp_path / "study", here()
+    path = write(TWINS)
+    ended = minbert("study", path, "weight_decay=0.0", "--output-dir", root)
+    assert ended.status == 0, ended.err
+    order = [("plain", "seed-1"), ("faster", "seed-1"), ("plain", "seed-7"), ("faster", "seed-7")]
+    assert worker.trained == [(*run, False) for run in order]
+    assert "again, seed 7 is the same training as plain, seed 7, and taken from there." in ended.err
+    first, again = (run_folder(root, row, 7) for row in ("plain", "again"))
+    weights = [folder / "model.safetensors" for folder in (first, again)]
+    assert weights[0].samefile(weights[1]) and not [*again.glob("checkpoint-*")] and [*first.glob("checkpoint-*")]
+    assert (again / "metrics.json").read_text() == (first / "metrics.json").read_text()
+    values = [read_recipe(folder / "recipe.yaml")["output_dir"].value for folder in (first, again)]
+    assert values == [str(first), str(again)]
+    assert "again: the same training as plain" in ended.out
+    table = json.loads((root / "study.json").read_text())
+    assert table["rows"][2]["note"] == "With the keys here the same training as plain, and done once."
+    said = {
+        line["row"]: (line["against"], line["verdict"]) for line in table["differences"] if line["metric"] == "overall"
+    }
+    assert said["again"] == ("plain", "the same training") and said["faster"][0] == "again" and said["faster"][1]
+    assert minbert("study", path, "weight_decay=0.0", "--output-dir", root).status == 0
+    assert len(worker.trained) == 4
+    shutil.rmtree(first)
+    assert minbert("study", path, "weight_decay=0.0", "--output-dir", root).status == 0
+    assert len(worker.trained) == 4 and weights[0].samefile(weights[1])  # and the other way round
+
+
+def test_a_run_waits_for_another_that_is_the_same_training(write, tmp_path):
+    runs = study_module.runs_of(read_study(write(TWINS), words=["weight_decay=0.0"]), tmp_path)
+    shared = study_module.SharedStages(runs)
+    plain, faster, again = (run.folder for run in runs[:3])
+    assert shared.waits_for(runs[2], [plain]) and not shared.waits_for(runs[2], [faster])
+    assert not shared.take_whole(runs[2]) and shared.trainings(runs) == 4
+    plain.mkdir(parents=True)
+    (plain / "metrics.json").write_text("{}")
+    assert shared.trainings(runs) == 3
+
+
 STAGES = """
 seeds: [1]
 keys:
@@ -458,7 +582,10 @@ def test_a_run_whose_process_is_killed_is_cut_off_and_the_next_has_a_new_process
                 self._process.kill()
 
     monkeypatch.setattr(workers, "Worker", Killed)
-    root, path = tmp_path / "study", write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE}}")
+    root, path = (
+        tmp_path / "study",
+        write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE, keys: {learning_rate: 1e-2}}}"),
+    )
     go(path, root)
     assert "a, seed 1 is not finished: Its process was killed by signal 9. The same command goes on" in caplog.text
     finished = [(run_folder(root, row, 1) / "metrics.json").is_file() for row in "ab"]

@@ -24,7 +24,8 @@ def study(
         Path | None, typer.Option(help="The folder of the study.", show_default="runs/studies/ and the study's name")
     ] = None,
     overrides: Annotated[
-        str | None, typer.Option(help="A file of further keys, for all rows and by recipe.", show_default=False)
+        str | None,
+        typer.Option(help="A file of further keys: for all rows, by recipe, by row.", show_default=False),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run what failed again, from its checkpoints.")] = False,
@@ -43,7 +44,7 @@ def study(
             raise MinBertError(f"Row {row.name!r}: {error}") from error
     name = str(file) if str(file) in packaged_studies() else file.name.removesuffix(".yaml").removesuffix(".study")
     root = output_dir or Path("runs/studies") / name
-    from ..run.study import begin, run_study
+    from ..run.study import begin, run_study, same_trainings
     from ..run.workers import alone_in
 
     def agree(said: str) -> bool:
@@ -54,7 +55,7 @@ def study(
         try:
             run_study(read, runs, parallel=jobs, agree=agree)
         finally:  # also of a study that was stopped
-            _write_table(read, root)
+            _write_table(read, root, same_trainings(runs))
     open_ = sum(not run.has_ended for run in runs)
     if failed := [run for run in runs if run.has_failed]:
         typer.echo(f"{counted(len(failed), 'run')} failed. --retry runs what failed again.", err=True)
@@ -62,11 +63,11 @@ def study(
         raise typer.Exit(1)
 
 
-def _write_table(study: Study, root: Path) -> None:
+def _write_table(study: Study, root: Path, same: dict[str, str]) -> None:
     from ..reporting.study import lines, summarize, write
     from ..run.study import failures
 
-    table = summarize(study, root, failures(study, root))
+    table = summarize(study, root, failures(study, root), same)
     if any(row.seeds for row in table.rows):
         write(table, root)
         typer.echo("\n".join(lines(table)))

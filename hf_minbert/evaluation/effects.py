@@ -35,12 +35,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..settings.metrics import is_constant
+from ..settings.study import DIRECTIONS
 from ..settings.tasks import Task
 from .significance import CONFIDENCE, statistics_of
 
 LEVEL = 1 - CONFIDENCE
 #: What can be said of a difference.
-HIGHER, LOWER, OPEN = "higher", "lower", "cannot be told"
+(HIGHER, LOWER), OPEN = DIRECTIONS, "cannot be told"
 #: What can be said of a claim; or `OPEN`.
 HOLDS, FAILS = "holds", "does not hold"
 
@@ -232,21 +233,41 @@ def verdict(effect: Effect, adjusted: float) -> str:
     return HIGHER if effect.difference > 0 else LOWER
 
 
-def claim(effect: Effect, found: str, claimed: float) -> str:
-    """What becomes of a difference that others report.
+def claim(effect: Effect, found: str, direction: str, size: float = 0.0) -> str:
+    """What becomes of a difference that others claim.
 
     Args:
         found: the verdict.
-        claimed: the difference, not 0.
+        direction: what is claimed, `HIGHER` or `LOWER`.
+        size: how much is; 0 where no number is stated.
 
     Returns:
         `HOLDS` where the verdict has its direction, whatever the size; else `FAILS` where the interval reaches to 0 or
         beyond and not to the claimed size; else `OPEN`.
     """
-    low, high = (effect.low, effect.high) if claimed > 0 else (-effect.high, -effect.low)
-    if found == (HIGHER if claimed > 0 else LOWER):
+    low, high = (effect.low, effect.high) if direction == HIGHER else (-effect.high, -effect.low)
+    if found == direction:
         return HOLDS
-    return FAILS if found and low <= 0 and high < abs(claimed) else OPEN
+    return FAILS if found and low <= 0 and high < size else OPEN
+
+
+def equivalence(effect: Effect, found: str, margin: float) -> str:
+    """What becomes of the claim that two rows score alike.
+
+    Two one-sided tests, carried out by an interval (Schuirmann 1987, https://doi.org/10.1007/BF01068419). Each of the
+    two is of level .025 here, as the interval is the 95 % one; the usual 90 % interval, of level .05, is narrower.
+
+    Args:
+        found: the verdict; `""` where one of the sources of chance is not known, and so nothing can be said.
+        margin: the largest difference that still counts as none.
+
+    Returns:
+        `HOLDS` where the interval lies within the margin on both sides of 0, `FAILS` where it lies outside of it,
+        else `OPEN`.
+    """
+    if found and -margin <= effect.low and effect.high <= margin:
+        return HOLDS
+    return FAILS if found and (effect.low > margin or effect.high < -margin) else OPEN
 
 
 def seeds_to_tell(effect: Effect, level: float) -> float:

@@ -51,7 +51,8 @@ def seeds(runs: Sequence[Run]) -> list[Block]:
     if not differing:
         return blocks
     by_name = {group[0].name: group for group in groups}
-    tables = [table(name, compare(by_name, same[0].name, name), same[0].name) for name in found]
+    against = dict.fromkeys([*by_name][1:], same[0].name)
+    tables = [table(name, compare(by_name, against, name)) for name in found]
     blocks += [Text(f"{name} differs in {', '.join(keys)}.") for name, keys in differing]
     return [*blocks, Text(f"A row is a recipe, with the name of its first run. {HOW}"), *tables]
 

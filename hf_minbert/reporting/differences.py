@@ -1,4 +1,4 @@
-"""Rows of runs beside each other: what each scored over its seeds, and how far it lies from the reference."""
+"""Rows of runs beside each other: what each scored over its seeds, and how far it lies from another."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluation.effects import LEVEL, OPEN, Effect, Sample, claim, difference, holm, influence, seeds_to_tell
-from ..evaluation.effects import verdict as verdict_of
+from ..evaluation import effects
+from ..evaluation.effects import HIGHER, LEVEL, LOWER, OPEN, Effect, Sample, difference, holm, influence, seeds_to_tell
 from ..evaluation.metrics import overall
 from ..settings.metrics import KIND_METRICS
+from ..settings.study import Claim
 from ..settings.tasks import Task
 from .document import Table
 from .runs import Run
 from .words import number, p_value, signed
 
 MOST_SEEDS = 1000  # that a table names
-NOT_RUN = "not run"  # what is said of a claim where the row or the reference has no run
+NOT_RUN = "not run"  # what is said of a claim where one of the two rows has no run
+SAME = "the same training"  # and where both rows are one, so that there is no difference
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,10 @@ class Cell:
 
     Args:
         scores: seed and score of each run that has one.
+        against: the row that it is compared with; empty of a reference.
+        is_same: whether both are the same training, and so have no difference.
         reported: what others report.
-        effect: how far the mean lies from the reference's; `None` of the reference itself, and where nothing can be
-            said.
+        effect: how far the mean lies from that of the other row; `None` where nothing can be said.
         p: by Holm's correction over all rows that have a verdict in this metric.
         verdict: see `evaluation.effects.verdict`.
         seeds_to_tell: of each row, where the verdict is open; infinity where no number would tell.
@@ -39,6 +42,8 @@ class Cell:
     """
 
     scores: Sequence[tuple[Any, float]]
+    against: str = ""
+    is_same: bool = False
     reported: float | None = None
     effect: Effect | None = None
     p: float | None = None
@@ -63,6 +68,8 @@ class Cell:
     @property
     def said(self) -> str:
         """The verdict, or why there is none."""
+        if self.is_same:
+            return SAME
         if self.effect is None or self.verdict:
             return self.verdict
         if self.effect.over_seeds is None:
@@ -83,47 +90,67 @@ Cells = dict[str, Cell]
 
 
 def compare(
-    groups: Mapping[str, Sequence[Run]], reference: str, metric: str, reduction: str = "best",
-    reported: Mapping[str, Mapping[str, float]] | None = None,
+    groups: Mapping[str, Sequence[Run]], against: Mapping[str, str], metric: str, reduction: str = "best",
+    reported: Mapping[str, Mapping[str, float]] | None = None, same: Mapping[str, str] | None = None,
 ) -> Cells:  # fmt: skip
-    """Each row's scores in a metric and its difference from the reference.
+    """Each row's scores in a metric and its difference from another.
 
     Args:
         groups: the runs of each row, of different seeds.
+        against: the row that each is compared with; of a reference none.
         metric: as `sst_accuracy`, `overall` or `train_sst_accuracy`.
         reduction: what a run's score is, one of `settings.study.REDUCTIONS`.
         reported: by row and metric.
+        same: of rows that are the same training as one before them, that one.
     """
     theirs = {name: of[metric] for name, of in (reported or {}).items() if metric in of}
+    first = {name: (same or {}).get(name, name) for name in groups}
     found: Cells = {}
     scored = {
         name: [run for run in runs if score(run, metric, reduction) is not None] for name, runs in groups.items()
     }
     for name, runs in scored.items():
         scores = [(run.seed, value) for run in runs if (value := score(run, metric, reduction)) is not None]
-        found[name] = cell = Cell(scores, theirs.get(name))
-        if name != reference and runs and scored.get(reference):
-            sample, other, why = _samples(runs, scored[reference], metric, reduction)
-            found[name] = replace(cell, effect=difference(sample, other), without_rows=why)
-        if name != reference and {name, reference} <= theirs.keys():
-            found[name] = replace(found[name], claimed=theirs[name] - theirs[reference])
+        other = against.get(name, "")
+        found[name] = Cell(scores, other, bool(other) and first[name] == first[other], theirs.get(name))
+        if other and runs and scored[other] and not found[name].is_same:
+            *samples, why = _samples(runs, scored[other], metric, reduction)
+            found[name] = replace(found[name], effect=difference(*samples), without_rows=why)
+        if other and {name, other} <= theirs.keys():
+            found[name] = replace(found[name], claimed=theirs[name] - theirs[other])
     return _judged(found)
 
 
 def _judged(cells: Cells) -> Cells:
     """With verdicts: of the rows of which both sources of chance are known."""
-    effects = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
-    told = {name: effect for name, effect in effects.items() if effect.over_seeds and effect.over_rows}
+    found = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
+    told = {name: effect for name, effect in found.items() if effect.over_seeds and effect.over_rows}
     for (name, effect), p in zip(told.items(), holm([effect.p for effect in told.values()]), strict=True):
-        cells[name] = cell = replace(cells[name], p=p, verdict=verdict_of(effect, p))
+        cells[name] = cell = replace(cells[name], p=p, verdict=effects.verdict(effect, p))
         if cell.verdict == OPEN:  # at the level of Holm's first step, which tells whatever the other rows come to
             more = max(seeds_to_tell(effect, LEVEL / len(told)), len(cell.scores) + 1)
             cells[name] = replace(cell, seeds_to_tell=more)
     for name, cell in cells.items():
         if cell.claimed:
-            said = claim(cell.effect, cell.verdict, cell.claimed) if cell.effect is not None else NOT_RUN
-            cells[name] = replace(cell, claim=said)
+            cells[name] = replace(cell, claim=_judge(cell, HIGHER if cell.claimed > 0 else LOWER, abs(cell.claimed)))
     return cells
+
+
+def _judge(cell: Cell, direction: str, size: float = 0.0, within: float | None = None) -> str:
+    if cell.is_same:
+        return SAME
+    if cell.effect is None:
+        return NOT_RUN
+    if within is not None:
+        return effects.equivalence(cell.effect, cell.verdict, within)
+    return effects.claim(cell.effect, cell.verdict, direction, size)
+
+
+def judgement(claim: Claim, cell: Cell) -> str:
+    """What becomes of a claim in words: as of the reported difference, unless it has a direction or margin alone."""
+    if claim.finds or claim.within is not None:
+        return _judge(cell, claim.finds, within=claim.within)
+    return cell.claim
 
 
 def score(run: Run, metric: str, reduction: str = "best") -> float | None:
@@ -209,10 +236,23 @@ CLAIMS = (
     "A reported difference holds where the verdict has its direction, whatever its size. It does not hold where the "
     "interval reaches to 0 or beyond, and not to the reported size. Else it cannot be told."
 )
+IN_WORDS = (
+    "A claim is judged in each of its metrics by the row's difference. With reported scores it is as below. Without a "
+    "number it holds where the verdict has its direction, and does not hold where the interval lies on the other side "
+    "of 0. That there is no difference holds where the interval lies within the margin, and does not hold where it "
+    "lies outside of it: two one-sided tests, of level .025 each."
+)
 
 
-def table(metric: str, cells: Cells, reference: str) -> Table:
+def only_against(cells: Cells) -> str:
+    """The row that all others are compared with; `""` where these are several."""
+    found = {cell.against for cell in cells.values() if cell.against}
+    return found.pop() if len(found) == 1 else ""
+
+
+def table(metric: str, cells: Cells) -> Table:
     """The rows in one metric, with the columns for which there is something to say."""
+    only = only_against(cells)
     columns = {
         metric: lambda name, cell: name,
         "n": lambda name, cell: str(len(cell.scores)),
@@ -220,7 +260,10 @@ def table(metric: str, cells: Cells, reference: str) -> Table:
         "sd": lambda name, cell: _text(number, cell.sd),
         "lowest": lambda name, cell: _text(number, min(cell.values, default=None)),
         "highest": lambda name, cell: _text(number, max(cell.values, default=None)),
-        f"less {reference}": lambda name, cell: "reference" if name == reference else _effect(cell, "difference"),
+        "against": lambda name, cell: "" if only else cell.against,
+        f"less {only}" if only else "difference": lambda name, cell: (
+            _effect(cell, "difference") if cell.against else "reference"
+        ),
         "95 % interval": lambda name, cell: interval_text(cell.effect),
         "p (Holm)": lambda name, cell: _text(p_value, cell.p),
         "verdict": lambda name, cell: cell.said,

@@ -16,6 +16,7 @@ from ..io import write_atomically
 from ..publishing.files import PICTURES
 
 PAGE = "report.html"
+NUMBER = re.compile(r"(< )?[-+−]?\d")  # as a cell begins
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,15 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     kind: str = "table"
+
+    @property
+    def numeric(self) -> list[bool]:
+        """Of each column whether its cells are numbers, most of those that say something; never of the first."""
+        found = [False]
+        for column in [*zip(*self.rows, strict=True)][1:]:
+            said = [cell for cell in column if cell]
+            found.append(2 * sum(NUMBER.match(cell) is not None for cell in said) > len(said))
+        return found if self.rows else [False] * len(self.header)
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ def escaped(text: str) -> str:
 
 def _markdown(block: Block) -> list[str]:
     if isinstance(block, Table):
-        rows = [block.header, ["---", *["---:"] * (len(block.header) - 1)], *block.rows]
+        rows = [block.header, ["---:" if numeric else "---" for numeric in block.numeric], *block.rows]
         cells = [row if number == 1 else [*map(escaped, row)] for number, row in enumerate(rows)]
         return [f"| {' | '.join(row)} |" for row in cells]
     if isinstance(block, Picture):

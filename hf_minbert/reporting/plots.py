@@ -17,6 +17,7 @@ import numpy as np
 
 from ..errors import MinBertError
 from ..evaluation.analysis import Bin, equal_edges
+from .differences import only_against
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,29 +198,43 @@ def bins(
 
 
 @drawn
-def study_scores(axes: Axes, metrics: Mapping[str, Cells], reference: str) -> None:
-    """Scores of a study's rows, a panel for each metric: points, means, and intervals of the differences."""
+def study_scores(axes: Axes, metrics: Mapping[str, Cells]) -> None:
+    """Scores of a study's rows, a panel for each metric: points, means, and intervals of the differences.
+
+    A dotted line is at the mean that a row is compared with: one for all, or, where not all have the same, one a row,
+    whose label says which.
+    """
     from matplotlib.figure import Figure
 
     figure = axes.figure
     assert isinstance(figure, Figure)
     axes.remove()
-    names = list(next(iter(metrics.values())))
-    figure.set_size_inches(WIDTH, (0.8 + 0.3 * len(names)) * len(metrics))
+    rows = next(iter(metrics.values()))
+    only = only_against(rows)
+    labels = [shortened(name, 24) for name in rows]
+    if not only:
+        labels = [
+            f"{label}\nagainst {shortened(cell.against, 24)}" if cell.against else label
+            for label, cell in zip(labels, rows.values(), strict=True)
+        ]
+    figure.set_size_inches(WIDTH, (0.8 + (0.3 if only else 0.45) * len(rows)) * len(metrics))
     panels = figure.subplots(len(metrics), 1, squeeze=False)[:, 0]
     for panel, (metric, cells) in zip(panels, metrics.items(), strict=True):
-        base = cells[reference].mean
-        if base is not None:
-            panel.axvline(base, color=GREY, linestyle=":", linewidth=1.4)
+        dotted = {"color": GREY, "linestyle": ":", "linewidth": 1.4}
+        if only and (base := cells[only].mean) is not None:
+            panel.axvline(base, **dotted)
         for place, cell in enumerate(cells.values()):
+            base = cells[cell.against].mean if cell.against else None
+            if not only and base is not None:
+                panel.plot([base, base], [place - 0.4, place + 0.4], **dotted)
             panel.plot(cell.values, [place] * len(cell.values), "o", color=COLOURS[5], markersize=4, zorder=2)
             if cell.effect is not None and cell.verdict and base is not None:
                 bounds = [base + cell.effect.low, base + cell.effect.high]
                 panel.plot(bounds, [place, place], color=COLOURS[0], linewidth=1.6, zorder=1)
             if cell.mean is not None:
                 panel.plot([cell.mean], [place], "|", color=COLOURS[0], markersize=12, markeredgewidth=2.5, zorder=3)
-        panel.set(title=metric, ylim=(len(names) - 0.5, -0.5))
-        panel.set_yticks(range(len(names)), [shortened(name, 24) for name in names])
+        panel.set(title=metric, ylim=(len(rows) - 0.5, -0.5))
+        panel.set_yticks(range(len(rows)), labels)
 
 
 def shortened(name: str, most: int = 18) -> str:

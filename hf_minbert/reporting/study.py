@@ -8,7 +8,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from ..evaluation.effects import HIGHER, LOWER, OPEN
 from ..io import write_atomically, write_json
 from ..settings.study import Row, Study, run_folder
 from ..settings.table import names
-from .differences import CLAIMS, HOW, Cells, compare, table
+from .differences import CLAIMS, HOW, IN_WORDS, Cells, compare, interval_text, judgement, only_against, table
 from .document import Block, Document, Picture, Section, Table, Text
 from .plots import check_matplotlib, study_scores
 from .runs import Run, read_run
-from .words import duration, listed, number, percent
+from .words import duration, listed, number, p_value, percent, quoted, signed
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class TableRow:
         missing: what is not there and why, a sentence each.
         seconds, memory_gb: of training in the mean, and the most of a run; `None` where it was not logged.
         conflicts: share of steps in which two tasks' gradients conflict, in the mean, by pair.
+        same: the row before it that is the same training.
     """
 
     row: Row
@@ -47,6 +48,12 @@ class TableRow:
     seconds: float | None = None
     memory_gb: float | None = None
     conflicts: Mapping[str, float] = field(default_factory=dict)
+    same: str = ""
+
+    @property
+    def note(self) -> str:
+        said = f"With the keys here the same training as {quoted(self.same)}, and done once." if self.same else ""
+        return " ".join(filter(None, (self.row.note, said)))
 
 
 @dataclass(frozen=True)
@@ -67,12 +74,15 @@ class StudyTable:
     devices: Sequence[str]
 
 
-def summarize(study: Study, root: Path, failed: Mapping[tuple[str, int], str]) -> StudyTable:
+def summarize(
+    study: Study, root: Path, failed: Mapping[tuple[str, int], str], same: Mapping[str, str] | None = None
+) -> StudyTable:
     """The table of the runs that have finished.
 
     Args:
         root: the study's folder.
         failed: why a run has failed, by row and seed.
+        same: of rows that are the same training as one before them, that one.
     """
     runs: dict[str, list[Run]] = {row.name: [] for row in study.rows}
     rows = []
@@ -85,12 +95,13 @@ def summarize(study: Study, root: Path, failed: Mapping[tuple[str, int], str]) -
             else:
                 missing[found].append(str(seed))
         said = [f"seed{'s' * (len(of) > 1)} {listed(of)}: {why}" for why, of in missing.items()]
-        rows.append(_table_row(row, runs[row.name], [f"not run: {row.not_run}"] if row.not_run else said))
+        made = _table_row(row, runs[row.name], [f"not run: {row.not_run}"] if row.not_run else said)
+        rows.append(replace(made, same=(same or {}).get(row.name, "")))
     reported = {row.name: row.reported for row in study.rows}
     every = [run for of in runs.values() for run in of]
+    names = [*(study.metrics or _main_metrics(every)), *(name for claim in study.claims for name in claim.metrics)]
     metrics = {
-        name: compare(runs, study.reference, name, study.reduction, reported)
-        for name in study.metrics or _main_metrics(every)
+        name: compare(runs, study.against, name, study.reduction, reported, same) for name in dict.fromkeys(names)
     }
     devices = [*dict.fromkeys(str(run.environment["device"]) for run in every if "device" in run.environment)]
     return StudyTable(study, rows, metrics, _selection(runs, study.reduction), devices)
@@ -127,12 +138,15 @@ def _table_row(row: Row, runs: Sequence[Run], missing: Sequence[str]) -> TableRo
 
 
 def _selection(runs: Mapping[str, Sequence[Run]], reduction: str) -> list[str]:
-    """What was chosen on what; with the rows' names where not all are alike."""
+    """What was chosen on what; with the rows' names where not all are alike, but for the most of them."""
     rows: dict[str, dict[str, None]] = defaultdict(dict)
     for name, of in runs.items():
         for run in of:
             rows[_chosen(run, reduction)][name] = None
-    return [said if len(rows) == 1 else f"{', '.join(names)}: {said}" for said, names in rows.items()]
+    few = sorted(rows, key=lambda said: len(rows[said]))
+    rest = few.pop() if len(few) > 1 and 2 * len(rows[few[-1]]) > sum(map(len, rows.values())) else None
+    found = [said if len(rows) == 1 else f"{', '.join(rows[said])}: {said}" for said in few]
+    return [*found, *([f"All other rows: {rest}"] if rest else [])]
 
 
 def _chosen(run: Run, reduction: str) -> str:
@@ -165,7 +179,8 @@ def records(made: StudyTable) -> Iterator[dict[str, Any]]:
             cell, effect = cells[row.row.name], cells[row.row.name].effect
             told = cell.seeds_to_tell is not None and math.isfinite(cell.seeds_to_tell)
             yield {
-                "row": row.row.name, "metric": metric, "n": len(cell.scores), "mean": cell.mean, "sd": cell.sd,
+                "row": row.row.name, "against": cell.against, "metric": metric, "n": len(cell.scores),
+                "mean": cell.mean, "sd": cell.sd,
                 "lowest": min(cell.values, default=None), "highest": max(cell.values, default=None),
                 "difference": effect and effect.difference, "low": effect and effect.low,
                 "high": effect and effect.high, "p": effect and effect.p, "p_holm": cell.p, "verdict": cell.said,
@@ -173,6 +188,17 @@ def records(made: StudyTable) -> Iterator[dict[str, Any]]:
                 "reported_difference": cell.claimed, "claim": cell.claim, "seconds": row.seconds,
                 "memory_gb": row.memory_gb, "missing": "; ".join(row.missing),
             }  # fmt: skip
+
+
+def claim_records(made: StudyTable) -> Iterator[dict[str, Any]]:
+    """A flat record for each claim in words and metric, with what becomes of it."""
+    flat = {(line["row"], line["metric"]): line for line in records(made)}
+    kept = ("row", "against", "metric", "n", "reported_difference", "difference", "low", "high", "p_holm")
+    for claim in made.study.claims:
+        for metric in claim.metrics:
+            found = {key: flat[claim.row, metric][key] for key in kept}
+            said = judgement(claim, made.metrics[metric][claim.row])
+            yield {"says": claim.says, **found, "finds": claim.finds, "within": claim.within, "claim": said}
 
 
 def write(made: StudyTable, root: Path) -> None:
@@ -189,45 +215,46 @@ def write(made: StudyTable, root: Path) -> None:
     study = made.study
     about = {key: getattr(study, key) for key in ("title", "source", "reference", "reduction", "seeds")}
     about |= {"devices": made.devices, "selection": made.selection}
-    rows = [{**asdict(row), "row": row.row.name, "recipe": row.row.recipe, "note": row.row.note} for row in made.rows]
+    rows = [{**asdict(row), "row": row.row.name, "recipe": row.row.recipe, "note": row.note} for row in made.rows]
     scores = {
         metric: {name: [{"seed": seed, "score": score} for seed, score in cell.scores] for name, cell in cells.items()}
         for metric, cells in made.metrics.items()
     }
     write_json(
         root / "study.json",
-        {**about, "rows": rows, "differences": flat, "scores": scores},
+        {**about, "rows": rows, "differences": flat, "claims": [*claim_records(made)], "scores": scores},
     )
     _document(made).write(root)
 
 
 def _document(made: StudyTable) -> Document:
     study = made.study
-    count = (
-        f"{len(made.rows)} rows, {len(study.seeds)} seed{'s' * (len(study.seeds) > 1)} each; against {study.reference}"
-    )
+    others = {*study.against.values()}
+    count = f"{len(made.rows)} rows, {len(study.seeds)} seed{'s' * (len(study.seeds) > 1)} each"
+    count += f"; against {study.reference}" if others <= {study.reference} else ""
     unfinished = [f"{row.row.name}: {said}" for row in made.rows for said in row.missing]
     sections = [
         Section("scores", "Scores", [*_chosen_blocks(made), Text(SPREAD), scores_table(made), *_picture(made)]),
+        *([Section("claims", "Claims", [Text(IN_WORDS), _claims_table(made)])] if study.claims else []),
         Section("differences", "Differences", [Text(HOW), *([Text(CLAIMS)] if _claims(made) else [])]),
     ]
     for metric, cells in made.metrics.items():
         notes = dict.fromkeys(cell.without_rows for cell in cells.values() if cell.without_rows)
-        blocks: list[Block] = [*_chosen_blocks(made), table(metric, cells, study.reference)]
+        blocks: list[Block] = [*_chosen_blocks(made), table(metric, cells)]
         blocks += [Text(f"An interval is of the seeds alone, without a verdict: {why.rstrip('.')}.") for why in notes]
         sections.append(Section(metric, metric, blocks, level=3))
     sections.append(Section("costs", "Time, memory, conflicts", _costs(made)))
-    sections.append(Section("rows", "Rows", [_rows(study), *map(Text, unfinished)]))
+    sections.append(Section("rows", "Rows", [_rows(made), *map(Text, unfinished)]))
     subtitle = f"{count}.{f' Reported scores: {study.source}.' if study.source else ''}"
     return Document(study.title or "Study", subtitle, [], sections, page="study.html")
 
 
-def _rows(study: Study) -> Table:
+def _rows(made: StudyTable) -> Table:
     """What each row is."""
-    rows = []
-    for row in study.rows:
-        _, own, _, by_recipe = study.changes(row)
-        rows.append([row.name, row.recipe, _keys({**own, **by_recipe}), row.note])
+    study, rows = made.study, []
+    for row in made.rows:
+        _, own, _, by_recipe, by_row = study.changes(row.row)
+        rows.append([row.row.name, row.row.recipe, _keys({**own, **by_recipe, **by_row}), row.note])
     words = {key: value.value for key, value in study.words.items()}
     of_all = {**study.keys, **study.overrides.get("keys", {}), **words}
     return Table(
@@ -241,6 +268,26 @@ def _keys(keys: Mapping[str, Any]) -> str:
     shown = {key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
              for key, value in shown.items()}  # fmt: skip
     return ", ".join(f"{key}: {value}" for key, value in shown.items())
+
+
+def _claims_table(made: StudyTable) -> Table:
+    header = ["claim", "row", "against", "metric", "claimed", "found", "95 % interval", "p (Holm)", "n", "judgement"]
+    rows = []
+    for line in claim_records(made):
+        effect = made.metrics[line["metric"]][line["row"]].effect
+        rows.append([
+            line["says"], line["row"], line["against"], line["metric"], claimed(line),
+            "" if effect is None else signed(effect.difference), interval_text(effect),
+            "" if line["p_holm"] is None else p_value(line["p_holm"]), str(line["n"]), line["claim"],
+        ])  # fmt: skip
+    return Table(header, rows)
+
+
+def claimed(line: Mapping[str, Any]) -> str:
+    """What a record of a claim says is to be found."""
+    if line["within"] is not None:
+        return f"none, within {line['within']:g}"
+    return line["finds"] or signed(line["reported_difference"])
 
 
 def _claims(made: StudyTable) -> bool:
@@ -290,11 +337,12 @@ def _picture(made: StudyTable) -> list[Block]:
     except MinBertError as error:
         logger.info("No plot: %s", error)
         return []
+    whose = "of the reference" if only_against(next(iter(made.metrics.values()))) else "that the row is compared with"
     said = (
-        "A point is a run, the thick mark the mean, the dotted line the mean of the reference. The bar is the 95 % "
-        "interval of the difference from it: where the bar meets the line, the difference cannot be told."
+        f"A point is a run, the thick mark the mean, the dotted line the mean {whose}. The bar is the 95 % interval "
+        "of the difference from it: where the bar meets the line, the difference cannot be told."
     )
-    png = study_scores(made.metrics, made.study.reference)
+    png = study_scores(made.metrics)
     return [Picture("study", "Scores by row: a panel for each metric.", png, folder="."), Text(said)]
 
 
@@ -305,12 +353,18 @@ MARKS = {HIGHER: " +", LOWER: " -", OPEN: " ?"}
 def lines(made: StudyTable) -> list[str]:
     """The table for a terminal: mean ± standard deviation, and what can be told of each row."""
     shown = scores_table(made)
-    cells = [[*shown.header]]
+    rows = next(iter(made.metrics.values()), {})
+    only = only_against(rows) or made.study.reference
+    if mixed := not {cell.against for cell in rows.values()} <= {only, ""}:
+        only = "the row that it is compared with"
+    cells = [[*shown.header, *(["against"] if mixed else [])]]
     for row in shown.rows:
         said = [MARKS.get(of[row[0]].verdict, "  ") for of in made.metrics.values()]
-        cells.append([row[0], row[1], *(text + mark for text, mark in zip(row[2:], said, strict=True))])
+        scores = [text + mark for text, mark in zip(row[2:], said, strict=True)]
+        cells.append([row[0], row[1], *scores, *([rows[row[0]].against] if mixed else [])])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     text = ["  ".join(part.ljust(width) for part, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    reference = f"{SPREAD} + higher than {made.study.reference}, - lower, ? cannot be told (95 %, Holm)."
+    reference = f"{SPREAD} + higher than {only}, - lower, ? cannot be told (95 %, Holm)."
     missing = [f"{row.row.name}: {said}" for row in made.rows for said in row.missing]
-    return [*text, reference, *made.selection, *missing]
+    same = [f"{row.row.name}: the same training as {row.same}" for row in made.rows if row.same]
+    return [*text, reference, *made.selection, *missing, *same]

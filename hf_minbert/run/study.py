@@ -18,12 +18,14 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.complete import differing_parts
 from ..settings.dotted import Value, as_value
 from ..settings.recipe import read_recipe, split_recipe, write_recipe
+from ..settings.run import RunSettings
 from ..settings.study import Study, run_folder
 from ..settings.table import names
 from ..settings.wording import counted
@@ -99,7 +101,8 @@ def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
         except MinBertError as error:
             raise MinBertError(f"Row {run.row!r}: {error}") from error
     names_of = {name.replace("eval_", end, 1): None for name in known for end in ("", "train_")}
-    for metric in [*study.metrics, *(name for row in study.rows if not row.not_run for name in row.reported)]:
+    reported = [name for row in study.rows if not row.not_run for name in row.reported]
+    for metric in [*study.metrics, *reported, *(name for claim in study.claims for name in claim.metrics)]:
         if runs and metric not in names_of:
             raise unknown_name("metric", metric, names_of)
     check_writable(root / "study.json")
@@ -128,15 +131,16 @@ def run_study(study: Study, runs: Sequence[Run], *, parallel: int = 1, agree: Ca
     if not waiting:
         return
     shared = SharedStages(runs)
-    clock = _Clock(len(waiting), parallel, agree)
+    clock = _Clock(shared.trainings(waiting), parallel, agree)
 
     def next_run(running: Collection[Path]) -> Path | None:
         for run in waiting:
-            if not run.has_ended and run.folder not in running and not shared.waits_for(run, running):
-                shared.take(run)
-                _write_recipe(run)
-                clock.begin(run.folder)
-                return run.folder
+            if run.has_ended or run.folder in running or shared.waits_for(run, running) or shared.take_whole(run):
+                continue
+            shared.take(run)
+            _write_recipe(run, run.folder)
+            clock.begin(run.folder)
+            return run.folder
         return None
 
     def ended(folder: Path, outcome: Outcome) -> None:
@@ -158,9 +162,19 @@ def failures(study: Study, root: Path) -> dict[tuple[str, int], str]:
     return {run: error for run, error in every.items() if error is not None}
 
 
-def _write_recipe(run: Run) -> None:
-    settings, given = split_recipe(run.values, typing.get_type_hints(MultiTaskTrainingArguments))
-    write_recipe(run.folder / RECIPE, settings, given)
+def same_trainings(runs: Sequence[Run]) -> dict[str, str]:
+    """The rows that are the same training as one before them, whatever their names, and that one."""
+    first: dict[str, str] = {}
+    rows = {run.row: first.setdefault(_whole(run), run.row) for run in runs if run.seed == runs[0].seed}
+    return {row: other for row, other in rows.items() if row != other}
+
+
+def _split(values: Mapping[str, Value]) -> tuple[RunSettings, dict[str, Any]]:
+    return split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
+
+
+def _write_recipe(run: Run, folder: Path) -> None:
+    write_recipe(folder / RECIPE, *_split(run.values))
 
 
 def _check_same(run: Run) -> None:
@@ -168,9 +182,8 @@ def _check_same(run: Run) -> None:
     path = run.folder / RECIPE
     if not path.is_file():
         return
-    hints = typing.get_type_hints(MultiTaskTrainingArguments)
-    old, new = ({**vars(s), **g} for s, g in (split_recipe(v, hints) for v in (read_recipe(path), run.values)))
-    for key in names(among={**old, **new}, scope=("run", "seed")):
+    old, new = ({**vars(s), **g} for s, g in map(_split, (read_recipe(path), run.values)))
+    for key in names(among={**old, **new}, scope=("run", "seed"), records=False):
         if old.get(key) == new.get(key):
             continue
         if failure(run.folder) is not None:
@@ -183,11 +196,22 @@ def _check_same(run: Run) -> None:
         )
 
 
-# ---- Stages that rows share --------------------------------------------------------------------------------------
+# ---- Trainings that rows share -----------------------------------------------------------------------------------
+
+
+def _whole(run: Run) -> str:
+    return _said(run.folder, *_split(run.values))
+
+
+def _said(folder: Path, settings: RunSettings, given: Mapping[str, Any]) -> str:
+    """What a run or a stage is, however the run's folder is called."""
+    keys = {**vars(settings), **given}
+    kept = {key: keys[key] for key in names(among=keys, scope=("run", "seed")) if key != "run_name"}
+    return repr(sorted(kept.items())).replace(str(folder), "")
 
 
 class SharedStages:
-    """The first stages that several runs have in common: done by one, and taken over by the others.
+    """The first stages that several runs have in common, or all: done by one, and taken over by the others.
 
     Args:
         runs: all of the study.
@@ -195,6 +219,7 @@ class SharedStages:
 
     def __init__(self, runs: Iterable[Run]):
         self.runs = {run.folder: run for run in runs}
+        self._whole = {folder: _whole(run) for folder, run in self.runs.items()}
         self._stages = {folder: self._plan(run) for folder, run in self.runs.items()}
         self._keys = {folder: self._prefixes(folder, stages) for folder, stages in self._stages.items()}
 
@@ -210,11 +235,21 @@ class SharedStages:
         """What each stage is with all before it, however the runs' folders are called."""
         found = []
         for stage in stages:
-            keys = {**vars(stage.settings), **stage.given}
-            kept = {key: keys[key] for key in names(among=keys, scope=("run", "seed")) if key != "run_name"}
             before = found[-1] if found else ""
-            found.append(before + repr(sorted(kept.items())).replace(str(folder), ""))
+            found.append(before + _said(folder, stage.settings, stage.given))
         return found
+
+    def _twins(self, run: Run) -> list[Path]:
+        """The runs that are the same training."""
+        return [folder for folder, whole in self._whole.items() if folder != run.folder and whole == self._own(run)]
+
+    def _own(self, run: Run) -> str:
+        return self._whole[run.folder]
+
+    def trainings(self, runs: Iterable[Run]) -> int:
+        """How many of these runs train: each training once, if none has finished it."""
+        finished = {whole for folder, whole in self._whole.items() if (folder / FINISHED).is_file()}
+        return len({*map(self._own, runs)} - finished)
 
     def _others(self, run: Run, number: int) -> list[Path]:
         """The runs with the same stages up to this one."""
@@ -222,7 +257,9 @@ class SharedStages:
         return [folder for folder, keys in self._keys.items() if folder != run.folder and own in keys[: number + 1]]
 
     def waits_for(self, run: Run, running: Collection[Path]) -> bool:
-        """Whether a run that is going on does a stage that this one needs too."""
+        """Whether a run that is going on does all of this one, or a stage that it needs too."""
+        if any(folder in running for folder in self._twins(run)):
+            return True
         for number, stage in enumerate(self._stages[run.folder]):
             if (stage.folder / FINISHED).is_file():
                 continue
@@ -230,6 +267,21 @@ class SharedStages:
             if not any((self._stages[folder][number].folder / FINISHED).is_file() for folder in others):
                 return any(folder in running for folder in others)
         return False
+
+    def take_whole(self, run: Run) -> bool:
+        """Makes the folder of a run that another one was already; says whether there is such a one."""
+        source = next((folder for folder in self._twins(run) if (folder / FINISHED).is_file()), None)
+        if source is None or run.folder.exists():
+            return False
+        part = run.folder.with_name(f".{run.folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(source, part, copy_function=linked, ignore=_left_out)
+        _write_recipe(run, part)
+        values = read_recipe(part / "recipe.yaml") | {"output_dir": as_value(str(run.folder))}
+        write_recipe(part / "recipe.yaml", *_split(values))
+        part.rename(run.folder)
+        logger.info("%s is the same training as %s, and taken from there.", run.name, self.runs[source].name)
+        return True
 
     def take(self, run: Run) -> None:
         """Puts the stages that another run has done into the folder of this one, which goes on from there."""
@@ -242,10 +294,13 @@ class SharedStages:
                 return
             part = stage.folder.with_name(f".{stage.folder.name}.part")
             shutil.rmtree(part, ignore_errors=True)
-            left_out = [path.name for path in checkpoints(source)]
-            shutil.copytree(source, part, copy_function=linked, ignore=lambda _, found, out=left_out: out)
+            shutil.copytree(source, part, copy_function=linked, ignore=_left_out)
             part.rename(stage.folder)
             logger.info("%s takes its stage %s from %s.", run.name, stage.name, source)
+
+
+def _left_out(folder: str, names: Iterable[str]) -> list[str]:
+    return [LOG, *(path.name for path in checkpoints(folder))]
 
 
 # ---- Time --------------------------------------------------------------------------------------------------------

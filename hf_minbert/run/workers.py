@@ -9,7 +9,6 @@ NVIDIA's MPS where that is installed; the threads of the CPU are divided.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 
 from ..errors import MinBertError
 from ..evaluation.metrics import has_diverged
@@ -168,12 +168,15 @@ def carry_out(
 def alone_in(folder: Path) -> Generator[None]:
     """Inside, no other process is: two would train in the same folders. Raises `MinBertError` if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MinBertError(f"Another process works in {folder}. Wait until it has ended, or end it.") from None
+    lock = FileLock(folder / ".lock")  # of the system, which lets go of it when the process ends, however it ends
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise MinBertError(f"Another process works in {folder}. Wait until it has ended, or end it.") from None
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def can_go_on(folder: Path) -> bool:

@@ -29,6 +29,7 @@ class Traits:
         per_process: whether it counts rows of one process.
         travels: whether the saved model's config keeps it.
         by_task: whether it names tasks: a list of them, or a mapping from them.
+        records: whether it changes only what is logged, kept or uploaded, neither the model nor its scores.
         off: its value in a run that only measures: nothing is scored, written or stopped early.
     """
 
@@ -38,6 +39,7 @@ class Traits:
     per_process: bool = False
     travels: bool = False
     by_task: bool = False
+    records: bool = False
     off: Any = KEPT
 
 

@@ -13,6 +13,7 @@ from .keys import Traits
 
 FREE = Traits(resume="free")
 AFTER = Traits(resume="after")
+RECORDS = Traits(resume="free", records=True)
 MACHINE = Traits(resume="free", scope="machine")
 #: Those that a step of several tasks can honour. A test fails where transformers has one that is missing here.
 STOCK: dict[str, Traits] = {
@@ -23,7 +24,8 @@ STOCK: dict[str, Traits] = {
     "hub_token": Traits(resume="free", scope="secret"),
     "eval_strategy": Traits(resume="free", off="no"), "do_eval": Traits(off=False),
     "eval_on_start": Traits(resume="free", off=False), "save_strategy": Traits(resume="free", off="no"),
-    "logging_strategy": Traits(resume="free", off="no"), "load_best_model_at_end": Traits(resume="after", off=False),
+    "logging_strategy": Traits(resume="free", records=True, off="no"),
+    "load_best_model_at_end": Traits(resume="after", off=False),
     "metric_for_best_model": Traits(off=None),
     **dict.fromkeys((
         "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
@@ -31,9 +33,14 @@ STOCK: dict[str, Traits] = {
         "max_grad_norm", "bf16", "fp16", "neftune_noise_alpha", "accelerator_config", "ignore_data_skip",
         "greater_is_better", "logging_first_step",
     ), Traits()),
+    "per_device_eval_batch_size": AFTER,
     **dict.fromkeys((
-        "per_device_eval_batch_size", "push_to_hub", "hub_private_repo", "hub_model_id", "hub_revision",
-    ), AFTER),
+        "push_to_hub", "hub_private_repo", "hub_model_id", "hub_revision",
+    ), Traits(resume="after", records=True)),
+    **dict.fromkeys((
+        "logging_steps", "logging_nan_inf_filter", "save_only_model", "save_total_limit", "hub_strategy",
+        "hub_always_push",
+    ), RECORDS),
     **dict.fromkeys((
         "disable_tqdm", "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id",
         "trackio_static_space_id", "use_cpu", "ddp_backend", "ddp_timeout", "log_level", "log_level_replica",
@@ -43,10 +50,9 @@ STOCK: dict[str, Traits] = {
     **dict.fromkeys((
         "bf16_full_eval", "fp16_full_eval", "tf32", "activation_checkpointing", "activation_checkpointing_kwargs",
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile", "torch_compile_backend",
-        "torch_compile_mode", "logging_steps", "logging_nan_inf_filter", "eval_steps", "eval_delay",
-        "eval_use_gather_object", "eval_accumulation_steps", "save_only_model", "save_steps", "save_total_limit",
-        "enable_jit_checkpoint", "hub_strategy", "hub_always_push", "restore_callback_states_from_checkpoint",
-        "full_determinism", "resume_from_checkpoint",
+        "torch_compile_mode", "eval_steps", "eval_delay", "eval_use_gather_object", "eval_accumulation_steps",
+        "save_steps", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "full_determinism",
+        "resume_from_checkpoint",
     ), FREE),
 }  # fmt: skip
 

@@ -7,9 +7,12 @@
     rows:
       sum: {recipe: cs224n/baseline}
       pcgrad: {recipe: cs224n/baseline, keys: {aggregator: pcgrad, tasks.sst.head: mlp}, reported: {overall: .744}}
+      smart: {recipe: cs224n/baseline, keys: {aggregator: pcgrad, regularizer: smart}, against: pcgrad}
       nli: {recipe: reports/003/baseline, not_run: needs MultiNLI}
+    claims:
+      - {says: Surgery helps on average (section 4)., row: pcgrad, metrics: [overall]}
 
-A file of overrides has `keys` for every row, and `recipes`, keys by the name of a recipe.
+A file of overrides has `keys` for every row, `recipes`, keys by the name of a recipe, and `rows`, by that of a row.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ STUDY_FILE = ".study.yaml"  # endings of those that come with the package
 OVERRIDES_FILE = ".overrides.yaml"
 #: What a run's score is: of its best evaluation, of the last one, or the mean of all.
 REDUCTIONS = ("best", "last", "mean")
+#: What a claim may find of a row, beside the one that it is compared with.
+DIRECTIONS = ("higher", "lower")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Row:
         recipe: path or name; that of the packaged recipes.
         keys: what it changes of it.
         reported: scores that others report for it, by the names of `Study.metrics`.
+        against: the row that it is compared with; that of the study unless given.
         note: a sentence for the table.
         not_run: why it is only listed.
         place: where the recipe was found, beside the study's file or by its name.
@@ -48,9 +54,31 @@ class Row:
     recipe: str = ""
     keys: Mapping[str, Any] = field(default_factory=dict)
     reported: Mapping[str, float] = field(default_factory=dict)
+    against: str = ""
     note: str = ""
     not_run: str = ""
     place: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What others claim of a row, beside the one that it is compared with.
+
+    Without `finds` and `within` the claim is the difference between the scores that are reported for the two rows.
+
+    Args:
+        says: a sentence, with the place where it is claimed.
+        row: its name.
+        metrics: in which it is claimed.
+        finds: `higher` or `lower`, where no scores are reported.
+        within: the largest difference, where the claim is that there is none.
+    """
+
+    says: str
+    row: str
+    metrics: tuple[str, ...]
+    finds: str = ""
+    within: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,13 +87,14 @@ class Study:
 
     Args:
         rows: in the order of the table.
-        reference: the row that the others are compared with.
+        reference: the row that the others are compared with, but for those that have a row of their own.
         seeds: of each row's runs.
         keys: of every row; they go before the row's own.
         title, source: for the table; where the reported scores come from.
         reduction: one of `REDUCTIONS`.
         metrics: columns, such as `sst_accuracy`; the tasks' main metrics and `overall` unless given.
-        overrides: a file of overrides, read: keys for every row, and by recipe. They go after the row's own.
+        claims: what others claim in words.
+        overrides: a file of overrides, read: keys for every row, by recipe and by row. They go after the row's own.
         words: `key=value` words of the command line, which go last.
     """
 
@@ -77,16 +106,24 @@ class Study:
     source: str = ""
     reduction: str = "best"
     metrics: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     words: Mapping[str, Value] = field(default_factory=dict)
 
     def row(self, name: str) -> Row:
         return next(row for row in self.rows if row.name == name)
 
+    @property
+    def against(self) -> dict[str, str]:
+        """The row that each is compared with, but for a reference that has none."""
+        found = {row.name: row.against or self.reference for row in self.rows}
+        return {name: other for name, other in found.items() if name != other}
+
     def changes(self, row: Row) -> list[Mapping[str, Any]]:
         """The keys that a row changes of its recipe, in the order in which they are set, but for the words."""
         by_recipe = self.overrides.get("recipes", {}).get(row.recipe, {})
-        return [self.keys, row.keys, self.overrides.get("keys", {}), by_recipe]
+        by_row = self.overrides.get("rows", {}).get(row.name, {})
+        return [self.keys, row.keys, self.overrides.get("keys", {}), by_recipe, by_row]
 
     def recipe(self, row: Row) -> dict[str, Value]:
         """A row's recipe with all that the study changes. Raises as `read_recipe`."""
@@ -132,6 +169,13 @@ def read_study(path: str | Path, overrides: str | Path | None = None, words: Ite
     given["reference"] = str(read.get("reference", next(iter(run), given["rows"][0].name)))
     if run and given["reference"] not in run:
         raise MinBertError(f"{where}: {unknown_name('`reference`, a row that is run,', given['reference'], run)}")
+    by_name = {row.name: row for row in given["rows"]}
+    for row in by_name.values():
+        _check_against(f"{where}: row {row.name!r}", row, by_name)
+    given["claims"] = tuple(
+        _claim(f"{where}: claim {number}", claim, by_name, given["reference"])
+        for number, claim in enumerate(_list(f"{where}: `claims`", read.get("claims")), 1)
+    )
     return Study(**given, overrides={} if overrides is None else _overrides(overrides), words=_words(words))
 
 
@@ -152,11 +196,16 @@ def _overrides(given: str | Path) -> dict[str, dict[str, Any]]:
         raise MinBertError(f"`--overrides` {given}: there is no such file. Give the path of a .yaml file.")
     where, read = f"Overrides {given}", _read(found)
     for key in read:
-        if key not in ("keys", "recipes"):
-            raise MinBertError(f"{where}: {unknown_name('key', key, ('keys', 'recipes'))}")
-    recipes = _mapping(f"{where}: `recipes`", read.get("recipes"))
-    by_recipe = {name: _keys(f"{where}: `recipes.{name}`", keys) for name, keys in recipes.items()}
-    return {"keys": _keys(f"{where}: `keys`", read.get("keys")), "recipes": by_recipe}
+        if key not in ("keys", "recipes", "rows"):
+            raise MinBertError(f"{where}: {unknown_name('key', key, ('keys', 'recipes', 'rows'))}")
+    by_name = {
+        part: {
+            str(name): _keys(f"{where}: `{part}.{name}`", keys)
+            for name, keys in _mapping(f"{where}: `{part}`", read.get(part)).items()
+        }
+        for part in ("recipes", "rows")
+    }
+    return {"keys": _keys(f"{where}: `keys`", read.get("keys")), **by_name}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -181,9 +230,53 @@ def _row(where: str, name: str, given: Any, path: Path) -> Row:
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise MinBertError(f"{where}: `reported.{metric}` must be a number. Found {score!r}.")
     return Row(
-        name, recipe, _keys(f"{where}: `keys`", read.get("keys")), reported, str(read.get("note", "")),
-        str(read.get("not_run", "")), str(beside) if recipe and beside.is_file() else recipe,
+        name, recipe, _keys(f"{where}: `keys`", read.get("keys")), reported, str(read.get("against", "")),
+        str(read.get("note", "")), str(read.get("not_run", "")),
+        str(beside) if recipe and beside.is_file() else recipe,
     )  # fmt: skip
+
+
+def _check_against(where: str, row: Row, rows: Mapping[str, Row]) -> None:
+    if not row.against:
+        return
+    others = [name for name in rows if name != row.name]
+    if row.against not in others:
+        raise MinBertError(f"{where}: {unknown_name('`against`, another row,', row.against, others)}")
+    if rows[row.against].not_run and not row.not_run:
+        raise MinBertError(
+            f"{where}: `against` must be a row that is run, as this one is. {row.against!r} is not: "
+            f"{rows[row.against].not_run.rstrip('.')}."
+        )
+
+
+def _claim(where: str, given: Any, rows: Mapping[str, Row], reference: str) -> Claim:
+    read = _mapping(where, given)
+    _check_keys(where, read, Claim, without=())
+    said = read.get("says")
+    if not isinstance(said, str) or not said.endswith("."):
+        raise MinBertError(f"{where}: `says` must be a sentence that ends with a full stop. Found {said!r}.")
+    name, metrics = str(read.get("row", "")), tuple(_list(f"{where}: `metrics`", read.get("metrics")))
+    finds, within = read.get("finds", ""), read.get("within")
+    if name not in rows:
+        raise MinBertError(f"{where}: {unknown_name('`row`', name, rows)}")
+    other = rows[name].against or reference
+    if name == other:
+        raise MinBertError(f"{where}: `row` {name!r} is the reference, and compared with no row. Give it `against`.")
+    if not metrics:
+        raise MinBertError(f"{where}: `metrics` must name one metric or more, like [overall].")
+    if finds and finds not in DIRECTIONS:
+        raise MinBertError(f"{where}: {unknown_name('`finds`', finds, DIRECTIONS)}")
+    if within is not None and (isinstance(within, bool) or not isinstance(within, int | float) or within <= 0):
+        raise MinBertError(f"{where}: `within` must be a number above 0. Found {within!r}.")
+    for metric in metrics:
+        ours, theirs = (rows[of].reported.get(metric) for of in (name, other))
+        stated = None not in (ours, theirs) and ours != theirs
+        if (bool(finds) + (within is not None) + (stated and within is None)) != 1:
+            raise MinBertError(
+                f"{where}: it takes one of `finds`, `within` and different reported scores of {name!r} and {other!r} "
+                f"in {metric}. Found finds = {finds!r}, within = {within!r}, reported {ours} and {theirs}."
+            )
+    return Claim(said, name, metrics, finds, within)
 
 
 def _seeds(where: str, given: Any) -> tuple[int, ...]:
@@ -215,7 +308,7 @@ def _list(where: str, given: Any) -> list[str]:
     return given or []
 
 
-def _check_keys(where: str, read: Mapping[str, Any], kind: type[Study | Row], without: Iterable[str]) -> None:
+def _check_keys(where: str, read: Mapping[str, Any], kind: type[Study | Row | Claim], without: Iterable[str]) -> None:
     known = [f.name for f in fields(kind) if f.name not in without]
     for key in read:
         if key not in known:

@@ -16,6 +16,7 @@ from hf_minbert.evaluation.effects import (
     Sample,
     claim,
     difference,
+    equivalence,
     holm,
     influence,
     seeds_to_tell,
@@ -244,12 +245,45 @@ def effect(low, high, over_seeds=(1e-4, 1e-4), over_rows=(1e-5, 1000.0)):
 )
 def test_verdicts_and_what_becomes_of_claims(low, high, adjusted, claimed, said, becomes):
     found = effect(low, high)
-    assert verdict(found, adjusted) == said and claim(found, said, claimed) == becomes
+    assert verdict(found, adjusted) == said
+    assert claim(found, said, HIGHER if claimed > 0 else LOWER, abs(claimed)) == becomes
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said", "becomes"),
+    [
+        (0.01, 0.03, HIGHER, HOLDS),
+        (-0.03, -0.01, LOWER, FAILS),
+        (-0.03, -0.001, OPEN, FAILS),  # on the other side of 0, but for Holm's correction
+        (-0.03, 0.01, OPEN, OPEN),
+        (0.001, 0.03, OPEN, OPEN),
+    ],
+)
+def test_a_claim_without_a_number_fails_on_the_other_side_of_0_alone(low, high, said, becomes):
+    assert claim(effect(low, high), said, HIGHER) == becomes
+    other = {HIGHER: LOWER, LOWER: HIGHER, OPEN: OPEN}[said]
+    assert claim(effect(-high, -low), other, LOWER) == becomes
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said", "becomes"),
+    [
+        (-0.005, 0.009, OPEN, HOLDS),
+        (0.001, 0.01, HIGHER, HOLDS),  # a difference that is real, and counts as none
+        (-0.005, 0.011, OPEN, OPEN),
+        (0.005, 0.02, HIGHER, OPEN),
+        (0.011, 0.02, HIGHER, FAILS),
+        (-0.02, -0.011, LOWER, FAILS),
+        (-0.005, 0.005, "", OPEN),  # one seed
+    ],
+)
+def test_no_difference_is_told_by_an_interval_within_the_margin(low, high, said, becomes):
+    assert equivalence(effect(low, high), said, 0.01) == becomes
 
 
 def test_of_one_seed_nothing_becomes_of_a_claim():
     found = effect(-0.03, -0.01, over_seeds=None)
-    assert claim(found, verdict(found, 0.001), 0.05) == OPEN
+    assert claim(found, verdict(found, 0.001), HIGHER, 0.05) == OPEN
 
 
 @pytest.mark.parametrize(("apart", "limit"), [(0.01, 1e-5), (0.025, 1e-9)])  # of many seeds, and of few

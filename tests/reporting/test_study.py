@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 import sys
 
 import numpy as np
@@ -12,17 +13,19 @@ from scipy import stats
 
 from hf_minbert.data.selection import chosen_and_rest
 from hf_minbert.evaluation.decoding import Decoded
-from hf_minbert.evaluation.effects import HIGHER, OPEN
+from hf_minbert.evaluation.effects import HIGHER, OPEN, holm
 from hf_minbert.io import json_line, write_json
 from hf_minbert.reporting import plots
 from hf_minbert.reporting.comparison import seeds
-from hf_minbert.reporting.differences import NOT_RUN, compare, score, table, weights
+from hf_minbert.reporting.differences import NOT_RUN, SAME, compare, score, table, weights
+from hf_minbert.reporting.document import Document, Section, Table
 from hf_minbert.reporting.runs import read_run
-from hf_minbert.reporting.study import lines, summarize, write
-from hf_minbert.settings.study import Row, Study, run_folder
+from hf_minbert.reporting.study import lines, records, summarize, write
+from hf_minbert.settings.study import Claim, Row, Study, run_folder
 from hf_minbert.settings.tasks import get_tasks
 
 SIZE = 300
+SUM = {"better": "sum"}
 
 
 def answer(task, strength, seed):
@@ -54,8 +57,12 @@ def root(make_data, make_run, tmp_path_factory):
 def study(*rows, **options):
     reported = {"sum": {"overall": 0.5}, "better": {"overall": 0.6}, "planned": {"overall": 0.7}}
     names = rows or ("sum", "alike", "better", "single", "planned", "waiting")
-    made = [Row(n, "cs224n/baseline", {"learning_rate": 1}, reported.get(n, {}), n * (n == "alike"),
-                "no data" * (n == "planned")) for n in names]  # fmt: skip
+    made = [
+        Row(n, "cs224n/baseline", {"learning_rate": 1}, reported.get(n, {}), options.get("against", {}).get(n, ""),
+            note=n * (n == "alike"), not_run="no data" * (n == "planned"))
+        for n in names
+    ]  # fmt: skip
+    options.pop("against", None)
     return Study(tuple(made), options.pop("reference", "sum"), title="A study", source="somebody", **options)
 
 
@@ -165,6 +172,103 @@ def test_the_reference_has_not_finished(root, tmp_path):
     assert made.metrics["overall"]["better"].effect is None and made.metrics["overall"]["better"].mean
 
 
+# ---- Rows with a reference of their own, claims in words
+
+
+def test_a_row_with_its_own_reference_is_compared_with_that_and_all_tables_say_so(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "DPI", 40)
+    alone, chain = (
+        summarize(study("sum", "alike", "better", against=of), root, {}) for of in ({}, {"better": "alike"})
+    )
+    other = summarize(study("better", "alike", reference="alike"), root, {})
+    for metric, cells in chain.metrics.items():
+        assert (
+            cells["better"].effect == other.metrics[metric]["better"].effect != alone.metrics[metric]["better"].effect
+        )
+        assert cells["alike"].effect == alone.metrics[metric]["alike"].effect
+    assert chain.metrics["overall"]["better"].claimed is None  # nothing is reported of `alike`
+    ps = [chain.metrics["overall"][row].effect.p for row in ("alike", "better")]
+    assert [chain.metrics["overall"][row].p for row in ("alike", "better")] == pytest.approx(holm(ps))
+    assert {line["row"]: line["against"] for line in records(chain)} == {"sum": "", "alike": "sum", "better": "alike"}
+    assert {line["against"] for line in records(alone)} == {"", "sum"}
+    heads = [table("overall", of.metrics["overall"]) for of in (alone, chain)]
+    assert "less sum" in heads[0].header and "against" not in heads[0].header
+    column = heads[1].header.index("against")
+    assert heads[1].header[column + 1] == "difference" and [row[column] for row in heads[1].rows] == [
+        "",
+        "sum",
+        "alike",
+    ]
+    words = lines(chain)
+    assert words[0].endswith("against") and [line for line in words if line.startswith("better")][0].endswith("alike")
+    assert "+ higher than the row that it is compared with" in "\n".join(words) and "against" not in lines(alone)[0]
+    write(chain, tmp_path)
+    with (tmp_path / "study.csv").open(newline="") as file:
+        assert {line["against"] for line in csv.DictReader(file)} == {"", "sum", "alike"}
+    for name in ("study.md", "study.html"):
+        text = (tmp_path / name).read_text()
+        assert "; against sum" not in text and ("matplotlib" not in sys.modules or "is compared with" in text)
+
+
+def test_a_reference_may_have_a_reference_of_its_own(root):
+    made = summarize(study("sum", "better", against={"sum": "better"}), root, {})
+    one, other = (made.metrics["overall"][row].effect for row in ("sum", "better"))
+    assert one.difference == pytest.approx(-other.difference) and (one.low, one.high) == pytest.approx(
+        (-other.high, -other.low)
+    )
+
+
+def test_claims_in_words_are_judged_by_their_rows_cells(root, tmp_path):
+    claims = (
+        Claim("Better is better.", "better", ("overall",)),
+        Claim("It is so in each.", "better", ("sst_accuracy", "para_accuracy"), finds="higher"),
+        Claim("It is not.", "better", ("sst_accuracy",), finds="lower"),
+        Claim("The two are alike.", "alike", ("overall",), within=0.5),
+        Claim("The two are alike.", "better", ("overall",), within=0.01),
+        Claim("It would be better.", "planned", ("overall",)),
+    )
+    made = summarize(study(claims=claims), root, {})
+    write(made, tmp_path)
+    found = json.loads((tmp_path / "study.json").read_text())["claims"]
+    judged = [(line["metric"], line["claim"]) for line in found]
+    assert judged == [
+        ("overall", "holds"), ("sst_accuracy", "holds"), ("para_accuracy", "holds"), ("sst_accuracy", "does not hold"),
+        ("overall", "holds"), ("overall", "does not hold"), ("overall", NOT_RUN),
+    ]  # fmt: skip
+    cell = made.metrics["overall"]["better"]
+    assert found[0]["difference"] == cell.effect.difference and found[0]["against"] == "sum"
+    assert found[0]["reported_difference"] == pytest.approx(0.1) and found[0]["n"] == 3
+    for name in ("study.md", "study.html"):
+        text = (tmp_path / name).read_text()
+        assert "Claims" in text and "It would be better." in text and "none, within 0.5" in text
+
+
+def test_rows_that_are_the_same_training_have_no_difference_to_tell(root, tmp_path):
+    claims = (Claim("Better is better.", "better", ("overall",)),)
+    made = summarize(study("sum", "better", "alike", claims=claims), root, {}, {"better": "sum"})
+    cells = made.metrics["overall"]
+    assert cells["better"].effect is None and cells["better"].said == cells["better"].claim == SAME
+    assert cells["alike"].p == cells["alike"].effect.p  # Holm's rows are without it
+    assert made.rows[1].note == "With the keys here the same training as sum, and done once."
+    assert "better: the same training as sum" in lines(made)
+    write(made, tmp_path)
+    assert json.loads((tmp_path / "study.json").read_text())["claims"][0]["claim"] == SAME
+
+
+def test_columns_of_words_are_left_and_those_of_numbers_right():
+    rows = [
+        ["1", "+0.1", "reference", "holds", "< 0.001", "3", ""],
+        ["2", "-0.1 to 0.2", "+0.2", "cannot be told", "0.2", "over 1,000", ""],
+        ["3", "", "-0.3", "", "", "no number", ""],
+    ]
+    made = Table(["row", "a", "b", "c", "d", "e", "f"], rows)
+    assert made.numeric == [False, True, True, False, True, False, False]
+    page = Document("T", "s", [], [Section("s", "S", [made])])
+    assert "| --- | ---: | ---: | --- | ---: | --- | --- |" in page.markdown()
+    assert '<td class="words">holds</td>' in page.html() and "<td>&lt; 0.001</td>" in page.html()
+    assert Table(["row", "a"], []).numeric == [False, False]
+
+
 # ---- What a run's score is
 
 
@@ -208,6 +312,11 @@ def test_what_was_chosen_on_what_is_said(make_run, root, tmp_path):
     assert all("none was chosen" in each for each in said[1::2])
     several = study("row 0", "row 1", reference="row 0", seeds=(1,))
     assert [each.split(":")[0] for each in summarize(several, tmp_path, {}).selection] == ["row 0", "row 1"]
+    for number in (3, 4):
+        shutil.copytree(tmp_path / "runs" / "row 1", tmp_path / "runs" / f"row {number}")
+    many = study("row 0", "row 1", "row 3", "row 4", reference="row 0", seeds=(1,))
+    said = summarize(many, tmp_path, {}).selection
+    assert [each.split(": ")[0] for each in said] == ["row 0", "All other rows"] and "best overall" in said[1]
 
 
 def test_of_held_out_dev_rows_those_that_are_scored_have_labels(make_run, root, tmp_path):
@@ -259,23 +368,23 @@ def test_metrics_are_sums_of_tasks():
 def test_without_predictions_the_interval_is_of_the_seeds_alone(root, tmp_path):
     groups = {row: [read_run(run_folder(root, row, seed)) for seed in (1, 2, 3)] for row in ("sum", "better")}
     del groups["better"][1].answers["sst"]
-    cell = compare(groups, "sum", "sst_accuracy")["better"]
+    cell = compare(groups, SUM, "sst_accuracy")["better"]
     theirs = stats.ttest_ind(
         metrics_of(root, "better", "sst_accuracy"), metrics_of(root, "sum", "sst_accuracy"), equal_var=False
     )
     assert (cell.effect.low, cell.effect.high) == pytest.approx(theirs.confidence_interval())
     assert cell.verdict == "" and cell.without_rows == "there are no predictions of sst in better/seed-2"
-    assert compare(groups, "sum", "para_accuracy")["better"].verdict == HIGHER
+    assert compare(groups, SUM, "para_accuracy")["better"].verdict == HIGHER
     groups["better"][0].answers["para"].ids[0] = "other"
-    assert "other dev rows" in compare(groups, "sum", "para_accuracy")["better"].without_rows
+    assert "other dev rows" in compare(groups, SUM, "para_accuracy")["better"].without_rows
 
 
 def test_tasks_may_come_in_another_order(root):
     groups = {row: [read_run(run_folder(root, row, seed)) for seed in (1, 2, 3)] for row in ("sum", "better")}
-    before = compare(groups, "sum", "overall")["better"].effect
+    before = compare(groups, SUM, "overall")["better"].effect
     for run in groups["better"]:
         run.tasks = dict(reversed(run.tasks.items()))
-    after = compare(groups, "sum", "overall")["better"].effect
+    after = compare(groups, SUM, "overall")["better"].effect
     assert (after.low, after.high) == pytest.approx((before.low, before.high))
 
 
@@ -283,7 +392,7 @@ def test_a_model_that_diverged_scores_nought_and_has_no_rows_of_its_own(root):
     groups = {row: [read_run(run_folder(root, row, seed)) for seed in (1, 2, 3)] for row in ("sum", "better")}
     groups["better"][0].answers["sts"].values[3] = np.nan
     groups["better"][0].metrics["eval_sts_pearson"] = 0.0
-    effect = compare(groups, "sum", "sts_pearson")["better"].effect
+    effect = compare(groups, SUM, "sts_pearson")["better"].effect
     assert math.isfinite(effect.low) and effect.over_seeds[0] > 0.05
 
 
@@ -299,5 +408,5 @@ def test_a_report_sums_up_the_seeds_of_several_recipes_by_the_same_functions(roo
     blocks = seeds([run for runs in groups.values() for run in runs])
     assert "two-1 differs in learning_rate." in [block.text for block in blocks if block.kind == "text"]
     tables = {block.header[0]: block for block in blocks if block.kind == "table"}
-    cells = compare(groups, "one-1", "overall")
-    assert tables["overall"] == table("overall", cells, "one-1") and cells["two-1"].verdict == HIGHER
+    cells = compare(groups, {"two-1": "one-1"}, "overall")
+    assert tables["overall"] == table("overall", cells) and cells["two-1"].verdict == HIGHER
