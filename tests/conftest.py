@@ -15,7 +15,8 @@ import pytest
 import torch
 from forked import Together, run_together
 from misaligned import WANTED, misaligned_files
-from transformers import BertConfig, BertModel, BertTokenizer, set_seed
+from trained_tokenizers import KINDS, trained
+from transformers import BertConfig, BertModel, BertTokenizer, PreTrainedTokenizerBase, set_seed
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 from hf_minbert.cli import main
@@ -106,6 +107,24 @@ def tiny_tokenizer(tmp_path_factory) -> BertTokenizer:
     file = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
     file.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
     return BertTokenizer(vocab=str(file), model_max_length=64)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def any_tokenizer(request):
+    """A tokenizer of each kind in turn."""
+    return trained(request.param)
+
+
+@pytest.fixture(scope="session")
+def model_for(tiny_model) -> Callable[..., MinBertForMultiTask]:
+    """`model_for(tokenizer, tasks)`: a tiny model with its words, and as many segments as it gives."""
+
+    def make(tokenizer: PreTrainedTokenizerBase, tasks: Sequence[str | Task], **changes) -> MinBertForMultiTask:
+        segments = 1 + ("token_type_ids" in tokenizer.model_input_names)
+        fixed = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "type_vocab_size": segments}
+        return tiny_model(tasks, **{**fixed, **changes}).eval()
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -45,6 +45,7 @@ def test_every_field_survives_the_file(tmp_path):
         "pad_token_id": None,
         "bos_token_id": 7,
         "eos_token_id": 8,
+        "sep_token_id": 9,
         "classifier_dropout": 0.0,
         "tie_word_embeddings": False,
         "tasks": get_tasks(["sts", "sst"]),

@@ -109,7 +109,10 @@ def test_a_head_of_other_sizes_starts_anew(tiny_model, tmp_path, caplog):
 
 def test_a_model_saved_without_its_tokenizer_is_told_so(tiny_model, tmp_path):
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(MinBertError, match="has no tokenizer: tokenizer.json or vocab.txt is missing"):
+    with pytest.raises(
+        MinBertError,
+        match=r"has no tokenizer: there is no tokenizer.json, nor what .* \(vocab.txt, ",
+    ):
         load_tokenizer(str(tmp_path), load_config(str(tmp_path)))
 
 
@@ -121,5 +124,5 @@ def test_a_tokenizer_without_cls_and_sep_is_refused(tiny_bert, tiny_tokenizer, t
     backend.post_processor = None
     bare = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
     bare.save_pretrained(folder)
-    with pytest.raises(MinBertError, match=r"adds no \[CLS\] and \[SEP\]"):
+    with pytest.raises(MinBertError, match="adds no special tokens to a text"):
         load_tokenizer(str(folder), load_config(str(folder)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from ..errors import MinBertError
-from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tokenize
+from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tells_segments, tokenize
 from ..settings.tasks import Task
 from .cache import EncodedCache
 from .labels import class_values, label_value
@@ -31,10 +31,12 @@ BATCH = 1000
 MANY_UNKNOWN = 0.05
 
 
-def check_max_length(max_length: int | None, config: Any, task: str | None = None) -> int:
+def check_max_length(
+    max_length: int | None, config: Any, task: str | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> int:
     """As `inference.checked_length`, which raises a `MinBertError` here."""
     try:
-        return checked_length(max_length, config, task)
+        return checked_length(max_length, config, task, tokenizer)
     except ValueError as error:
         raise MinBertError(str(error)) from None
 
@@ -49,17 +51,19 @@ def encode(
 ) -> EncodedRows:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
-    A pair becomes one input with segment ids 0 and 1, whose longer side is cut, token by token, if it is too long;
-    with `pair_encoding: bi` it becomes two inputs, each cut by itself, and the columns hold a list of two lists. How
-    many rows were cut is logged. The label is read from `labels`, `label` or the task's own column.
+    A pair becomes one input, whose longer side is cut, token by token, if it is too long; with `pair_encoding: bi` it
+    becomes two inputs, each cut by itself, and the columns hold a list of two lists. Segment ids are the tokenizer's,
+    and 0 for a model that does not tell two of them apart. How many rows were cut is logged. The label is read from
+    `labels`, `label` or the task's own column.
     Rows that hold `input_ids` already are checked and passed on, less what their `attention_mask` hides.
 
     Args:
         dataset: a `datasets.Dataset`, or any map-style dataset whose rows are dicts.
         tokenizer: may be `None` if the rows hold `input_ids`.
-        max_length: in tokens, `[CLS]` and `[SEP]` included; see `check_max_length`.
+        max_length: in tokens, special ones included; see `check_max_length`.
         cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
-        config: the model's. With it, ids in rows that are encoded already must be in its vocabulary.
+        config: the model's. With it, ids in rows that are encoded already must be in its vocabulary, and segment ids
+            are those that it reads.
 
     Returns:
         the rows in memory, unpadded.
@@ -87,7 +91,7 @@ def encode_and_count(
         encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config)
         # Batch by batch: a token takes 5 bytes in an array, and 40 in a list.
         rows = EncodedRows.joined([EncodedRows.of(part, **form) for part in _batches(dataset, size, task, encoder)])
-        return rows, encoder.cut
+        return rows.read_by(config), encoder.cut
     encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config)
     dataset = _with_own_ids(dataset, task, encoder.label_column)
     if cache_dir is None or tokenizer is None or encoder.is_encoded:
@@ -99,11 +103,11 @@ def encode_and_count(
             kept = _map(dataset, encoder), encoder.cut
             cache.write(*kept)
         encoded, cut = kept
-    return EncodedRows.of(encoded, **form), cut
+    return EncodedRows.of(encoded, **form).read_by(config), cut  # not before: what is kept is any model's
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
-    """The share of `[UNK]` among the tokens of text, which are all but `[CLS]`, `[SEP]` and their like."""
+    """The share of unknown tokens among those of text, which are all but the special ones. Bytes are all known."""
     unknown = tokenizer.unk_token_id
     special = [id for id in tokenizer.all_special_ids if id != unknown]
     of_text = rows.ids[~np.isin(rows.ids, special)]
@@ -154,8 +158,10 @@ class _Encoder:
 
     def __init__(self, task: Task, tokenizer: Any, max_length: int, columns: list[str], config: Any):
         self.task, self.tokenizer, self.max_length, self.cut = task, tokenizer, max_length, 0
-        sizes = {"input_ids": "vocab_size", "token_type_ids": "type_vocab_size"}
-        # Models of other packages may have no segments.
+        sizes = {"input_ids": "vocab_size"}
+        if tells_segments(config):  # others get zeros
+            sizes["token_type_ids"] = "type_vocab_size"
+        # Models of other packages may not say them.
         self.sizes = {name: (size, getattr(config, size)) for name, size in sizes.items() if hasattr(config, size)}
         self.label_column = next((name for name in ("labels", "label", task.label_column) if name in columns), None)
         self.is_encoded = "input_ids" in columns

@@ -6,7 +6,7 @@ is the same in a run that resumes, for any number of processes and workers, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,10 @@ from ..model.inference import filled
 from ..model.modeling_minbert import IGNORED
 from ..model.packing import Packing
 from .rows import EncodedRows
+
+#: How pieces of words are told: WordPiece marks those that go on with a word, byte-level BPE and SentencePiece the
+#: first of each, and with it the space before it.
+GOES_ON, BEGINS = "##", ("Ġ", "▁")
 
 
 class Text(NamedTuple):
@@ -95,18 +99,19 @@ class TrainingTexts(Dataset):
 class MaskingCollator:
     """Chooses tokens for the model to predict (Devlin et al. 2019, arXiv:1810.04805, section 3.1).
 
-    Each token is chosen with the same probability, special tokens and padding never. A chosen token becomes `[MASK]`
-    in 80 % of cases, a token drawn from the whole vocabulary in 10 %, and stays as it is in 10 %.
+    Each token is chosen with the same probability, special tokens and padding never. A chosen token becomes the
+    mask token in 80 % of cases, a token drawn from the whole vocabulary in 10 %, and stays as it is in 10 %.
 
     Args:
-        tokenizer: of WordPiece, with `[MASK]`.
+        tokenizer: with a mask token.
         probability: of a token to be chosen, or of a word.
-        whole_words: choose words: a token and the pieces after it that begin with `##`. What becomes of each piece is
-            still drawn for itself, as in the code of BERT's authors.
+        whole_words: choose words: a token and the pieces after it that go on with it, as the vocabulary marks them
+            (`##`, `Ġ`, `▁`). Where spaces alone part words, a comma belongs to the word before it. What becomes of
+            each piece is still drawn for itself, as in the code of BERT's authors.
         packing: say where the real tokens stand, so that the encoder computes on them alone.
 
     Raises:
-        MinBertError: the tokenizer has no `[MASK]`, or no pieces of words to tell whole words by.
+        MinBertError: the tokenizer has no mask token, or no pieces of words to tell whole words by.
     """
 
     MASKED, RANDOM = 0.8, 0.9  # a draw below the first masks, one below the second gives a random token
@@ -119,14 +124,17 @@ class MaskingCollator:
         packing: bool = False,
     ):
         if tokenizer.mask_token_id is None:
-            raise MinBertError("The tokenizer has no mask token. Give a BERT checkpoint, whose tokenizer has [MASK].")
+            raise MinBertError(
+                "The tokenizer has no mask token, such as [MASK] or <mask>, to stand for the words to predict. Give a "
+                "checkpoint that was pretrained on masked words."
+            )
         self.probability, self.whole_words, self.packing = probability, whole_words, packing
-        self.pad, self.mask, size = tokenizer.pad_token_id, tokenizer.mask_token_id, len(tokenizer)
+        self.pad, self.mask = tokenizer.pad_token_id, tokenizer.mask_token_id
+        vocabulary = tokenizer.get_vocab()
+        self.ids = np.unique([*vocabulary.values()])  # not all below the highest, where special tokens stand apart
+        size = self.ids[-1] + 1
         self.is_special = np.isin(np.arange(size), tokenizer.all_special_ids)
-        tokens = tokenizer.convert_ids_to_tokens([*range(size)])
-        self.continues = np.array([token.startswith("##") for token in tokens])
-        if whole_words and not self.continues.any():
-            raise MinBertError("`mlm_whole_words` needs a tokenizer whose pieces begin with ##. Leave it out.")
+        self.continues = np.isin(np.arange(size), _going_on(vocabulary) if whole_words else [])
 
     def __call__(self, texts: Sequence[Text]) -> dict[str, Any]:
         """A batch of B texts, T tokens long.
@@ -152,7 +160,7 @@ class MaskingCollator:
         generator = np.random.default_rng(text.place)
         # As many draws for every text of a length, so that none depends on what another one came to.
         choice, fate = generator.random((2, len(ids)))
-        random = generator.integers(len(self.is_special), size=len(ids))
+        random = self.ids[generator.integers(len(self.ids), size=len(ids))]
         free = ~self.is_special[ids]
         if self.whole_words:
             choice = choice[self._word_starts(ids)]
@@ -165,3 +173,16 @@ class MaskingCollator:
         special = self.is_special[ids]
         starts = special | ~self.continues[ids] | np.concatenate([[True], special[:-1]])
         return np.maximum.accumulate(np.where(starts, np.arange(len(ids)), 0))
+
+
+def _going_on(vocabulary: Mapping[str, int]) -> list[int]:
+    """The ids of pieces that go on with a word, if the piece before them is no special token."""
+    marked = {mark: {token for token in vocabulary if token.startswith(mark)} for mark in (GOES_ON, *BEGINS)}
+    # The most frequent one: a vocabulary of bytes holds ## as a heading of Markdown, and Ġ is a letter of Maltese.
+    mark = max(marked, key=lambda mark: len(marked[mark]))
+    if not marked[mark]:
+        raise MinBertError(
+            f"`mlm_whole_words` needs a tokenizer that marks the pieces of words, by {GOES_ON} or "
+            f"{' or '.join(BEGINS)}. Found none. Leave it out."
+        )
+    return [id_ for token, id_ in vocabulary.items() if (token in marked[mark]) == (mark == GOES_ON)]

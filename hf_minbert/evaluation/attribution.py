@@ -1,21 +1,24 @@
 """Which words moved an answer: integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365, equation 1).
 
-The path runs from the text with every word hidden, [MASK] in its place, to the text itself, straight through the
-space of word embeddings; special tokens, positions and segments stay. This file travels to a Space beside `demo.py`:
-it may import published libraries only, and takes tasks as a model's config has them. Letters in shapes: T tokens,
-H hidden size, P points of the path, C outputs of the task.
+The path runs from the text with every word hidden, the mask token in its place, to the text itself, straight through
+the space of word embeddings; special tokens, positions and segments stay. This file travels to a Space beside
+`demo.py`: it may import published libraries and files that travel only, and takes tasks as a model's config has them.
+Letters in shapes: T tokens, H hidden size, P points of the path, C outputs of the task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from tokenizers import Encoding
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from ..model.inference import tells_segments
 
 if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
@@ -38,7 +41,7 @@ class Reading:
 
     Args:
         inputs: `input_ids`, `attention_mask` and `token_type_ids`, [1, T]; [1, 2, T] for a pair encoded apart.
-        words: those that are read, by sentence. Special tokens and padding belong to none.
+        words: those that are read, by sentence. Special tokens, padding and spaces belong to none.
         unread: how many tokens were cut off because the model has no more positions.
     """
 
@@ -47,11 +50,12 @@ class Reading:
     unread: int
 
 
-def read(
-    tokenizer: PreTrainedTokenizerBase, task: Mapping[str, Any], texts: Sequence[str], max_length: int
-) -> Reading:
-    """Tokenizes one example, a text or two, as prediction does, and keeps where its words stand."""
-    apart = task["pair_encoding"] == "bi"
+def read(tokenizer: PreTrainedTokenizerBase, config: Any, task: str, texts: Sequence[str], max_length: int) -> Reading:
+    """Tokenizes one example of a task, a text or two, as prediction does, and keeps where its words stand.
+
+    A word is what the tokenizer takes for one, or a part of that which begins behind a space.
+    """
+    apart = config.get_task(task)["pair_encoding"] == "bi"
     columns = [list(texts)] if apart else [[text] for text in texts]
     # Position 0 is the first token's, whatever side the tokenizer was saved with.
     kept = tokenizer(
@@ -62,22 +66,34 @@ def read(
     words: list[list[Word]] = [[] for _ in texts]
     width = kept["input_ids"].shape[1]
     for row, encoding in enumerate(kept.encodings):
-        last = None
-        for place, (sentence, word, (start, end)) in enumerate(
-            zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True), row * width
-        ):
-            if sentence is not None:  # by this, not by its id: a text may hold the letters [SEP]
-                found = words[row if apart else sentence]
-                if (sentence, word) == last:
-                    found[-1] = Word(found[-1].start, end, (*found[-1].tokens, place))
-                else:
-                    found.append(Word(start, end, (place,)))
-            last = (sentence, word)
+        for side, text in [(row, texts[row])] if apart else enumerate(texts):
+            words[side] = _words(encoding, 0 if apart else side, text, row * width)
     inputs = {name: kept[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    if not tells_segments(config):
+        inputs["token_type_ids"].zero_()
     if apart:
         inputs = {name: values[None] for name, values in inputs.items()}
     unread = sum(map(len, whole)) - int(kept["attention_mask"].sum())
     return Reading(inputs, tuple(map(tuple, words)), unread)
+
+
+def _words(encoding: Encoding, sentence: int, text: str, first: int) -> list[Word]:
+    """The words of one of an input's sentences; `first` is the place of the input's first token."""
+    found: list[Word] = []
+    last = None
+    for place, (of, word, (start, end)) in enumerate(
+        zip(encoding.sequence_ids, encoding.word_ids, encoding.offsets, strict=True), first
+    ):
+        if of != sentence:  # by this, not by its id: a text may hold the letters [SEP]
+            continue
+        if not found or word != last or text[found[-1].end : end][:1].isspace():
+            found.append(Word(start, end, (place,)))
+        else:
+            found[-1] = Word(found[-1].start, max(end, found[-1].end), (*found[-1].tokens, place))
+        last = word
+    # A byte-level token holds the space before it, and may be nothing else.
+    trimmed = [word._replace(start=word.end - len(text[word.start : word.end].lstrip())) for word in found]
+    return [word for word in trimmed if word.start < word.end]
 
 
 @dataclass(frozen=True)
@@ -131,7 +147,7 @@ def integrated_gradients(
         steps: points of the path, those of Gauss and Legendre, each a forward and a backward pass.
 
     Raises:
-        ValueError: the tokenizer has no [MASK], which stands for a hidden word.
+        ValueError: the tokenizer has no mask token, which stands for a hidden word.
     """
     if tokenizer.mask_token_id is None:
         raise ValueError("`tokenizer` has no mask token, which stands for a hidden word. Found None.")

@@ -63,6 +63,8 @@ class MinBertConfig(PreTrainedConfig):
         max_input_length: tokens that inputs are cut to, those that the model was trained for; or by task, where they
             differ. `None` for all positions. A folder that was saved before there was such a number has that of its
             `recipe.yaml`, in `from_pretrained`.
+        sep_token_id: the tokenizer's separator, at which joined pairs without segment ids are parted for a task with
+            `pair_encoding: bi`. Training sets it; `None` in folders of before, which ask for segment ids.
         plugins: the modules whose code the tasks' heads, poolings, joins and losses need; set when a model is saved.
 
     `num_labels`, `id2label`, `label2id` and `problem_type` that contradict the active task, given to `from_pretrained`
@@ -93,6 +95,7 @@ class MinBertConfig(PreTrainedConfig):
     pad_token_id: int | None = 0
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    sep_token_id: int | None = None
     classifier_dropout: float | int | None = None
     family: str = "bert"
     position_offset: int = 0

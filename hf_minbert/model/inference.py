@@ -23,7 +23,8 @@ from .packing import Packing
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
-MIN_LENGTH = 8  # [CLS] a [SEP] b [SEP] and a few words more
+MIN_WORDS = 5  # that an input must have room for, beside the special tokens of a pair
+FEWEST_SPECIAL = 3  # of any tokenizer that marks where each sentence of a pair ends: [CLS] a [SEP] b [SEP]
 
 Progress = Callable[[int, int], None]
 
@@ -48,7 +49,7 @@ class TokenRows:
 
     Args:
         ids: int32 [S], token ids, input by input.
-        segments: int8 [S].
+        segments: int8 [S], the sentence of a pair that a token is of, as the tokenizer has it.
         starts: int64 [I + 1], where each input begins, and S.
         sides: inputs of a row, 1 or 2.
     """
@@ -70,6 +71,10 @@ class TokenRows:
         places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
         return replace(self, ids=self.ids[places], segments=self.segments[places], starts=starts)
 
+    def read_by(self, config: Any) -> Self:
+        """The rows for the model of this config: all segments are 0 if it does not tell two of them apart."""
+        return self if tells_segments(config) else replace(self, segments=np.zeros_like(self.segments))
+
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each input, [I]."""
@@ -81,6 +86,11 @@ class TokenRows:
         return self.lengths.reshape(-1, self.sides).max(axis=1)
 
 
+def tells_segments(config: Any) -> bool:
+    """Whether a model tells the two sentences of a pair by segment ids, which some tokenizers give to any model."""
+    return getattr(config, "type_vocab_size", 2) > 1  # a model of another class may say nothing of it
+
+
 def length_of(config: Any, task: str | None = None) -> int:
     """Tokens that a task's inputs, or the longest of any task, are cut to: as in training, else all positions."""
     # A model of another class says nothing of it, nor does a folder whose own code is older.
@@ -90,8 +100,13 @@ def length_of(config: Any, task: str | None = None) -> int:
     return config.max_position_embeddings if given is None else given
 
 
-def checked_length(max_length: int | None, config: Any, task: str | None = None) -> int:
+def checked_length(
+    max_length: int | None, config: Any, task: str | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> int:
     """The length to cut inputs to, in tokens: `max_length`, or unless given what `length_of` says.
+
+    Args:
+        tokenizer: says how many special tokens an input has; `None` where it is not loaded yet.
 
     Raises:
         ValueError: more than the model has positions (an index assert on a GPU otherwise), or too short to hold words.
@@ -99,9 +114,11 @@ def checked_length(max_length: int | None, config: Any, task: str | None = None)
     own, positions = length_of(config, task), config.max_position_embeddings
     if max_length is None:
         return own
-    if type(max_length) is not int or not MIN_LENGTH <= max_length <= positions:
+    special = FEWEST_SPECIAL if tokenizer is None else tokenizer.num_special_tokens_to_add(pair=True)
+    least = MIN_WORDS + special
+    if type(max_length) is not int or not least <= max_length <= positions:
         raise ValueError(
-            f"`max_length` must be from {MIN_LENGTH} to {positions}, the model's number of position embeddings. "
+            f"`max_length` must be from {least} to {positions}, the model's number of position embeddings. "
             f"Found {max_length!r}. Change it, or leave it out to use {own}."
         )
     return max_length
@@ -112,8 +129,8 @@ def tokenize(
 ) -> dict[str, list[list[int]]]:
     """One input for each row of one or two columns of text: its `input_ids` and `token_type_ids`.
 
-    With `max_length`, [CLS] and [SEP] included, an input that is longer is cut; of a pair, token by token the longer
-    side.
+    With `max_length`, special tokens included, an input that is longer is cut; of a pair, token by token the longer
+    side. The segments are the tokenizer's, whatever the model reads; see `TokenRows.read_by`.
     """
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     return tokenizer(*columns, **cut, return_attention_mask=False, return_token_type_ids=True, verbose=False)

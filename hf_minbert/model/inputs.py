@@ -13,15 +13,22 @@ import torch
 from torch import Tensor
 
 
-def taken_apart(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
+def taken_apart(
+    inputs: dict[str, Tensor | None], task: dict[str, Any], sep_token_id: int | None = None
+) -> dict[str, Tensor | None]:
     """For `bi`, joined pairs as two inputs each: [CLS] a [SEP] b [SEP] -> [CLS] a [SEP] and [CLS] b [SEP].
+
+    The second sentence is what has segment id 1. Where no token of the batch has, as many tokenizers give no segment
+    ids, it begins behind the first separator, or behind the first two if they follow each other.
 
     Args:
         inputs: `input_ids` [B, T], `token_type_ids`, 1 for what belongs to the second sentence, and `attention_mask`,
             with padding on either side. What is no joined pair, or for another task, stays as it is.
+        sep_token_id: the tokenizer's separator; without it segment ids are needed.
 
     Returns:
-        the same three, [B, 2, T] with T the longest sentence's, padded on the right with tokens of any kind.
+        the same three, [B, 2, T] with T the longest sentence's, padded on the right with tokens of any kind. Each side
+        is what the tokenizer gives for its sentence alone.
 
     Raises:
         ValueError: the segments or the mask have another shape, or an example has no second sentence.
@@ -37,20 +44,39 @@ def taken_apart(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[
                 f"Task {task['name']!r}: `{name}` must be {list(ids.shape)}, as its input. Found {list(given.shape)}."
             )
     is_token = mask.bool()
-    first = is_token & (is_token.cumsum(dim=1) == 1)  # [CLS], which begins both
+    begin = _first(is_token)  # [CLS], which begins both
     second = is_token & (segments == 1)
+    first = is_token & ~second
+    by_separator = sep_token_id is not None and not second.any()
+    if by_separator:
+        first, second = _parted(is_token, is_token & (ids == sep_token_id))
     if not second.any(dim=1).all():
+        lacking = "no token with segment id 1" + " and no separator with a sentence behind it" * by_separator
         raise ValueError(
-            f"Task {task['name']!r} compares two sentences, and an example has no token with segment id 1. Tokenize "
+            f"Task {task['name']!r} compares two sentences, and an example has {lacking}. Tokenize "
             "both, as `tokenizer(text, text_pair)`; pipelines take {'text': ..., 'text_pair': ...}."
         )
-    sides = torch.stack([is_token & ~second, second | first], dim=1)  # [B, 2, T]
+    sides = torch.stack([first, second | begin], dim=1)  # [B, 2, T]
     lengths = sides.sum(dim=-1, keepdim=True)
     width = int(lengths.max())
     places = sides.int().argsort(dim=-1, descending=True, stable=True)[..., :width]
     taken = ids[:, None].expand(sides.shape).gather(-1, places)
     seen = torch.arange(width, device=ids.device) < lengths
     return {**inputs, "input_ids": taken, "token_type_ids": torch.zeros_like(taken), "attention_mask": seen.long()}
+
+
+def _parted(is_token: Tensor, is_separator: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens of the first sentence, its separator included, and those of the second, all [B, T]."""
+    behind = (is_separator.cumsum(dim=1) - is_separator.long()) > 0
+    second = is_token & behind
+    # RoBERTa joins by two separators, </s></s>. A lone one behind the first is the end of an empty second sentence.
+    doubled = _first(second) & is_separator & (second.sum(dim=1, keepdim=True) > 1)
+    return is_token & ~behind, second & ~doubled
+
+
+def _first(chosen: Tensor) -> Tensor:
+    """[B, T], true where `chosen` is true for the first time."""
+    return chosen & (chosen.cumsum(dim=1) == 1)
 
 
 def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:

@@ -115,7 +115,7 @@ class MultiTaskPipeline(Pipeline):
             if not preprocess["tasks"]:
                 raise ValueError("`tasks` is empty. Name a task, or leave it out to ask all of them.")
         if max_length is not None:
-            preprocess["max_length"] = checked_length(max_length, self.model.config)
+            preprocess["max_length"] = checked_length(max_length, self.model.config, tokenizer=self.tokenizer)
         if clip_scores is not None:
             postprocess["clip_scores"] = clip_scores
         return preprocess, {}, postprocess
@@ -128,14 +128,17 @@ class MultiTaskPipeline(Pipeline):
         texts = [_texts(value, f"Input {start + place}") for place, value in enumerate(inputs)]
         encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
         self._check_readable(texts, encodings, start, named=tasks is not None)
-        reads = {name: (encoding, checked_length(max_length, config, name)) for name, encoding in encodings.items()}
+        reads = {
+            name: (encoding, checked_length(max_length, config, name, self.tokenizer))
+            for name, encoding in encodings.items()
+        }
         passes = []
         for names in shared_passes(self.model, reads):
             encoding, length = reads[names[0]]
             places = [place for place, parts in enumerate(texts) if len(parts) == _arity(encoding)]
             if places:
                 columns = [list(column) for column in zip(*(texts[place] for place in places), strict=True)]
-                rows = encode_texts(self.tokenizer, columns, encoding == "bi", length)
+                rows = encode_texts(self.tokenizer, columns, encoding == "bi", length).read_by(config)
                 passes.append({"tasks": names, "places": places, "rows": rows})
         return {"passes": passes, "asked": list(encodings), "size": len(inputs)}
 

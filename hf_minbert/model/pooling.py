@@ -60,7 +60,7 @@ class EncoderPooler(Pooling):
 
 
 class FirstToken(Pooling):
-    """The state of [CLS]."""
+    """The state of the first token, BERT's [CLS]."""
 
     def forward(self, states: Tensor, mask: Tensor, pooled: Tensor) -> Tensor:
         return states[:, 0]

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: One of them is in any folder with a tokenizer.
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json")
+SENTENCEPIECE = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
+#: One of them is in any folder with a tokenizer: all of it, or the vocabulary from which the library makes it.
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE)
 REMEDY = "Give the folder of a BERT checkpoint or of a finished run, or an id on the Hub."
 
 
@@ -103,30 +104,49 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     """The checkpoint's tokenizer. With `truncation=True` it cuts to the model's own length.
 
     Raises:
-        MinBertError: there is none, it has more tokens than the model, or it adds no [CLS] and [SEP].
+        MinBertError: there is none, it has more tokens than the model, it adds no special tokens that part a pair, or
+            it names none for padding.
     """
     place = _place(name, revision)
-    lacking = MinBertError(f"The model {name!r} has no tokenizer: tokenizer.json or vocab.txt is missing. {REMEDY}")
-    if Path(place).is_dir() and not any((Path(place) / file).is_file() for file in TOKENIZER_FILES):
+    lacking = MinBertError(
+        f"The model {name!r} has no tokenizer: there is no tokenizer.json, nor what it is made from "
+        f"({', '.join(TOKENIZER_FILES[1:])}). {REMEDY}"
+    )
+    there = [file for file in TOKENIZER_FILES if (Path(place) / file).is_file()]
+    if Path(place).is_dir() and not there:
         raise lacking  # the library would ask for sentencepiece
-    with explain(f"Loading the tokenizer of {name!r}", REMEDY):
+    remedy = REMEDY
+    if there and {*there} <= {*SENTENCEPIECE}:
+        remedy = f"Install sentencepiece, which reads {there[0]}, or put the tokenizer.json beside it."
+    with explain(f"Loading the tokenizer of {name!r}", remedy):
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
     # With some of its files the library makes a tokenizer that knows its special tokens only: every word would be
-    # [UNK].
+    # unknown, or nothing at all.
     if tokenizer is None or len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise lacking
-    if len(tokenizer) > config.vocab_size:
+    _check_special_tokens(name, tokenizer)
+    tokens = 1 + max(tokenizer.get_vocab().values())  # more than there are where special ones stand apart
+    if tokens > config.vocab_size:
         raise MinBertError(
-            f"The tokenizer of {name!r} has {len(tokenizer):,} tokens and its model {config.vocab_size:,}. "
+            f"The tokenizer of {name!r} has {tokens:,} tokens and its model {config.vocab_size:,}. "
             f"They do not belong together. {REMEDY}"
-        )
-    if not tokenizer("")["input_ids"]:  # an empty text would have no token, and nothing would part a pair
-        raise MinBertError(
-            f"The tokenizer of {name!r} adds no [CLS] and [SEP] to a text, which a BERT reads. Save one that does, "
-            f"such as a BertTokenizer of its vocabulary."
         )
     tokenizer.model_max_length = length_of(config)  # the file may say more than the model has positions
     return tokenizer
+
+
+def _check_special_tokens(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    # An empty text must have a token, and a pair one between its sentences.
+    if not tokenizer("")["input_ids"] or tokenizer.num_special_tokens_to_add(pair=True) < 2:
+        raise MinBertError(
+            f"The tokenizer of {name!r} adds no special tokens to a text, such as [CLS] and [SEP] or <s> and </s>, "
+            f"where an encoder expects them. Save one that does, such as that of the checkpoint it was trained from."
+        )
+    if tokenizer.pad_token_id is None:
+        raise MinBertError(
+            f"The tokenizer of {name!r} names no token for padding. Name it as `pad_token` in its "
+            f"tokenizer_config.json, which may be missing."
+        )
 
 
 def load_weights(

@@ -77,7 +77,7 @@ class Predictor:
         self.tokenizer = tokenizer
         self.batch_size, self.dtype = batch_size, dtype
         self.tasks = tasks_of(self.model.config, type(model).__name__)
-        self.lengths = {name: check_max_length(max_length, self.model.config, name) for name in self.tasks}
+        self.lengths = {name: check_max_length(max_length, self.model.config, name, tokenizer) for name in self.tasks}
         self.warned_of_unknown: set[str] = set()
 
     @classmethod

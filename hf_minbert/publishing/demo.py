@@ -62,15 +62,15 @@ BLUE, ORANGE = "43 123 186", "224 123 0"  # told apart by people who are colour-
 ABOUT = f"""
 <div class="mb-about mb-quiet">
 <p><b>What the colours say.</b> The method is integrated gradients (Sundararajan et al. 2017). Every word is first
-hidden, with [MASK] in its place, and then brought back little by little; what changes on the way is shared out among
-the words. <span class="mb-word" style="background: rgb({BLUE} / .35)">Blue</span> words moved the model towards the
-answer that is shown, <span class="mb-word" style="background: rgb({ORANGE} / .35)">orange</span> ones away from it.
-For a score blue raised it and orange lowered it. The numbers are in log-odds of the answer, or in points of the score,
-and their sum is what all words change together.</p>
+hidden, with a mask token in its place, and then brought back little by little; what changes on the way is shared out
+among the words. <span class="mb-word" style="background: rgb({BLUE} / .35)">Blue</span> words moved the model towards
+the answer that is shown, <span class="mb-word" style="background: rgb({ORANGE} / .35)">orange</span> ones away from
+it. For a score blue raised it and orange lowered it. The numbers are in log-odds of the answer, or in points of the
+score, and their sum is what all words change together.</p>
 <p><b>What they do not say.</b> They describe the arithmetic of this model, not what the words mean, and are not a
 reason as a person would give one. Words that matter only together share their effect by the method's rule. Hiding
-words behind something other than [MASK] would give other numbers, and colours that look right do not make an answer
-right.</p>
+words behind something other than a mask token would give other numbers, and colours that look right do not make an
+answer right.</p>
 </div>
 """
 NAMED = 3  # words that are named with their numbers, for and against
@@ -101,7 +101,7 @@ class Answer:
 def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
     """Asks the task `name`; what `Predictor` gives, up to rounding."""
     task = model.config.get_task(name)
-    reading = read(tokenizer, task, texts, length_of(model.config, name))
+    reading = read(tokenizer, model.config, name, texts, length_of(model.config, name))
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
     decoded = read_logits(task["kind"], model(**inputs, task=name).logits.double().cpu().numpy())
     if decoded.probabilities is None:

@@ -16,6 +16,7 @@ from ..model.configuration_minbert import MinBertConfig
 from ..model.inference import length_of
 from ..model.saving import FILE, why_it_stays
 from ..pretrained.data import READ_FROM
+from ..pretrained.loading import TOKENIZER_FILES
 from ..pretrained.weights import MODEL
 from ..settings.recipe import read_recipe, recipe_text
 from ..settings.table import names
@@ -25,7 +26,7 @@ PICTURES = "pictures"  # of a report
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 WEIGHTS = ("model.safetensors", INDEX, "model-*-of-*.safetensors")
 ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt")
+TOKENIZER = (*TOKENIZER_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 #: What a run, or a merge, says of itself. They are read, and go up without local paths.
 RECORDS = ("recipe.yaml", "environment.json", "metrics.json", "merge.json", "log.jsonl")
 PLOTS = (f"report/{PICTURES}/*.png",)  # of `minbert report`
@@ -139,7 +140,7 @@ def _check(folder: Path, adapter_only: bool) -> None:
         raise MinBertError(f"The folder {folder} has no weights (model.safetensors). {remedy}")
     if not adapter_only and "config.json" not in there:
         raise MinBertError(f"The folder {folder} holds no model: it has no config.json. Give that of a saved model.")
-    if not any(name in there for name in ("tokenizer.json", "vocab.txt")):
+    if not any(name in there for name in TOKENIZER_FILES):
         raise MinBertError(f"The folder {folder} has no tokenizer (tokenizer.json). Save it there: others need it.")
     for name in there:
         weights = is_listed(name, ADAPTER if adapter_only else WEIGHTS) and name.endswith(".safetensors")

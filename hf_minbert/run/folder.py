@@ -49,7 +49,7 @@ RUN_FILES = (
 #: Keys of a recipe that stand for what the model has where they are left out.
 MODELS = ("max_length", "hidden_dropout_prob", "attention_probs_dropout_prob", "private_layers")
 #: Fields of a model's config that they set, or that follow from its tasks.
-ARRANGED = (*MODELS, "max_input_length", "tasks", "active_task", "private_owner", "plugins")
+ARRANGED = (*MODELS, "max_input_length", "sep_token_id", "tasks", "active_task", "private_owner", "plugins")
 
 
 class RunFolder(TrainerCallback):

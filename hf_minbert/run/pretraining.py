@@ -287,11 +287,11 @@ def make_trainer(
     """What trains and scores on the texts that `load_texts` gave. Says what has no effect, and what starts anew.
 
     Raises:
-        MinBertError: the checkpoint lacks a tokenizer with `[MASK]`, or weights of the encoder.
+        MinBertError: the checkpoint lacks a tokenizer with a mask token, or weights of the encoder.
     """
     name, revision = settings.model_name_or_path, settings.model_revision
     tokenizer = load_tokenizer(name, config, revision)
-    length = check_max_length(settings.max_length, config)
+    length = check_max_length(settings.max_length, config, tokenizer=tokenizer)
     train, dev = (
         encode(_joined(data[split]), TEXT, tokenizer, length, settings.cache_dir) for split in ("train", "dev")
     )

@@ -192,8 +192,9 @@ class Task:
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
         range: lowest and highest score, both included. `None` unless `kind` is `score`.
-        pair_encoding: `single` for one text; for two texts `cross`, both joined in one input with segment ids, or
-            `bi`, each through the encoder by itself. `single` or `cross` by the number of `text_columns` unless given.
+        pair_encoding: `single` for one text; for two texts `cross`, both joined in one input as the
+            tokenizer joins them, or `bi`, each through the encoder by itself. `single` or `cross` by the number of
+            `text_columns` unless given.
         pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`.
         pooling_options: options of the pooling's class.
         layers: which layers of the encoder are pooled: `last`, or `mix`, a learned mean of all.

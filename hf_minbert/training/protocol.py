@@ -31,6 +31,8 @@ class Config(Protocol):
     pad_token_id: int | None
     #: The length that inputs are cut to. The trainer writes it, so it need not be there before.
     max_input_length: int | dict[str, int] | None = None
+    #: The tokenizer's separator, where the trainer is given a tokenizer. It writes this too.
+    sep_token_id: int | None = None
 
 
 class Head(Protocol):

@@ -67,7 +67,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         eval_dataset: likewise.
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
-            positions. Model and saved tokenizer carry it (`config.max_input_length`, `model_max_length`).
+            positions. Model and saved tokenizer carry it (`config.max_input_length`, `model_max_length`). The model
+            gets the tokenizer's separator too (`config.sep_token_id`).
         cache_dir: where encoded rows are kept for the next run; nowhere unless given.
         teacher_logits: `{task: [rows, outputs]}`, the outputs of `args.teachers` on the training rows, from
             `pretrained.teachers.teacher_logits`.
@@ -113,8 +114,9 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self.model, self.args, self.processing_class = self._checked(model, args), args, processing_class
         config = self.model.config
         self.tasks = {saved["name"]: Task.from_config(saved) for saved in config.tasks}
-        self.max_length = config.max_input_length = check_max_length(max_length, config)
+        self.max_length = config.max_input_length = check_max_length(max_length, config, tokenizer=processing_class)
         if processing_class is not None:
+            config.sep_token_id = processing_class.sep_token_id
             self.processing_class = processing_class = copy(processing_class)  # the caller's keeps its length
             processing_class.model_max_length = self.max_length
         self.cache_dir = cache_dir

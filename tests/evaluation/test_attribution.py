@@ -34,8 +34,8 @@ def model(tiny_model):
 @pytest.fixture
 def attribute(model, tiny_tokenizer):
     def attribute(name: str, chosen: int = 1, steps: int = 8, max_length: int = 64, texts=(SHORT, LONG)):
-        task = model.config.get_task(name)
-        reading = read(tiny_tokenizer, task, texts[: 1 if name in ("linear", "mlp") else 2], max_length)
+        texts = texts[: 1 if name in ("linear", "mlp") else 2]
+        reading = read(tiny_tokenizer, model.config, name, texts, max_length)
         return reading, integrated_gradients(model, tiny_tokenizer, name, reading, chosen, steps)
 
     return attribute
@@ -125,7 +125,7 @@ def test_a_task_with_an_encoder_of_its_own_is_asked_there(tiny_model, tiny_token
     model = tiny_model(TASKS[:2], private_encoders=True).double().eval()
     with torch.no_grad():
         model.encoder_of("mlp").embeddings.word_embeddings.weight.normal_()
-    reading = read(tiny_tokenizer, model.config.get_task("mlp"), [SHORT], 64)
+    reading = read(tiny_tokenizer, model.config, "mlp", [SHORT], 64)
     found = integrated_gradients(model, tiny_tokenizer, "mlp", reading, 1, steps=64)
     assert abs(found.error) < 1e-3 * abs(found.end - found.start)
 
