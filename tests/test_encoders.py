@@ -47,9 +47,12 @@ for name in ("hf_minbert", "accelerate", "datasets", "evaluate", "pandas", "peft
     sys.modules[name] = None  # importing it is an error from here on
 import json, torch
 from transformers import AutoModelForSequenceClassification
-found = {}
+found, kind = {}, None
 for folder in json.loads(sys.stdin.read()):
-    model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True)
+    if kind is None:  # the code is the same in all, and its import takes longer than a test
+        kind = type(AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True))
+        assert kind.__module__.startswith("transformers_modules.")
+    model = kind.from_pretrained(folder)
     given = torch.load(folder + "/inputs.pt")
     with torch.no_grad():
         found[folder] = {task: model(task=task, **inputs).logits.tolist() for task, inputs in given.items()}
@@ -83,7 +86,8 @@ def trained(folder, family, cell):
     sharing = {"private_layers": 1} if cell == "private layers" else {"private_encoders": cell == "private encoders"}
     model = MinBertForMultiTask.from_pretrained(folder, tasks=tasks, **sharing)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    levels = {name: levels_of(model)[p] for name, p in model.named_parameters()}
+    levels_by = levels_of(model)
+    levels = {name: levels_by[p] for name, p in model.named_parameters()}
     if cell == "LoRA":
         options = {"r": 2, "init_lora_weights": False}
         model = add_adapter(model, options, str(folder), heads=[task.name for task in tasks])
