@@ -236,16 +236,19 @@ def test_a_heading_of_markdown_makes_no_wordpiece():
     assert second.shape[1] > 1 and torch.equal(second.all(dim=1), second.any(dim=1))
 
 
-def test_random_words_are_words_of_the_tokenizer():
-    names = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "a": 5, "b": 6, "[MASK]": 90}
-    raw = Tokenizer(models.WordLevel(names, unk_token="a"))
+def with_gaps() -> PreTrainedTokenizerFast:
+    """Six words, the last of which has the number 90."""
+    raw = Tokenizer(models.WordLevel({"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "a": 5, "b": 6, "[MASK]": 90}, "a"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]"
-    )
+    raw.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    return PreTrainedTokenizerFast(tokenizer_object=raw, **names)
+
+
+def test_random_words_are_words_of_the_tokenizer():
     texts = [Text(np.array([5, 6] * 10), (0, epoch, 0)) for epoch in range(50)]
-    batch = MaskingCollator(tokenizer, 1.0)(texts)
-    assert {*batch["input_ids"].flatten().tolist()} == {*names.values()}
+    batch = MaskingCollator(with_gaps(), 1.0)(texts)
+    assert {*batch["input_ids"].flatten().tolist()} == {0, 1, 2, 5, 6, 90}
 
 
 # ---- Loading
@@ -276,6 +279,16 @@ def test_what_a_folder_lacks_is_named(any_tokenizer, folder):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(MinBertError, match="has no tokenizer: there is no tokenizer.json"):
         load_tokenizer(str(folder), config)
+
+
+def test_the_highest_token_must_be_one_of_the_models(tiny_model, tmp_path):
+    with_gaps().save_pretrained(tmp_path)
+    tiny_model(["para"], vocab_size=91).save_pretrained(tmp_path)
+    config = MinBertConfig.from_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path), config)("a b")["input_ids"] == [1, 5, 6, 2]
+    config.vocab_size = 90
+    with pytest.raises(MinBertError, match="has 91 tokens and its model 90"):
+        load_tokenizer(str(tmp_path), config)
 
 
 def test_words_and_merges_are_a_tokenizer(tiny_config, tmp_path):
@@ -331,6 +344,14 @@ def test_words_are_read_off_the_text(any_tokenizer, model_for, name):
     others = [id_ for place, id_ in enumerate(ids.tolist()) if place not in places]
     spaces = any_tokenizer.convert_tokens_to_ids(["Ġ", "Ċ"]) if is_bytes(any_tokenizer) else []
     assert {*others} <= {any_tokenizer.cls_token_id, any_tokenizer.sep_token_id, any_tokenizer.pad_token_id, *spaces}
+
+
+def test_spaces_part_words_where_the_tokenizer_parts_none(model_for):
+    tokenizer = trained("xlm-roberta")
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    (words,) = read(tokenizer, model_for(tokenizer, ["sst"]).config, "sst", [SENTENCES[0]], 64).words
+    assert {*tokenizer([SENTENCES[0]]).encodings[0].word_ids} == {None, 0}
+    assert [SENTENCES[0][word.start : word.end] for word in words][:4] == ["A", "good", "film,", "isn't"]
 
 
 def test_a_typed_special_token_is_a_word(any_tokenizer, model_for):
@@ -403,6 +424,20 @@ def test_training_tells_the_model_of_the_separator(any_tokenizer, model_for, tmp
     assert MinBertConfig.from_pretrained(tmp_path / "model").sep_token_id == any_tokenizer.sep_token_id
     found, expected = Predictor.from_pretrained(tmp_path / "model"), Predictor(model, any_tokenizer)
     np.testing.assert_allclose(found.logits("para", ROWS), expected.logits("para", ROWS), atol=1e-5)
+
+
+def test_a_run_on_masked_words_asks_for_room_for_them(model_for, course_dir, tmp_path):
+    tokenizer = trained("roberta")
+    model_for(tokenizer, ["sst"]).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    values = {
+        "data_dir": str(course_dir), "output_dir": str(tmp_path / "run"), "model_name_or_path": str(tmp_path),
+        "objective": "mlm", "max_length": 8, "eval_strategy": "no", "use_cpu": True,
+    }  # fmt: skip
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(MinBertError, match="`max_length` must be from 9 to 64"):
+        train(read_recipe(recipe))
 
 
 @pytest.mark.parametrize("kind", ["roberta", "modernbert"])
