@@ -410,6 +410,20 @@ def test_the_pipeline_answers_pairs_in_batches(any_tokenizer, model_for, side):
         assert found["para"]["score"] == pytest.approx(one["para"]["score"], abs=1e-5)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_stock_pipeline_asks_a_task_that_reads_its_sentences_apart(any_tokenizer, model_for, side):
+    fields = {"pair_encoding": "bi", "pooling": "mean"}
+    model = model_for(any_tokenizer, get_tasks({"para": fields}), sep_token_id=any_tokenizer.sep_token_id)
+    tokenizer = copy(any_tokenizer)
+    tokenizer.padding_side = side
+    stock = pipeline("text-classification", model=model, tokenizer=tokenizer, device="cpu", top_k=None)
+    ours = pipeline("minbert-multitask", model=model, tokenizer=any_tokenizer, device="cpu")
+    pairs = [{"text": first, "text_pair": second} for first, second in zip(FIRST[:2], SECOND[:2], strict=True)]
+    for found, expected in zip(stock(pairs, batch_size=2), ours(pairs), strict=True):
+        scores = {one["label"]: one["score"] for one in found}
+        assert scores == pytest.approx(expected["para"]["scores"], abs=1e-5)
+
+
 # ---- Runs
 
 

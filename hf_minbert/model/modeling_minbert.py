@@ -612,8 +612,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         """Inputs as for `MinBertModel`, and the task whose head answers.
 
         A task with `pair_encoding: bi` takes [B, 2, T] where others take [B, T]: both sentences of an example, which
-        go through the encoder as one batch of 2 * B. Token ids of joined pairs, [B, T] with segment ids, as every
-        tokenizer and stock pipeline gives them, are taken apart first.
+        go through the encoder as one batch of 2 * B. Token ids of joined pairs, [B, T], as every tokenizer and stock
+        pipeline gives them, are taken apart first: by segment ids, or at the separator (`config.sep_token_id`).
 
         Args:
             labels: [B]; class ids for classes and binary, scores for a score.
@@ -643,7 +643,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         outputs = BaseModelOutputWithPooling()
         if pooled is None:
             if packing is None:
-                inputs = taken_apart(inputs, spec)
+                inputs = taken_apart(inputs, spec, self.config.sep_token_id)
             encoded, outputs = self._encode([name], inputs, packing, **kwargs)
             vectors = head.vectors(encoded)
         else:
