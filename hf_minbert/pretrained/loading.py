@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 SENTENCEPIECE = ("sentencepiece.bpe.model", "spm.model", "spiece.model")
 #: One of them is in any folder with a tokenizer: all of it, or the vocabulary from which the library makes it.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", *SENTENCEPIECE)
-REMEDY = "Give the folder of a BERT checkpoint or of a finished run, or an id on the Hub."
+REMEDY = "Give the folder of an encoder's checkpoint or of a finished run, or an id on the Hub."
 
 
 def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBertConfig:
     """The checkpoint's config. It costs no weights, so what depends on it can be checked before they are loaded.
 
     Raises:
-        MinBertError: there is no such checkpoint, or it is not a BERT encoder.
+        MinBertError: there is no such checkpoint, or not one of an encoder.
     """
     path = Path(name)
     if not path.exists() and not _is_id(name):
@@ -253,7 +253,7 @@ def check_encoder(name: str, missing: list[str]) -> None:
     if encoder:
         raise MinBertError(
             f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: they "
-            f"would start from random numbers. Check that it is a BERT checkpoint of the size its config says."
+            f"would start from random numbers. Check that it is an encoder's checkpoint, of the size that its config says."
         )
 
 

@@ -93,7 +93,7 @@ class Predictor:
         """Loads a model saved by this package, onto the GPU where there is one unless `device` says otherwise.
 
         Raises:
-            MinBertError: there is no model, it has no tasks (a plain BERT), or `max_length` does not fit it.
+            MinBertError: there is no model, it has no tasks (a plain encoder), or `max_length` does not fit it.
         """
         name = str(model_name_or_path)
         config = load_config(name)

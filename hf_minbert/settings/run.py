@@ -19,7 +19,8 @@ class RunSettings:
 
     model_name_or_path: str = key(
         MISSING,
-        "A BERT checkpoint or a model saved by this package: a folder or a Hub id.",
+        "The checkpoint of a text encoder, such as BERT or RoBERTa, or a model saved by this package: a folder or a "
+        "Hub id.",
         resume="contents",
     )
     output_dir: str = key(MISSING, "The run's folder.", scope="start")
@@ -44,8 +45,8 @@ class RunSettings:
     max_length: int | None = key(
         None,
         "Longest input in tokens; longer ones are cut. Unless given, the length that the model was trained for; of a "
-        "plain BERT, all its positions. The saved model carries it, and what reads text with it cuts there too. With "
-        "`objective: mlm` it is for that run alone.",
+        "plain encoder, all its positions. The saved model carries it, and what reads text with it cuts there too. "
+        "With `objective: mlm` it is for that run alone.",
         travels=True,
     )
     hidden_dropout_prob: float | None = key(
