@@ -335,7 +335,7 @@ def write(folder, **config):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"model_type": "roberta"}, "'roberta'"),
+        ({"model_type": "t5"}, "'t5'"),
         ({"model_type": "bert", "position_embedding_type": "relative_key"}, "'relative_key'"),
         ({"model_type": "bert", "is_decoder": True}, "is_decoder"),
     ],

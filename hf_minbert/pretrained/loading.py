@@ -253,7 +253,7 @@ def check_encoder(name: str, missing: list[str]) -> None:
     if encoder:
         raise MinBertError(
             f"The checkpoint {name!r} lacks {len(encoder)} of the encoder's weights, among them {encoder[0]}: they "
-            f"would start from random numbers. Check that it is an encoder's checkpoint, of the size that its config says."
+            f"would start from random numbers. Check that it is an encoder's, of the size that its config says."
         )
 
 
