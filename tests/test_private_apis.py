@@ -80,12 +80,10 @@ PRIVATE = {
     },
     "torch": {
         "_foreach_add_": "all parameters in a few kernels",
-        "_foreach_addcdiv_": "all parameters in a few kernels",
-        "_foreach_addcmul_": "all parameters in a few kernels",
+        "_fused_adamw_": "all parameters in one kernel",
         "_foreach_copy_": "all inputs of a CUDA graph in a few kernels",
         "_foreach_lerp_": "all parameters in a few kernels",
         "_foreach_mul_": "all parameters in a few kernels",
-        "_foreach_sqrt": "all parameters in a few kernels",
     },
     "torch.nn.Module": {"_modules": "a task's submodule by its name, or None, at every step"},
 }
