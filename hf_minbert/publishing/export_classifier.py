@@ -197,7 +197,7 @@ def _obstacle(task: Task, config: MinBertConfig) -> str | None:
         if options["activation"] != act:
             return f"`head_options: {{activation: {options['activation']}}}`"
         return f"`head_options: {{hidden_sizes: {list(sizes)}}}`" if len(sizes) > 1 or sizes[0] > size else None
-    if task.pooling == "cls" and 2 * task.num_outputs > size:
+    if _too_many(task, config):
         return f"{task.num_outputs} labels with `head: linear`, more than half of `hidden_size: {size}`"
     return None
 
@@ -207,8 +207,13 @@ def _remedy(task: Task, config: MinBertConfig) -> str:
     act, (pooling, _) = FAMILIES[config.family].classifier_act, _shapes(config)[0]
     either = "`pair_encoding: cross`, " if task.pair_encoding == "bi" else ""
     either += "`layers: last`, " if task.layers == "mix" else ""
-    mlp = f"`pooling: cls`, `head: mlp` and `head_options: {{activation: {act}}}`"
-    return f"{either}`pooling: {pooling}` and `head: linear`, or with {either}{mlp}"
+    mlp = f"{either}`pooling: cls`, `head: mlp` and `head_options: {{activation: {act}}}`"
+    return mlp if _too_many(task, config) else f"{either}`pooling: {pooling}` and `head: linear`, or with {mlp}"
+
+
+def _too_many(task: Task, config: MinBertConfig) -> bool:
+    """Whether `_two_layers` lacks units to let the outputs of a linear head through, two for each."""
+    return _shapes(config)[0] == ("cls", "linear") and 2 * task.num_outputs > config.hidden_size
 
 
 def _two_layers(model: MinBertForMultiTask, task: Task) -> tuple[Layer, Layer]:
