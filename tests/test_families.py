@@ -5,7 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import CONFIG_MAPPING, AutoModel, AutoModelForMaskedLM, ElectraForPreTraining
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    ElectraForPreTraining,
+)
 
 from hf_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks
 from hf_minbert.model.families import DECODER, FAMILIES, published_config
@@ -268,6 +275,37 @@ def test_the_encoder_goes_back_into_the_library_s_class(tmp_path, tiny_tokenizer
         one, other = (load_file(tmp_path / task / "model.safetensors") for task in ("sst", "sts"))
         changed = [name for name in one if not torch.equal(one[name], other[name])]
         assert len(changed) == 1 and f".{2}." in changed[0]
+
+
+def of_the_library_s_classifier(family):
+    """Three tasks of the shapes that the family's sequence classifier computes."""
+    act = FAMILIES[family].classifier_act
+    usual = {"pooling": "pooler" if act == "tanh" else "cls"}
+    narrow = {"pooling": "cls", "head": "mlp", "head_options": {"hidden_sizes": [7], "activation": act}}
+    return get_tasks({"sst": usual, "para": {**usual, "head_options": {"scale": 3.0}}, "sts": narrow})
+
+
+@EACH
+@torch.no_grad()
+def test_a_task_goes_into_the_library_s_classifier(tmp_path, tiny_tokenizer, family):
+    tasks = of_the_library_s_classifier(family)
+    model = MinBertForMultiTask.from_pretrained(saved(family, tmp_path / "theirs"), tasks=tasks, private_layers=1)
+    for parameter in model.eval().parameters():  # as if trained: no bias is 0, no two private layers are equal
+        parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "ours")
+    tiny_tokenizer.save_pretrained(tmp_path / "ours")
+    inputs = batch(family)
+    for task, outputs in (("sst", 5), ("para", 2), ("sts", 1)):
+        export(str(tmp_path / "ours"), "classifier", tmp_path / task, task=task)
+        theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / task).eval()
+        assert theirs.config.model_type == family and type(theirs).__module__.startswith("transformers.models.")
+        ours, found = model(**inputs, task=task).logits, theirs(**inputs).logits
+        assert found.shape == (3, outputs) and ours.std(dim=0).max() > 0.01
+        if task == "para":
+            assert torch.equal(found[:, 0], torch.zeros(3))
+        torch.testing.assert_close(found[:, -ours.shape[1] :], ours, rtol=0, atol=1e-5)
+    gives = "token_type_ids" in AutoTokenizer.from_pretrained(tmp_path / "sst")("a film", "a dog")
+    assert gives == (model.config.type_vocab_size > 1)
 
 
 @EACH

@@ -15,6 +15,7 @@ class Form(StrEnum):
     encoder = "encoder"
     bert = "bert"
     sentence_transformers = "sentence-transformers"
+    classifier = "classifier"
     onnx = "onnx"
 
 
@@ -27,7 +28,16 @@ def export(
     task: Annotated[
         str | None,
         typer.Option(
-            help="The task whose encoder and pooling are taken, where they differ; not for onnx.", show_default=False
+            help="The task whose encoder, pooling or head is taken, where they differ; not for onnx.",
+            show_default=False,
+        ),
+    ] = None,
+    logits: Annotated[
+        int | None,
+        typer.Option(
+            help="With classifier, of a binary task: 1 output z, as rerankers read it, or 2, 0 and z, so that both "
+            "labels have one.  [default: 2]",
+            show_default=False,
         ),
     ] = None,
     quantize: Annotated[
@@ -43,13 +53,13 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
 ) -> None:
-    """Write a model as its plain encoder, for sentence-transformers, or as ONNX.
+    """Write a model as its plain encoder, for sentence-transformers, one task as a stock classifier, or as ONNX.
 
     What was written is loaded again and compared with the model before the folder gets its name.
     """
     from ..publishing.export import export as write
 
-    given: dict[str, Any] = {"task": task, "quantize": quantize or None, "data_dir": data_dir}
+    given: dict[str, Any] = {"task": task, "logits": logits, "quantize": quantize or None, "data_dir": data_dir}
     options = {name: value for name, value in given.items() if value is not None}
     found = write(model, to.value, output_dir, overwrite=overwrite, **options)
     for note in found["notes"]:

@@ -29,6 +29,7 @@ class Family:
         counted: whether positions count the tokens that are not padding, behind the padding's id.
         names: what weights are called otherwise: our name to theirs, `*` for a layer's number.
         pooler: whether their encoder has one.
+        classifier_act: what stands between the two linear layers of their sequence classifier.
     """
 
     prefix: str
@@ -37,6 +38,7 @@ class Family:
     counted: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     pooler: bool = True
+    classifier_act: str = "tanh"
 
     def renames(self) -> Iterator[tuple[str, str]]:
         """Patterns of their names and what ours have in their place, as `key_mapping` of `from_pretrained` has it."""
@@ -81,6 +83,7 @@ FAMILIES: dict[str, Family] = {
             BIAS: "generator_lm_head.bias",
         },
         pooler=False,
+        classifier_act="gelu",
     ),
     "distilbert": Family(
         "distilbert",
@@ -105,6 +108,7 @@ FAMILIES: dict[str, Family] = {
             BIAS: "vocab_projector.bias",
         },
         pooler=False,
+        classifier_act="relu",
     ),
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from ..io import check_writable, whole_folder, write_json
 from ..model.losses import options_of
 from ..pretrained.loading import load_config, tasks_of
 from ..pretrained.prediction import Predictor
+from .export_classifier import ToClassifier
 from .export_encoder import ToEncoder, ToSentenceTransformers
 from .export_onnx import ToOnnx
 
@@ -22,7 +23,12 @@ RECORD = "export.json"  # what was exported, and which files the export consists
 #: A form is made from a model's name, config and tasks, and says what does not fit; its options are its keyword-only
 #: arguments. `write(predictor, folder)` fills a folder, compares what it wrote with the model, and returns what is to
 #: stand in `export.json`.
-FORMS = {"encoder": ToEncoder, "sentence-transformers": ToSentenceTransformers, "onnx": ToOnnx}
+FORMS = {
+    "encoder": ToEncoder,
+    "sentence-transformers": ToSentenceTransformers,
+    "classifier": ToClassifier,
+    "onnx": ToOnnx,
+}
 
 
 def export(name: str, to: str, folder: str | Path, *, overwrite: bool = False, **options: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..errors import MinBertError, unknown_name
 from ..io import write_atomically, write_json
 from ..model.families import FAMILIES, published_config
 from ..model.heads import CosineHead
+from ..model.inference import tells_segments
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..pretrained.prediction import Predictor
 from ..settings.tasks import Task
@@ -36,7 +37,7 @@ class ToEncoder:
 
     def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
         apart = {one: one for one in tasks} if _encoders_differ(config) else dict.fromkeys(tasks, "")
-        self.task = _choose(tasks, task, apart, "have an encoder of their own")
+        self.task = choose_task(tasks, task, apart, "have an encoder of their own")
         self.notes = [f"The heads stay behind ({', '.join(tasks)}): a plain encoder has none."]
         pooled = [one.name for one in tasks.values() if one.pooling == "pooler"]
         if pooled and not FAMILIES[config.family].pooler:
@@ -68,7 +69,7 @@ class ToSentenceTransformers:
             one.name: (one.layers, one.pooling, one.name if differ or _has_own_vectors(one) else "")
             for one in tasks.values()
         }
-        self.task = tasks[_choose(tasks, task, readings, "do not make a sentence's vector in one way")]
+        self.task = tasks[choose_task(tasks, task, readings, "do not make a sentence's vector in one way")]
         if self.task.layers == "mix" or self.task.pooling not in POOLING_MODES:
             reads = "a learned mix of layers" if self.task.layers == "mix" else f"`pooling: {self.task.pooling}`"
             raise MinBertError(
@@ -176,18 +177,12 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
     model = predictor.model
     encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
     plain = AutoModel.from_config(published_config(model.config))
-    layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.encoder.layers_of(task))}
-    pooler = {"pooler": encoder.get_submodule("pooler")} if family.pooler else {}
-    parts: dict[str, nn.Module] = {"embeddings": encoder.embeddings, **layers, **pooler}
-    weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
-    plain.load_state_dict({family.published(name): value for name, value in weights.items()})
+    pooler = encoder.get_submodule("pooler").state_dict(prefix="pooler.") if family.pooler else {}
+    plain.load_state_dict({**encoder_weights(model, task), **pooler})
     plain.save_pretrained(folder)
-    predictor.tokenizer.model_max_length = predictor.lengths[task]
-    predictor.tokenizer.save_pretrained(folder)
+    save_tokenizer(predictor, task, folder)
     written = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = sample(model.config, 3, min(17, model.config.max_position_embeddings))
-    if not model.config.type_vocab_size:
-        del inputs["token_type_ids"]
+    inputs = published_sample(model.config, 3, min(17, model.config.max_position_embeddings))
     with torch.inference_mode():
         ours, theirs = encoder(**inputs, task=task), written(**inputs)
     seen = inputs["attention_mask"].bool()
@@ -196,6 +191,33 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
         difference = max(difference, largest(ours.pooler_output, theirs.pooler_output))
     check_difference(type(plain).__name__, difference, TOLERANCE)
     return difference
+
+
+def encoder_weights(model: MinBertForMultiTask, task: str) -> dict[str, torch.Tensor]:
+    """The weights of a task's encoder without its pooler, by their names in the library's class of it."""
+    encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
+    layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.encoder.layers_of(task))}
+    parts: dict[str, nn.Module] = {"embeddings": encoder.embeddings, **layers}
+    weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
+    return {family.published(name): value for name, value in weights.items()}
+
+
+def save_tokenizer(predictor: Predictor, task: str, folder: Path) -> None:
+    """Saves the tokenizer. It cuts to the task's length, and gives no segments to an encoder that has one kind."""
+    tokenizer = predictor.tokenizer
+    tokenizer.model_max_length = predictor.lengths[task]
+    if not tells_segments(predictor.model.config):
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the latter is saved
+    tokenizer.save_pretrained(folder)
+
+
+def published_sample(config: MinBertConfig, rows: int, length: int) -> dict[str, torch.Tensor]:
+    """As `sample`, without segments where the library's class takes none."""
+    inputs = sample(config, rows, length)
+    if not config.type_vocab_size:
+        del inputs["token_type_ids"]
+    return inputs
 
 
 def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) -> dict[str, torch.Tensor]:
@@ -231,7 +253,7 @@ def _has_own_vectors(task: Task) -> bool:
     return task.head == "cosine" and task.head_options.get("projection_size") is not None
 
 
-def _choose(tasks: Mapping[str, Task], wanted: str | None, readings: Mapping[str, Any], why: str) -> str:
+def choose_task(tasks: Mapping[str, Task], wanted: str | None, readings: Mapping[str, Any], why: str) -> str:
     """The task that was named, or any if all are read alike."""
     if wanted is not None and wanted not in tasks:
         raise unknown_name("task", wanted, tasks)

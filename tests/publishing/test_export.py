@@ -329,7 +329,10 @@ def test_differences_are_relative_above_one_and_nan_is_one():
         (["--to", "onyx"], "'onyx' is not one of"),
         (["--to", "encoder", "--task", "stss"], "Unknown task 'stss'. Did you mean 'sts'?"),
         (["--to", "encoder", "--quantize"], "`quantize` is for onnx, not for encoder"),
-        (["--to", "onnx", "--task", "sst"], "`task` is for encoder or sentence-transformers, not for onnx"),
+        (
+            ["--to", "onnx", "--task", "sst"],
+            "`task` is for encoder or sentence-transformers or classifier, not for onnx",
+        ),
         (["--to", "onnx", "--data-dir", "sample"], "add --quantize"),
         (["--to", "onnx", "--quantize", "--data-dir", "nowhere"], "nowhere"),
         (
