@@ -136,7 +136,8 @@ class MinBertConfig(PreTrainedConfig):
             taken = settings_in(self.encoder_config, {key: getattr(self, key) for key in OF_ENCODER})
         except ValueError as error:
             raise ValueError(f"`encoder_config`: `model_type` {self.encoder_config.model_type!r}, {error}.") from error
-        vars(self).update(taken, family=self.encoder_config.model_type, _taken=taken)
+        vars(self).update(taken, family=self.encoder_config.model_type)
+        self._taken = taken
 
     def _settle_encoder(self) -> None:
         """Sets in the encoder's own config what was set here since. Raises `ValueError` if it has no such setting."""

@@ -12,13 +12,15 @@ import inspect
 import json
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
@@ -129,26 +131,29 @@ class Parts:
     Args:
         layers: each with the modules that are first called where it is, such as a convolution behind it.
         before: what has weights and lies before the layers: embeddings, tables of relative positions.
-        embeddings: the module whose output goes into the first layer; empty where there is no such one.
+        embeddings: the module whose output goes into the first layer; empty where there is no such one, or it is of
+            another width than the words'.
+        projections: names of the linear layers that make an attention's queries and values.
         hidden_size: H.
         states: how many hidden states come out: the embeddings', and one per layer or pass of a shared layer.
         offset: positions of its table that no token has.
         pools: whether it has a pooler of its own.
         reads_padding: whether states change with the padding beside a text, in spite of the mask.
         accepts: arguments of its `forward`.
-        attentions: the implementations of attention that it has beside `eager`.
+        fused: whether it has torch's fused attention, `sdpa`.
     """
 
     layers: tuple[tuple[str, ...], ...]
     before: tuple[str, ...]
     embeddings: str
+    projections: tuple[str, ...]
     hidden_size: int
     states: int
     offset: int
     pools: bool
     reads_padding: bool
     accepts: frozenset[str]
-    attentions: frozenset[str]
+    fused: bool
 
 
 def parts_of(encoder: PreTrainedConfig) -> Parts:
@@ -157,8 +162,17 @@ def parts_of(encoder: PreTrainedConfig) -> Parts:
     Raises:
         ValueError: it is no encoder of one text; the message is a clause that says why.
     """
-    told = {key: value for key, value in encoder.to_dict().items() if key not in _INCIDENTAL}
-    return _parts_of(encoder.model_type, json.dumps(told, sort_keys=True, default=str))
+    return _parts_of(encoder.model_type, json.dumps(_told(encoder), sort_keys=True, default=str))
+
+
+def meaning_of(encoder: PreTrainedConfig | None) -> dict[str, Any] | None:
+    """What two configs must agree in for weights to mean the same; `None` for the hand-written encoder."""
+    rates = {*NAMES["hidden_dropout_prob"], *NAMES["attention_probs_dropout_prob"], "classifier_dropout"}
+    return None if encoder is None else {key: value for key, value in _told(encoder).items() if key not in rates}
+
+
+def _told(encoder: PreTrainedConfig) -> dict[str, Any]:
+    return {key: value for key, value in encoder.to_dict().items() if key not in _INCIDENTAL}
 
 
 @lru_cache(maxsize=32)
@@ -167,7 +181,7 @@ def _parts_of(model_type: str, told: str) -> Parts:
     _check_kind(encoder)
     try:
         # Where and how the caller makes models at this time, within a context of the library's perhaps, has no effect.
-        with torch.random.fork_rng(devices=[]), no_init_weights():
+        with torch.random.fork_rng(devices=[]), no_init_weights(), _quiet_library():
             with torch.device("meta"):
                 whole = AutoModel.from_config(deepcopy(encoder), dtype=torch.float32)
             _check_model(whole)
@@ -208,6 +222,17 @@ def _shallow(encoder: PreTrainedConfig, depth: int = 2) -> PreTrainedConfig:
     except NotImplementedError:
         return deepcopy(encoder)
     return shallow
+
+
+@contextmanager
+def _quiet_library() -> Generator[None]:
+    """Hides what the library says of texts that short."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
 CAUSAL = "in which a token does not see the next one, as in causal models"
@@ -286,15 +311,15 @@ class _Trial:
         self.called: dict[nn.Module, int] = {}  # which one that was, when a module outside was first called
         self.outputs: list[tuple[Tensor, nn.Module]] = []  # of modules before the first layer
         self.first: Tensor | None = None  # what went into it
+        self.ids, self.mask = self._texts()
 
     def parts(self) -> Parts:
         hooks = [*self._watch()]
-        outputs = self._pass(*self._texts())
+        outputs = self._pass(self.ids, self.mask)
         for hook in hooks:
             hook.remove()
         self._check(outputs)
         levels = self._levels()
-        givers = [module for output, module in self.outputs if output is self.first]
         return Parts(
             layers=tuple(
                 (
@@ -304,15 +329,23 @@ class _Trial:
                 for number, layer in enumerate(self.layers, 1)
             ),
             before=tuple(levels.get(0, ())),
-            embeddings=self.names[givers[-1]] if givers else "",
+            embeddings=self._giver(),
+            projections=_projections(self.layers[0]) if self.layers else (),
             hidden_size=outputs.last_hidden_state.shape[-1],
             states=len(outputs.hidden_states),
             offset=_offset(self.model),
             pools=hasattr(outputs, "pooler_output") and outputs.pooler_output is not None,
             reads_padding=self._reads_padding(outputs.last_hidden_state),
             accepts=frozenset(inspect.signature(self.model.forward).parameters),
-            attentions=frozenset(_attentions_of(type(self.model))),
+            fused=type(self.model)._supports_sdpa,
         )
+
+    def _giver(self) -> str:
+        """The module whose outputs go into the first layer as they are, and are as wide as words' embeddings."""
+        words = _words_of(self.model)
+        width = None if words is None else next(words.parameters()).shape[-1]
+        found = [module for output, module in self.outputs if output is self.first and output.shape[-1] == width]
+        return self.names[found[-1]] if found else ""
 
     def _texts(self) -> tuple[Tensor, Tensor]:
         """Ids and mask [3, T]: a text, the same with another second word, and its beginning, padded."""
@@ -348,26 +381,24 @@ class _Trial:
         self.called.setdefault(module, self.begun)
 
     def _given(self, module: nn.Module, args: tuple, output: Any) -> None:
-        if not self.begun and isinstance(output, Tensor):
+        if not self.begun and isinstance(output, Tensor) and output.shape[:2] == self.ids.shape:
             self.outputs.append((output, module))
 
     def _check(self, outputs: Any) -> None:
         if not hasattr(outputs, "last_hidden_state") or outputs.last_hidden_state is None:
             raise _NoEncoder("whose model gives no `last_hidden_state`")
-        ids, mask = self._texts()
-        last, states = outputs.last_hidden_state, outputs.hidden_states
-        if last.dim() != 3 or last.shape[:2] != ids.shape:
-            raise _NoEncoder(f"whose model gives {list(last.shape)} for ids {list(ids.shape)}, not a state per token")
+        last, states, shape = outputs.last_hidden_state, outputs.hidden_states, self.ids.shape
+        if last.dim() != 3 or last.shape[:2] != shape:
+            raise _NoEncoder(f"whose model gives {list(last.shape)} for ids {list(shape)}, not a state per token")
         if not states or any(state.shape != last.shape for state in states):
             raise _NoEncoder("not all of whose layers give a state per token")
         if torch.equal(last[0, 0], last[1, 0]):  # not by a token far away, which local attention does not see either
             raise _NoEncoder(CAUSAL)
-        if self._pass(ids, mask, training=True).last_hidden_state.shape != last.shape:
+        if self._pass(self.ids, self.mask, training=True).last_hidden_state.shape != last.shape:
             raise _NoEncoder("whose model gives another number of states in training")
 
     def _reads_padding(self, last: Tensor) -> bool:
-        ids, mask = self._texts()
-        alone = self._pass(ids[2:, :_SHORT], mask[2:, :_SHORT]).last_hidden_state
+        alone = self._pass(self.ids[2:, :_SHORT], self.mask[2:, :_SHORT]).last_hidden_state
         return not torch.allclose(alone[0], last[2, :_SHORT], rtol=1e-3, atol=1e-3 * float(alone.abs().max()))
 
     def _levels(self) -> dict[int, list[str]]:
@@ -424,13 +455,18 @@ def layers_in(model: PreTrainedModel) -> list[list[nn.Module]]:
     return [[*members] for members in zip(*lists, strict=True)]
 
 
-def _attentions_of(kind: type[PreTrainedModel]) -> Iterator[str]:
-    if kind._supports_sdpa:
-        yield "sdpa"
-    if kind._supports_flash_attn:
-        yield "flash_attention"
-    if kind._supports_flex_attn:
-        yield "flex_attention"
+def _projections(layer: Sequence[nn.Module]) -> tuple[str, ...]:
+    """By their names: those of an attention that begin with q or v, or the one that is three times as wide as deep."""
+    found = {
+        f"{type(member).__name__}.{name}": module
+        for member in layer
+        for name, module in member.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    last = {path.rpartition(".")[2]: module for path, module in found.items() if "att" in path.lower()}
+    return tuple(
+        name for name, linear in last.items() if name[0] in "qv" or linear.out_features == 3 * linear.in_features
+    )
 
 
 # ---- The encoder -------------------------------------------------------------------------------------------------

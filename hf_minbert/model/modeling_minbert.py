@@ -578,6 +578,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         private = config.copying_tasks if config.private_encoders else ()
         self.private = PerTask({name: start_as(make_encoder(config), self.bert) for name in private})
         self.heads = TaskHeads(config)
+        if isinstance(self.bert, LibraryEncoder):
+            self.supports_gradient_checkpointing = self.bert.model.supports_gradient_checkpointing
         self.post_init()
 
     def save_pretrained(self, save_directory, *args, **kwargs):
@@ -593,9 +595,15 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """As the library's; every private encoder gets as many words. The embeddings of the first encoder."""
-        for task, _ in self.private.named_children():
-            self.encoder_of(task).resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        options = (new_num_tokens, pad_to_multiple_of, mean_resizing)
+        for encoder in map(self.encoder_of, self.config.task_names):
+            if isinstance(encoder, LibraryEncoder):
+                encoder.model.resize_token_embeddings(*options)
+            elif encoder is not self.bert:
+                encoder.resize_token_embeddings(*options)
+        resized = super().resize_token_embeddings(*options)
+        self.config.check_tasks()  # the encoder's own config has as many words now
+        return resized
 
     def set_active_task(self, name: str | None) -> None:
         """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.
