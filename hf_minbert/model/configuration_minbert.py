@@ -120,7 +120,7 @@ class MinBertConfig(PreTrainedConfig):
     private_owner: str | None = None
     max_input_length: int | dict[str, int] | None = None
     plugins: list[str] | None = None
-    encoder_config: dict | PreTrainedConfig | None = None
+    encoder_config: Any = None
 
     def __post_init__(self, **kwargs):
         if isinstance(self.encoder_config, dict):

@@ -47,7 +47,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 #: What an encoder has none of where its config does not say it.
 ABSENT = {"type_vocab_size": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": None}
 #: Of a config, what does not change the model's modules.
-_INCIDENTAL = ("_name_or_path", "architectures", "dtype", "transformers_version", "id2label", "label2id")
+_INCIDENTAL = ("_name_or_path", "dtype", "transformers_version", "id2label", "label2id")
 
 
 def settings_in(encoder: PreTrainedConfig, ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Parts:
         offset: positions of its table that no token has.
         pools: whether it has a pooler of its own.
         reads_padding: whether states change with the padding beside a text, in spite of the mask.
-        accepts: arguments of its `forward`.
+        accepts: arguments of its `forward`; `inputs_embeds` only where its words' embeddings are such.
         fused: whether it has torch's fused attention, `sdpa`.
     """
 
@@ -167,8 +167,9 @@ def parts_of(encoder: PreTrainedConfig) -> Parts:
 
 def meaning_of(encoder: PreTrainedConfig | None) -> dict[str, Any] | None:
     """What two configs must agree in for weights to mean the same; `None` for the hand-written encoder."""
-    rates = {*NAMES["hidden_dropout_prob"], *NAMES["attention_probs_dropout_prob"], "classifier_dropout"}
-    return None if encoder is None else {key: value for key, value in _told(encoder).items() if key not in rates}
+    of_training = {*NAMES["hidden_dropout_prob"], *NAMES["attention_probs_dropout_prob"], "classifier_dropout"}
+    ignored = {*of_training, "architectures"}
+    return None if encoder is None else {key: value for key, value in _told(encoder).items() if key not in ignored}
 
 
 def _told(encoder: PreTrainedConfig) -> dict[str, Any]:
@@ -336,9 +337,14 @@ class _Trial:
             offset=_offset(self.model),
             pools=hasattr(outputs, "pooler_output") and outputs.pooler_output is not None,
             reads_padding=self._reads_padding(outputs.last_hidden_state),
-            accepts=frozenset(inspect.signature(self.model.forward).parameters),
+            accepts=self._accepts(),
             fused=type(self.model)._supports_sdpa,
         )
+
+    def _accepts(self) -> frozenset[str]:
+        words, taken = _words_of(self.model), {*inspect.signature(self.model.forward).parameters}
+        embedded = None if words is None else words(self.ids)
+        return frozenset(taken if isinstance(embedded, Tensor) else taken - {"inputs_embeds"})
 
     def _giver(self) -> str:
         """The module whose outputs go into the first layer as they are, and are as wide as words' embeddings."""

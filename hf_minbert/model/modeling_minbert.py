@@ -305,8 +305,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
             module.init_weights()
         if "starts_as" in vars(module):
             original = vars(module)["starts_as"]
-            # What is in a model of the library's, it has initialized itself.
-            for name, parameter in module.named_parameters(recurse=isinstance(module, LibraryEncoder)):
+            for name, parameter in module.named_parameters(recurse=False):
                 init.copy_(parameter, original.get_parameter(name))
 
     @classmethod
@@ -581,6 +580,14 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         if isinstance(self.bert, LibraryEncoder):
             self.supports_gradient_checkpointing = self.bert.model.supports_gradient_checkpointing
         self.post_init()
+
+    def initialize_weights(self) -> None:
+        """As the library's. What is in a model of the library's, that has initialized itself: copies begin anew."""
+        super().initialize_weights()
+        for _, private in self.private.named_children():
+            if isinstance(private, LibraryEncoder):
+                for name, parameter in private.named_parameters():
+                    init.copy_(parameter, self.bert.get_parameter(name))
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As for every MinBERT; the folder has the pipeline that asks all tasks, too."""

@@ -176,7 +176,7 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
     model = predictor.model
     encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
     plain = AutoModel.from_config(published_config(model.config))
-    layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.encoder.layers_of(task))}
+    layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.layers_of(task))}
     pooler = {"pooler": encoder.get_submodule("pooler")} if family.pooler else {}
     parts: dict[str, nn.Module] = {"embeddings": encoder.embeddings, **layers, **pooler}
     weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
