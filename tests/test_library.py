@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from encoders import ENDLESS, READ_PADDING, TAKEN, batch, saved, small
+from small_encoders import ENDLESS, READ_PADDING, TAKEN, batch, saved, small
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForMaskedLM
 
 from hf_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks

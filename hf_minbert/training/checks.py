@@ -161,10 +161,6 @@ def _check_terms(args: BaseArguments) -> None:
             f"`regularizer: {args.regularizer}` differentiates by the input, which torch does not do where "
             "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
         )
-    if args.neftune_noise_alpha and "inputs_embeds" not in parts.accepts:
-        raise MinBertError(
-            f"`neftune_noise_alpha` needs an encoder that takes embeddings of words, and {of} does not. Leave it out."
-        )
     if args.regularizer == "smart" and args.smart_form != "paper" and args.torch_compile:
         raise MinBertError(
             f"`smart_form: {args.smart_form}` works by a hook, which compiled models pass by. Leave one out."
@@ -242,6 +238,10 @@ def check_for_encoder(args: BaseArguments, config: MinBertConfig) -> None:
     for term in terms_of(args):
         for name in {*term.needs} - parts.accepts:
             raise MinBertError(f"`regularizer: {term.name}` needs `{name}`, which {of} does not take. Leave it out.")
+    if args.neftune_noise_alpha and "inputs_embeds" not in parts.accepts:
+        raise MinBertError(
+            f"`neftune_noise_alpha` needs an encoder that takes embeddings of words, and {of} does not. Leave it out."
+        )
     if args.regularizer == "smart" and args.smart_form != "paper" and not parts.embeddings:
         raise MinBertError(
             f"`smart_form: {args.smart_form}` moves what goes into the first layer, which no module of {of} gives as "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from encoders import TAKEN, saved
+from small_encoders import TAKEN, saved
 
 from hf_minbert import MinBertError, MinBertForMultiTask, get_tasks
 from hf_minbert.evaluation.attribution import integrated_gradients, read
