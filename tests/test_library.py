@@ -100,6 +100,21 @@ def test_a_checkpoint_with_a_word_head_has_the_same_encoder(tmp_path, name):
 
 
 @EACH
+@torch.no_grad()
+def test_given_embeddings_mean_the_same_as_their_ids(tmp_path, name):
+    model = tasked(saved(name, tmp_path)).eval()
+    inputs = batch(name)
+    ids, mask = inputs.values()
+    embeds, positions = model.get_input_embeddings()(ids), model.positions_of("sst", ids)
+    assert (positions is None) == (model.bert.parts.offset == 0)
+    if name == "ibert":  # a table of numbers and their scale
+        assert "inputs_embeds" not in model.bert.parts.accepts
+        return
+    found = model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, task="sst").logits
+    torch.testing.assert_close(found, model(**inputs, task="sst").logits)
+
+
+@EACH
 def test_the_layers_and_what_lies_before_them(tmp_path, name):
     model = tasked(saved(name, tmp_path))
     encoder, *layers = model.encoder_path("sst")

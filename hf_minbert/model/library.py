@@ -103,7 +103,7 @@ def encoder_config(published: Mapping[str, Any]) -> PreTrainedConfig:
         ValueError: this version of the library does not know its `model_type`.
     """
     name = published.get("model_type")
-    if name not in CONFIG_MAPPING:
+    if name is None or name not in CONFIG_MAPPING:
         raise ValueError("which this version of transformers does not know")
     # Its own code, where it has some, is for other versions of the library.
     return CONFIG_MAPPING[name].from_dict({key: value for key, value in published.items() if key != "auto_map"})
@@ -116,9 +116,9 @@ def library_key_mapping(encoder: PreTrainedConfig | Mapping[str, Any]) -> dict[s
     """
     if not isinstance(encoder, PreTrainedConfig):
         encoder = encoder_config(encoder)
-    pooler = "" if parts_of(encoder).pools else "|pooler"
-    prefix = MODEL_MAPPING[type(encoder)].base_model_prefix
-    return {rf"^(?!bert\.(?:model{pooler})\.|heads\.|private\.)(?:{prefix}\.)?": "bert.model."}
+    parts = parts_of(encoder)
+    pooler = "" if parts.pools else "|pooler"
+    return {rf"^(?!bert\.(?:model{pooler})\.|heads\.|private\.)(?:{parts.prefix}\.)?": "bert.model."}
 
 
 # ---- What an encoder consists of ---------------------------------------------------------------------------------
@@ -129,6 +129,7 @@ class Parts:
     """What a trial pass shows of an encoder. Modules are named as in the library's model.
 
     Args:
+        prefix: of its weights' names in a file of a model with a head.
         layers: each with the modules that are first called where it is, such as a convolution behind it.
         before: what has weights and lies before the layers: embeddings, tables of relative positions.
         embeddings: the module whose output goes into the first layer; empty where there is no such one, or it is of
@@ -143,6 +144,7 @@ class Parts:
         fused: whether it has torch's fused attention, `sdpa`.
     """
 
+    prefix: str
     layers: tuple[tuple[str, ...], ...]
     before: tuple[str, ...]
     embeddings: str
@@ -322,6 +324,7 @@ class _Trial:
         self._check(outputs)
         levels = self._levels()
         return Parts(
+            prefix=self.model.base_model_prefix,
             layers=tuple(
                 (
                     *(self.names[member] for member in layer),
@@ -432,7 +435,7 @@ def _offset(model: PreTrainedModel) -> int:
     tables = [
         module.padding_idx + 1
         for module in model.modules()
-        if module is not words and hasattr(module, "padding_idx") and module.padding_idx is not None
+        if module is not words and hasattr(module, "padding_idx") and isinstance(module.padding_idx, int)
         and [len(weight) for weight in module.parameters(recurse=False)] == [positions]
     ]  # fmt: skip
     return max(tables, default=0)
@@ -527,6 +530,14 @@ class LibraryEncoder(nn.Module):
     def layers_of(self, task: str | None) -> list[nn.Module]:
         """The layers, which all tasks share."""
         return [*self.layers]
+
+    def positions_of(self, input_ids: Tensor) -> Tensor | None:
+        """As `MinBertForMultiTask.positions_of`: where a table has rows for padding, tokens count from behind it."""
+        if not self.parts.offset or "position_ids" not in self.parts.accepts:
+            return None
+        padding = self.parts.offset - 1
+        is_token = (input_ids != padding).long()
+        return is_token.cumsum(dim=-1) * is_token + padding
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()

@@ -339,7 +339,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
         if isinstance(config, PreTrainedConfig):
             return config.encoder_config
         where = {key: kwargs[key] for key in READING & kwargs.keys()}
-        return cls.config_class.get_config_dict(config or name, **where)[0].get("encoder_config")
+        return MinBertConfig.get_config_dict(config or name, **where)[0].get("encoder_config")
 
     def save_pretrained(self, save_directory, is_main_process=True, *args, save_original_format=False, **kwargs):
         """As the library's, with three differences.
@@ -385,6 +385,11 @@ class MinBertModel(MinBertPreTrainedModel):
     def layers_of(self, task: str | None) -> list[nn.Module]:
         """As `MinBertEncoder.layers_of`."""
         return self.encoder.layers_of(task)
+
+    def positions_of(self, input_ids: Tensor) -> Tensor | None:
+        """As `MinBertForMultiTask.positions_of`."""
+        own = self.embeddings
+        return own.positions(input_ids, input_ids.shape[-1], input_ids.device) if own.offset else None
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
@@ -630,8 +635,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
         `None` where a position does not depend on the words.
         """
-        embeddings = self.encoder_of(task).embeddings
-        return embeddings.positions(input_ids, input_ids.shape[-1], input_ids.device) if embeddings.offset else None
+        return self.encoder_of(task).positions_of(input_ids)
 
     @can_return_tuple
     def forward(
