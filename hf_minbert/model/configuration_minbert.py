@@ -12,14 +12,21 @@ from typing import Any
 
 import yaml
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from .families import FAMILIES, settings_of
+from .library import change, encoder_config, parts_of, settings_in
 
 #: What trained a saved model, in the folder of its run.
 RECIPE = "recipe.yaml"
 AVERAGED = "averaged"  # in such a folder, the model of averaged weights
 
+#: What of an encoder of the library's stands in our config too, where heads, poolings and lengths ask for it.
+OF_ENCODER = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size",
+    "initializer_range", "layer_norm_eps", "pad_token_id", "bos_token_id", "eos_token_id", "classifier_dropout",
+)  # fmt: skip
 TASK_KEYS = ("name", "kind", "labels", "head")
 #: What the constructor checks or derives other fields from.
 SHARING = ("private_layers", "private_encoders", "private_owner")
@@ -39,9 +46,12 @@ TASK_DEFAULTS: dict[str, Any] = {
 class MinBertConfig(PreTrainedConfig):
     """The encoder's settings under BERT's names, and the tasks.
 
-    `MinBertConfig.from_pretrained` reads the config of any encoder of `model.families` too.
+    `MinBertConfig.from_pretrained` reads the config of any encoder of `model.families` too, and of any other that the
+    library has, which is kept whole in `encoder_config`.
 
     Args:
+        encoder_config: of an encoder that the library computes, by its `AutoModel`; `None` for the hand-written one.
+            The settings beside it are taken from it; one that is changed afterwards is changed in it too.
         family: the published encoder that this one computes, by its `model_type`; it has the names of an export.
         max_position_embeddings: how many tokens an input may have.
         position_offset: rows of the position table that lie before those. With some, positions count the tokens that
@@ -73,12 +83,15 @@ class MinBertConfig(PreTrainedConfig):
 
     Raises:
         ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
-            among `tasks`, more private layers than there are layers, or a length above the number of positions.
+            among `tasks`, more private layers than there are layers, or a length above the number of positions; an
+            `encoder_config` of what is no encoder of one text, or a setting that it does not have.
     """
 
     model_type = "minbert"
     #: Pipelines that this process has whatever a saved folder carries: a package that registers them names them here.
     pipelines_at_hand = frozenset()
+    #: The library sets attention and precision there too.
+    sub_configs = {"encoder_config": AutoConfig}
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -110,10 +123,32 @@ class MinBertConfig(PreTrainedConfig):
     private_owner: str | None = None
     max_input_length: int | dict[str, int] | None = None
     plugins: list[str] | None = None
+    encoder_config: Any = None
 
     def __post_init__(self, **kwargs):
+        if isinstance(self.encoder_config, dict):
+            self.encoder_config = _encoder_of(self.encoder_config)
+        if self.encoder_config is not None:
+            self._take_from_encoder()
         super().__post_init__(**kwargs)
         self.check_tasks()
+
+    def _take_from_encoder(self) -> None:
+        """Sets here what the encoder's own config says."""
+        try:
+            taken = settings_in(self.encoder_config, {key: getattr(self, key) for key in OF_ENCODER})
+        except ValueError as error:
+            raise ValueError(f"`encoder_config`: `model_type` {self.encoder_config.model_type!r}, {error}.") from error
+        vars(self).update(taken, family=self.encoder_config.model_type)
+        self._taken = taken
+
+    def _settle_encoder(self) -> None:
+        """Sets in the encoder's own config what was set here since. Raises `ValueError` if it has no such setting."""
+        taken = vars(self)["_taken"]
+        for key in OF_ENCODER:
+            if getattr(self, key) != taken[key]:
+                change(self.encoder_config, key, getattr(self, key))
+        self._take_from_encoder()
 
     def check_tasks(self) -> None:
         """Checks tasks, labels, sharing and length together, and sets what follows from them: labels and owner.
@@ -121,6 +156,14 @@ class MinBertConfig(PreTrainedConfig):
         Raises:
             ValueError: as the constructor; or the labels contradict the active task.
         """
+        if self.encoder_config is not None:
+            self._settle_encoder()
+            if self.private_layers:
+                raise ValueError(
+                    f"`private_layers` must be 0 with an encoder of the library's ({self.family}), whose layers all "
+                    f"tasks share. Found {self.private_layers}. Leave it out; `minbert ensemble` gives each task an "
+                    "encoder of its own."
+                )
         self.settle_labels()
         if not 0 <= self.private_layers <= self.num_hidden_layers:
             raise ValueError(
@@ -294,7 +337,7 @@ class MinBertConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """As the library's, without what only this object needs to know."""
-        return {key: value for key, value in super().to_dict().items() if key != "_derived"}
+        return {key: value for key, value in super().to_dict().items() if key not in ("_derived", "_taken")}
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As the library's. Raises `ValueError` for a length that was set since and that no model could be made of."""
@@ -353,13 +396,25 @@ def _check_tokens(name: str, length: Any, positions: int) -> None:
 def _from_published(config: dict[str, Any], path: str) -> dict[str, Any]:
     model_type = config.get("model_type", "bert")
     try:
-        if model_type not in FAMILIES:
-            raise ValueError(f"`model_type` {model_type!r}; expected one of {', '.join(sorted(FAMILIES))}")
-        return {**settings_of(config, MinBertConfig), "model_type": MinBertConfig.model_type}
+        if model_type in FAMILIES:
+            return {**settings_of(config, MinBertConfig), "model_type": MinBertConfig.model_type}
+        encoder = _encoder_of(config)
     except ValueError as error:
         raise ValueError(
             f"MinBERT cannot load {path}: its config has {error}. Choose an encoder's checkpoint."
         ) from error
+    precision = {key: value for key, value in config.items() if key in ("dtype", "torch_dtype")}
+    return {"encoder_config": encoder.to_dict(), "model_type": MinBertConfig.model_type, **precision}
+
+
+def _encoder_of(config: dict[str, Any]) -> PreTrainedConfig:
+    """The library's config of an encoder. Raises `ValueError` if it is of something else."""
+    try:
+        encoder = encoder_config(config)
+        parts_of(encoder)
+    except ValueError as error:
+        raise ValueError(f"`model_type` {config.get('model_type')!r}, {error}") from error
+    return encoder
 
 
 def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:

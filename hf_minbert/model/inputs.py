@@ -114,3 +114,10 @@ def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: Sequence[i
             raise ValueError(
                 f"Task {task!r}: `{name}` must be {list(shape)}, as its input. Found {list(given.shape)}."
             )
+
+
+def tokens_of(attention_mask: Tensor) -> Tensor:
+    """[B, T], true for a token."""
+    # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.
+    seen = attention_mask.bool()
+    return seen | ~seen.any(dim=-1, keepdim=True)

@@ -27,13 +27,16 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_minbert import MinBertConfig
 from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
-from .inputs import sentences, taken_apart
+from .inputs import sentences, taken_apart, tokens_of
+from .library import LibraryEncoder, library_key_mapping
 from .packing import Packing, packed_attention
 from .plugins import __name__ as _plugins  # noqa: F401  a saved folder's imports those of the model
 from .pooling import SelfInitialized, make_activation
 from .saving import plugins_of, save_plugins
 
 IGNORED = -100  # the label of a word that is not to be predicted
+#: Arguments of `from_pretrained` that say where a file is read from.
+READING = {"cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder"}
 
 
 class MinBertEmbeddings(nn.Module):
@@ -319,13 +322,24 @@ class MinBertPreTrainedModel(PreTrainedModel):
         elif new_head:
             kwargs["config"] = config = deepcopy(config)  # the caller's stays as it is
             config.settle_labels(new_head=True)
-        kwargs["key_mapping"] = {**key_mapping(), **(kwargs.get("key_mapping") or {})}
+        encoder = cls._encoder_config(pretrained_model_name_or_path, kwargs)
+        renames = key_mapping() if encoder is None else library_key_mapping(encoder)
+        kwargs["key_mapping"] = {**renames, **(kwargs.get("key_mapping") or {})}
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded  # a tuple with `output_loading_info`
         for parameter in model.parameters():
             if parameter.device.type == "cpu":
                 parameter.data = parameter.data.clone()
         return loaded
+
+    @classmethod
+    def _encoder_config(cls, name: Any, kwargs: dict[str, Any]) -> Any:
+        """The `encoder_config` of the model that `from_pretrained` is asked for; `None` for the hand-written one."""
+        config = kwargs.get("config")
+        if isinstance(config, PreTrainedConfig):
+            return config.encoder_config
+        where = {key: kwargs[key] for key in READING & kwargs.keys()}
+        return MinBertConfig.get_config_dict(config or name, **where)[0].get("encoder_config")
 
     def save_pretrained(self, save_directory, is_main_process=True, *args, save_original_format=False, **kwargs):
         """As the library's, with three differences.
@@ -349,13 +363,6 @@ class MinBertPreTrainedModel(PreTrainedModel):
             save_plugins(plugins, save_directory)
 
 
-def tokens_of(attention_mask: Tensor) -> Tensor:
-    """[B, T], true for a token."""
-    # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.
-    seen = attention_mask.bool()
-    return seen | ~seen.any(dim=-1, keepdim=True)
-
-
 class MinBertModel(MinBertPreTrainedModel):
     """The encoder, with the pooler unless `add_pooling_layer` is false."""
 
@@ -364,10 +371,25 @@ class MinBertModel(MinBertPreTrainedModel):
 
     def __init__(self, config: MinBertConfig, add_pooling_layer: bool = True):
         super().__init__(config)
+        if config.encoder_config is not None:
+            raise ValueError(
+                f"The encoder of this model is the library's ({config.family}), and {type(self).__name__} is the "
+                "hand-written one. Load a MinBertForMultiTask (AutoModelForSequenceClassification), whose "
+                "`encoder_of(task).model` is that encoder."
+            )
         self.embeddings = MinBertEmbeddings(config)
         self.encoder = MinBertEncoder(config)
         self.pooler = MinBertPooler(config) if add_pooling_layer else None
         self.post_init()
+
+    def layers_of(self, task: str | None) -> list[nn.Module]:
+        """As `MinBertEncoder.layers_of`."""
+        return self.encoder.layers_of(task)
+
+    def positions_of(self, input_ids: Tensor) -> Tensor | None:
+        """As `MinBertForMultiTask.positions_of`."""
+        own = self.embeddings
+        return own.positions(input_ids, input_ids.shape[-1], input_ids.device) if own.offset else None
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
@@ -540,6 +562,11 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         )
 
 
+def make_encoder(config: MinBertConfig) -> MinBertModel | LibraryEncoder:
+    """The encoder of a config, with a pooler."""
+    return MinBertModel(config) if config.encoder_config is None else LibraryEncoder(config, MinBertPooler)
+
+
 class MinBertForMultiTask(MinBertPreTrainedModel):
     """One encoder and one head per task of `config.tasks`.
 
@@ -551,11 +578,21 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         super().__init__(config)
         if not config.tasks:
             raise ValueError("`tasks` is empty: MinBertForMultiTask needs at least one. Pass `tasks=[...]`.")
-        self.bert = MinBertModel(config)
+        self.bert = make_encoder(config)
         private = config.copying_tasks if config.private_encoders else ()
-        self.private = PerTask({name: start_as(MinBertModel(config), self.bert) for name in private})
+        self.private = PerTask({name: start_as(make_encoder(config), self.bert) for name in private})
         self.heads = TaskHeads(config)
+        if isinstance(self.bert, LibraryEncoder):
+            self.supports_gradient_checkpointing = self.bert.model.supports_gradient_checkpointing
         self.post_init()
+
+    def initialize_weights(self) -> None:
+        """As the library's. What is in a model of the library's, that has initialized itself: copies begin anew."""
+        super().initialize_weights()
+        for _, private in self.private.named_children():
+            if isinstance(private, LibraryEncoder):
+                for name, parameter in private.named_parameters():
+                    init.copy_(parameter, self.bert.get_parameter(name))
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As for every MinBERT; the folder has the pipeline that asks all tasks, too."""
@@ -570,9 +607,15 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """As the library's; every private encoder gets as many words. The embeddings of the first encoder."""
-        for task, _ in self.private.named_children():
-            self.encoder_of(task).resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        options = (new_num_tokens, pad_to_multiple_of, mean_resizing)
+        for encoder in map(self.encoder_of, self.config.task_names):
+            if isinstance(encoder, LibraryEncoder):
+                encoder.model.resize_token_embeddings(*options)
+            elif encoder is not self.bert:
+                encoder.resize_token_embeddings(*options)
+        resized = super().resize_token_embeddings(*options)
+        self.config.check_tasks()  # the encoder's own config has as many words now
+        return resized
 
     def set_active_task(self, name: str | None) -> None:
         """Choose the head that a call without `task` uses, and the labels that the config shows; see `MinBertConfig`.
@@ -582,7 +625,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         """
         self.config.set_active_task(name)
 
-    def encoder_of(self, task: str) -> MinBertModel:
+    def encoder_of(self, task: str) -> MinBertModel | LibraryEncoder:
         """The encoder that a task's sentences go through."""
         private = self.private.get(task)
         return self.bert if private is None else private
@@ -592,8 +635,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
         `None` where a position does not depend on the words.
         """
-        embeddings = self.encoder_of(task).embeddings
-        return embeddings.positions(input_ids, input_ids.shape[-1], input_ids.device) if embeddings.offset else None
+        return self.encoder_of(task).positions_of(input_ids)
 
     @can_return_tuple
     def forward(
@@ -678,7 +720,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
     def encoder_path(self, task: str) -> list[nn.Module]:
         """The encoder and the layers that a task's sentences go through: tasks with the same ones can share a pass."""
         encoder = self.encoder_of(task)
-        return [encoder, *encoder.encoder.layers_of(task)]
+        return [encoder, *encoder.layers_of(task)]
 
     def logits_of(
         self,
@@ -715,10 +757,10 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         inputs = sentences(inputs, self.config.get_task(tasks[0]))
         # Of its own, not what the library records: that is those layers which the caller wants to see.
         mixed = [] if any(self.heads.get(name).layer_mix is not None for name in tasks) else None
-        packed = Packing.read(packing, inputs["attention_mask"])
-        outputs = self.encoder_of(tasks[0])(
-            **inputs, task=tasks[0], packing=packed, states=mixed, return_dict=True, **kwargs
-        )
+        encoder = self.encoder_of(tasks[0])
+        # It says what the mask says, and is left out where only our layers could compute by it.
+        packed = None if isinstance(encoder, LibraryEncoder) else Packing.read(packing, inputs["attention_mask"])
+        outputs = encoder(**inputs, task=tasks[0], packing=packed, states=mixed, return_dict=True, **kwargs)
         last, mask = outputs.last_hidden_state, inputs["attention_mask"]
         if packed is not None:
             # The library gives the last one as it came out, padded; the others as they were recorded, or `None`.

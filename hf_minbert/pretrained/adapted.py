@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,6 @@ from ..errors import MinBertError, explain
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..model.saving import plugins_of, save_plugins
 
-POOLER = "bert.pooler"
 NAME = "default"  # what peft calls an adapter that has no name
 #: peft reads them as their common base, which lacks what they share.
 AdapterConfig = LoraConfig | LoHaConfig | LoKrConfig | OFTConfig | IA3Config
@@ -86,7 +86,7 @@ def load_adapted(
         MinBertError: the adapter lacks weights, or was trained on another encoder.
     """
     heads = {f"heads.{task}" for task in base.config.task_names if task not in other}
-    saved = [part for part in adapter.modules_to_save or () if part in {*heads, POOLER}]
+    saved = [part for part in adapter.modules_to_save or () if part in heads or not part.startswith("heads.")]
     new = lacking(missing) - {*saved}
     adapter.modules_to_save, adapter.inference_mode = sorted({*saved, *new}), False
     with explain(f"Loading the adapter {name!r}", "It does not go with this version of peft, or it is broken."):
@@ -118,9 +118,9 @@ def merged(model: AdaptedModel) -> MinBertForMultiTask:
 
 
 def lacking(missing: Iterable[str]) -> set[str]:
-    """What a base lacks, heads and the pooler, by the module."""
-    parts = {".".join(key.split(".")[:2]) for key in missing}
-    return {part for part in parts if part.startswith("heads.") or part == POOLER}
+    """What a base lacks, heads and the shared encoder's pooler, by the module."""
+    heads = {".".join(key.split(".")[:2]) for key in missing if key.startswith("heads.")}
+    return heads | {key.partition(".pooler.")[0] + ".pooler" for key in missing if re.match(r"bert\..*pooler\.", key)}
 
 
 def _is_of(key: str, modules: Iterable[str]) -> bool:

@@ -8,6 +8,7 @@ merged.
 from __future__ import annotations
 
 import math
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -23,12 +24,13 @@ from transformers import TrainingArguments
 
 from ..errors import MinBertError, explain, unknown_name
 from ..model.inference import length_of
+from ..model.library import parts_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..settings.dotted import Value
 from ..settings.recipe import cast
 from ..settings.run import RunSettings
 from ..settings.tasks import head_difference
-from .adapted import POOLER, AdaptedModel, lacking, read_adapter
+from .adapted import AdaptedModel, lacking, read_adapter
 from .loading import load_config, load_weights
 
 #: What a recipe's `peft` takes, by its `peft_type`: options of peft under their own names, and what they are.
@@ -62,8 +64,11 @@ REFUSED: dict[str, str] = {
 # ---- What a recipe says ------------------------------------------------------------------------------------------
 
 
-def read_options(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The `peft_type` and the typed options of a recipe's `peft`, with peft's own targets where it names none.
+def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None) -> tuple[str, dict[str, Any]]:
+    """The `peft_type` and the typed options of a recipe's `peft`, with the usual targets where it names none.
+
+    Args:
+        config: of the model, whose encoder may have other names for them than BERT.
 
     Raises:
         MinBertError: the method or an option is unknown, or a value does not fit, or lets the adapter do nothing.
@@ -89,7 +94,17 @@ def read_options(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
             )
     if method == "IA3" and "target_modules" in typed:
         typed.setdefault("feedforward_modules", [])
-    return method, {**TARGETS.get(method, USUAL_TARGETS), **typed}
+    if config is None or config.encoder_config is None:
+        return method, {**TARGETS.get(method, USUAL_TARGETS), **typed}
+    if "target_modules" not in typed:
+        found = parts_of(config.encoder_config).projections
+        if method in TARGETS or not found:
+            raise MinBertError(
+                f"`peft` needs `target_modules`: what {method} takes unless told are layers of BERT, and this encoder "
+                f"is a {config.family}. Give names of its layers, or `all-linear`."
+            )
+        typed["target_modules"] = [*found]
+    return method, typed
 
 
 def full_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,9 +156,9 @@ def check_follows(before: RunSettings, settings: RunSettings) -> None:
         )
 
 
-def check_same(options: Mapping[str, Any], name: str, revision: str | None = None) -> None:
+def check_same(options: Mapping[str, Any], config: MinBertConfig, name: str, revision: str | None = None) -> None:
     """Raises `MinBertError` unless a saved adapter is one that these options would have made."""
-    method, typed = read_options(options)
+    method, typed = read_options(options, config)
     now, then = _config(method, typed), read_adapter(name, revision)
     for key in ("peft_type", *METHODS[method]) if now.peft_type == then.peft_type else ("peft_type",):
         wanted, found = (_in_order(getattr(of, key)) for of in (now, then))
@@ -184,15 +199,16 @@ def add_adapter(
     Raises:
         MinBertError: as `check`.
     """
-    method, typed = read_options(options)
+    method, typed = read_options(options, model.config)
     saved = sorted({f"heads.{task}" for task in heads} | lacking(missing))
+    whole = ["heads", *(re.escape(part) for part in saved if not part.startswith("heads."))]
     _check_targets(model.named_modules(), typed, model.config.num_hidden_layers)
     with explain(f"Adding the adapter {method}", "Correct `peft` in the recipe."):
         config = _config(
             method,
             typed,
             modules_to_save=saved,
-            exclude_modules=r"(?:heads|bert\.pooler)\..*" if POOLER in saved else r"heads\..*",
+            exclude_modules=rf"(?:{'|'.join(whole)})\..*",
             base_model_name_or_path=base,
             revision=revision,
         )

@@ -20,6 +20,7 @@ from ..data.tables import shortened
 from ..errors import MinBertError, did_you_mean, explain
 from ..model.heads import build_head
 from ..model.inference import length_of
+from ..model.library import parts_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
 from ..settings.tasks import Task, head_difference
 from .data import load_plugins
@@ -272,12 +273,19 @@ def _load(
             config=config,
             revision=revision or "main",
             dtype=torch.float32,
-            attn_implementation=attn_implementation,
+            attn_implementation=_attention(config, attn_implementation),
             ignore_mismatched_sizes=True,  # the library's error does not say which
             output_loading_info=True,
             **options,
         )
     return made
+
+
+def _attention(config: MinBertConfig, wanted: str | None) -> str | None:
+    """What is asked for; `eager` instead of `sdpa`, which a recipe asks for unless told, where there is no other."""
+    if config.encoder_config is None or wanted != "sdpa" or parts_of(config.encoder_config).fused:
+        return wanted
+    return "eager"
 
 
 def _check_shapes(name: str, mismatched: list[tuple[str, Any, Any]]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import MinBertError
 from ..model.inference import length_of
+from ..model.library import meaning_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..settings.tasks import head_difference
 
@@ -173,6 +174,11 @@ def _check_encoders(configs: Sequence[MinBertConfig]) -> None:
     if not configs:
         raise MinBertError("There is no model to merge. Give at least one.")
     for number, config in enumerate(configs[1:], 2):
+        if meaning_of(config.encoder_config) != meaning_of(configs[0].encoder_config):
+            raise MinBertError(
+                f"The models do not go together: `encoder_config` is another in the first than in number {number}. "
+                "Give models that were trained from one checkpoint."
+            )
         for key in ENCODER_KEYS:
             ours, theirs = getattr(configs[0], key), getattr(config, key)
             if ours != theirs:
@@ -198,7 +204,7 @@ def _new_model(like: MinBertForMultiTask, tasks: list[dict[str, Any]], **changes
     fresh = {"tasks": tasks, "active_task": None, "private_encoders": False, "private_owner": None, **changes}
     config = MinBertConfig.from_dict(like.config.to_dict() | fresh)
     # The kernels too: another attention function rounds otherwise than the models' own.
-    attention = like.config._attn_implementation
+    attention = (like.config.encoder_config or like.config)._attn_implementation
     return MinBertForMultiTask._from_config(config, attn_implementation=attention).eval()
 
 

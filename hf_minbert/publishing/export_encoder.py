@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from ..errors import MinBertError, unknown_name
 from ..io import write_atomically, write_json
 from ..model.families import FAMILIES, published_config
 from ..model.heads import CosineHead
 from ..model.inference import tells_segments
+from ..model.library import LibraryEncoder, parts_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..pretrained.prediction import Predictor
 from ..settings.tasks import Task
@@ -40,7 +41,7 @@ class ToEncoder:
         self.task = choose_task(tasks, task, apart, "have an encoder of their own")
         self.notes = [f"The heads stay behind ({', '.join(tasks)}): a plain encoder has none."]
         pooled = [one.name for one in tasks.values() if one.pooling == "pooler"]
-        if pooled and not FAMILIES[config.family].pooler:
+        if pooled and not _has_pooler(config):
             self.notes.append(f"The pooler, which {', '.join(pooled)} read, stays behind: {config.family} has none.")
         for one in tasks.values():
             if one.layers == "mix" or one.pooling in ("attention", "bigru"):
@@ -76,6 +77,11 @@ class ToSentenceTransformers:
                 f"Task {self.task.name!r} pools by {reads}, which sentence-transformers does not have. Choose a task "
                 f"with one of {', '.join(POOLING_MODES)} on the last layer, or export to onnx."
             )
+        if self.task.pooling == "pooler" and config.encoder_config is not None and _has_pooler(config):
+            raise MinBertError(
+                f"Task {self.task.name!r} pools by the pooler of a {config.family}, which sentence-transformers does "
+                "not have. Choose a task with cls, mean or max, or export to onnx."
+            )
         self.readers = [one for one in tasks.values() if readings[one.name] == readings[self.task.name]]
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
@@ -105,8 +111,8 @@ class ToSentenceTransformers:
 
     def _layers(self, model: MinBertForMultiTask) -> list[tuple[nn.Linear, type[nn.Module]]]:
         """What comes after the pooling."""
-        layers = []
-        pooler = model.encoder_of(self.task.name).pooler
+        layers: list[tuple[nn.Linear, type[nn.Module]]] = []
+        pooler: Any = model.encoder_of(self.task.name).pooler
         if self.task.pooling == "pooler" and pooler is not None:
             layers.append((pooler.dense, nn.Tanh))
         head = model.heads.get(self.task.name)
@@ -175,10 +181,8 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
         MinBertError: it is above `TOLERANCE`.
     """
     model = predictor.model
-    encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
-    plain = AutoModel.from_config(published_config(model.config))
-    pooler = encoder.get_submodule("pooler").state_dict(prefix="pooler.") if family.pooler else {}
-    plain.load_state_dict({**encoder_weights(model, task), **pooler})
+    encoder = model.encoder_of(task)
+    plain = encoder.model if isinstance(encoder, LibraryEncoder) else _published(model, task)
     plain.save_pretrained(folder)
     save_tokenizer(predictor, task, folder)
     written = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -187,7 +191,7 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
         ours, theirs = encoder(**inputs, task=task), written(**inputs)
     seen = inputs["attention_mask"].bool()
     difference = largest(ours.last_hidden_state[seen], theirs.last_hidden_state[seen])
-    if family.pooler:
+    if _has_pooler(model.config):
         difference = max(difference, largest(ours.pooler_output, theirs.pooler_output))
     check_difference(type(plain).__name__, difference, TOLERANCE)
     return difference
@@ -196,7 +200,7 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
 def encoder_weights(model: MinBertForMultiTask, task: str) -> dict[str, torch.Tensor]:
     """The weights of a task's encoder without its pooler, by their names in the library's class of it."""
     encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
-    layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.encoder.layers_of(task))}
+    layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.layers_of(task))}
     parts: dict[str, nn.Module] = {"embeddings": encoder.embeddings, **layers}
     weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
     return {family.published(name): value for name, value in weights.items()}
@@ -213,11 +217,25 @@ def save_tokenizer(predictor: Predictor, task: str, folder: Path) -> None:
 
 
 def published_sample(config: MinBertConfig, rows: int, length: int) -> dict[str, torch.Tensor]:
-    """As `sample`, without segments where the library's class takes none."""
+    """As `sample`, without segments where there are fewer than two."""
     inputs = sample(config, rows, length)
-    if not config.type_vocab_size:
+    if config.type_vocab_size < 2:  # some take no segments, and others have one
         del inputs["token_type_ids"]
     return inputs
+
+
+def _published(model: MinBertForMultiTask, task: str) -> PreTrainedModel:
+    """The hand-written encoder of a task in the library's class of it."""
+    plain = AutoModel.from_config(published_config(model.config))
+    pooler = model.encoder_of(task).get_submodule("pooler") if FAMILIES[model.config.family].pooler else nn.Module()
+    plain.load_state_dict({**encoder_weights(model, task), **pooler.state_dict(prefix="pooler.")})
+    return plain
+
+
+def _has_pooler(config: MinBertConfig) -> bool:
+    """Whether the library's class of the encoder has one."""
+    encoder = config.encoder_config
+    return FAMILIES[config.family].pooler if encoder is None else parts_of(encoder).pools
 
 
 def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) -> dict[str, torch.Tensor]:

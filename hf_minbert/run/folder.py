@@ -27,6 +27,7 @@ from ..errors import MinBertError, explain
 from ..io import check_writable, json_line, write_atomically, write_json
 from ..model.configuration_minbert import AVERAGED, MinBertConfig
 from ..model.inference import length_of
+from ..model.library import meaning_of
 from ..pretrained.data import READ_FROM
 from ..pretrained.loading import load_config
 from ..publishing.environment import environment
@@ -195,7 +196,7 @@ class RunFolder(TrainerCallback):
         if (saved / "config.json").is_file():
             begun = load_config(str(saved))
         for key in MinBertConfig.__annotations__:
-            if key not in ARRANGED and getattr(begun, key) != getattr(config, key):
+            if key not in ARRANGED and _compared(begun, key) != _compared(config, key):
                 raise MinBertError(
                     f"`model_name_or_path` {name} has {key} = {getattr(config, key)}, and {saved} has "
                     f"{getattr(begun, key)}. Resume with the model that the run was started with, or start anew."
@@ -383,6 +384,11 @@ def _rescaled(size: Any, processes: int, now: int) -> Any:
         return None if None in sizes.values() else sizes
     whole = isinstance(size, int) and size * processes % now == 0
     return size * processes // now if whole else None
+
+
+def _compared(config: MinBertConfig, key: str) -> Any:
+    """A field of a model's config in a form in which two models that go together have the same."""
+    return meaning_of(config.encoder_config) if key == "encoder_config" else getattr(config, key)
 
 
 def _digests(rows_by_task: Mapping[str, Any]) -> dict[str, str]:

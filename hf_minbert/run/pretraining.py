@@ -86,6 +86,11 @@ def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:
     Raises:
         MinBertError: it has private layers, or `max_length` does not fit.
     """
+    if config.encoder_config is not None:
+        raise MinBertError(
+            f"`objective: mlm` trains the hand-written encoder, and {settings.model_name_or_path!r} has one of the "
+            f"library's ({config.family}). Leave the stage out, or start from a checkpoint of a BERT or its relatives."
+        )
     if config.private_owner is not None:
         raise MinBertError(
             f"`objective: mlm` trains one encoder, and some of the layers of {settings.model_name_or_path!r} are for "

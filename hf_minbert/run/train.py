@@ -47,8 +47,8 @@ from ..training.aggregation.pcgrad import PCGrad
 from ..training.aggregation.sum import Sum
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import is_worthless
+from ..training.checks import check_for_encoder
 from ..training.distributed import check_alike, is_lost, report_interruption
-from ..training.freezing import check_layers
 from ..training.gradients import GradientRows, Gradients
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
@@ -163,7 +163,7 @@ def _config(
     if settings.objective == "mlm":
         return pretraining.arrange(_checkpoints(settings) if config is None else config, settings)
     config = model_config(settings, tasks) if config is None else _arrange(config, settings, tasks)
-    check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
+    check_for_encoder(args, config)
     return config
 
 
@@ -474,7 +474,7 @@ def load_model(
     tokenizer = load_tokenizer(name, config, revision)
     load = load_weights
     if settings.peft is not None and is_adapter(name, revision):
-        adapters.check_same(settings.peft, name, revision)
+        adapters.check_same(settings.peft, config, name, revision)
         load = load_adapter
     model, missing = load(name, config, revision, attention)
     check_encoder(name, missing)
@@ -493,7 +493,7 @@ def _hide_bars() -> None:
 
 
 def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> None:
-    if any(key.startswith("bert.pooler.") for key in missing):
+    if any(key.startswith("bert.") and ".pooler." in key for key in missing):
         logger.warning("%s has no pooler; it starts from random numbers.", name)
     private = {key.split("private.")[1].split(".")[0] for key in missing if "private." in key}
     if private:

@@ -59,7 +59,7 @@ class WordNoise:
             return None
         if packing is not None and output.shape[:-1] == (1, len(packing.tokens)):
             noise = packing.pack(noise)
-        if output.numel() != noise.numel():
+        if output.numel() != noise.numel() or output.shape[-2] != noise.shape[-2]:
             raise MinBertError(
                 "`neftune_noise_alpha` needs a model that embeds all words of a batch at once, of the shape "
                 f"{list(noise.shape)}. Found {list(output.shape)}. Leave it out."
