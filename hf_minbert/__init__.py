@@ -64,21 +64,21 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
+def _import_config() -> None:
+    # Its file imports AutoConfig too: where that one came first, it is being read already.
+    import_module(".model.configuration_minbert", __name__)
+
+
 def _register_config() -> None:
+    """Registers the config, and lets the first one that is built register the models.
+
+    Here and not in the config's own file: that file travels to the Hub, where no package is to register.
+    """
     from transformers import AutoConfig
 
     from .model.configuration_minbert import MinBertConfig
 
     AutoConfig.register("minbert", MinBertConfig, exist_ok=True)
-
-
-def _prepare_config() -> None:
-    """Lets the first config that is built register the models.
-
-    Here and not in the config's own file: that file travels to the Hub, where no package is to register.
-    """
-    from .model.configuration_minbert import MinBertConfig
-
     MinBertConfig.pipelines_at_hand = frozenset({"minbert-multitask"})
     original = MinBertConfig.__post_init__
 
@@ -175,5 +175,5 @@ class _MovedModules(MetaPathFinder, Loader):
 
 sys.meta_path.append(_MovedModules())
 _after_import(f"{__name__}.model.registry", _import_plugins_on_demand)
-_after_import(f"{__name__}.model.configuration_minbert", _prepare_config)
-_after_import("transformers.models.auto.configuration_auto", _register_config)
+_after_import(f"{__name__}.model.configuration_minbert", _register_config)
+_after_import("transformers.models.auto.configuration_auto", _import_config)

@@ -60,8 +60,8 @@ def test_every_field_survives_the_file(tmp_path):
         "max_input_length": {"sts": 12, "sst": 8},
         "plugins": ["my_heads"],
     }
-    # The one that does not go with private layers has a test of its own.
-    assert {*changed, "private_encoders"} == set(MinBertConfig.__annotations__)
+    # Private encoders do not go with private layers, nor does an encoder of the library's: each has a test of its own.
+    assert {*changed, "private_encoders", "encoder_config"} == set(MinBertConfig.__annotations__)
     config = MinBertConfig(**changed)
     config.save_pretrained(tmp_path)
     loaded = MinBertConfig.from_pretrained(tmp_path)

@@ -20,15 +20,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import transformers
+import transformers  # and its classes by this: a package may register its config as soon as those are imported
 from torch import Tensor, nn
-from transformers import (
-    CONFIG_MAPPING,
-    MODEL_MAPPING,
-    AutoModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
@@ -103,10 +97,11 @@ def encoder_config(published: Mapping[str, Any]) -> PreTrainedConfig:
         ValueError: this version of the library does not know its `model_type`.
     """
     name = published.get("model_type")
-    if name is None or name not in CONFIG_MAPPING:
+    if name is None or name not in transformers.CONFIG_MAPPING:
         raise ValueError("which this version of transformers does not know")
     # Its own code, where it has some, is for other versions of the library.
-    return CONFIG_MAPPING[name].from_dict({key: value for key, value in published.items() if key != "auto_map"})
+    given = {key: value for key, value in published.items() if key != "auto_map"}
+    return transformers.CONFIG_MAPPING[name].from_dict(given)
 
 
 def library_key_mapping(encoder: PreTrainedConfig | Mapping[str, Any]) -> dict[str, str]:
@@ -180,17 +175,17 @@ def _told(encoder: PreTrainedConfig) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _parts_of(model_type: str, told: str) -> Parts:
-    encoder = CONFIG_MAPPING[model_type].from_dict(json.loads(told))
+    encoder = transformers.CONFIG_MAPPING[model_type].from_dict(json.loads(told))
     _check_kind(encoder)
     try:
         # Where and how the caller makes models at this time, within a context of the library's perhaps, has no effect.
         with torch.random.fork_rng(devices=[]), no_init_weights(), _quiet_library():
             with torch.device("meta"):
-                whole = AutoModel.from_config(deepcopy(encoder), dtype=torch.float32)
+                whole = transformers.AutoModel.from_config(deepcopy(encoder), dtype=torch.float32)
             _check_model(whole)
             small = _shallow(encoder)
             with torch.device("cpu"):
-                model = AutoModel.from_config(small, dtype=torch.float32)
+                model = transformers.AutoModel.from_config(small, dtype=torch.float32)
             _fill(model)
             parts = _Trial(model).parts()
     except _NoEncoder:
@@ -253,7 +248,7 @@ def _check_kind(encoder: PreTrainedConfig) -> None:
         raise _NoEncoder("a decoder (`is_decoder`)")
     if encoder.get_text_config() is not encoder:
         raise _NoEncoder("which reads more than text")
-    if type(encoder) not in MODEL_MAPPING:
+    if type(encoder) not in transformers.MODEL_MAPPING:
         raise _NoEncoder("of which the library has no AutoModel")
     if not hasattr(encoder, "vocab_size"):
         raise _NoEncoder("which has no vocabulary")
@@ -511,7 +506,7 @@ class LibraryEncoder(nn.Module):
     def __init__(self, config: Any, pooler: Callable[[Any], nn.Module]):
         super().__init__()
         self.parts = parts_of(config.encoder_config)
-        self.model = AutoModel.from_config(config.encoder_config)
+        self.model = transformers.AutoModel.from_config(config.encoder_config)
         self.pooler = None if self.parts.pools else pooler(config)
         self.has_segments = config.type_vocab_size > 1 and "token_type_ids" in self.parts.accepts
         # In a tuple, which registers nothing: these are modules of `model`.

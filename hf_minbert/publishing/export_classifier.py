@@ -74,6 +74,11 @@ class ToClassifier:
             )
         if logits not in (None, 1, 2):
             raise MinBertError(f"--logits must be 1 or 2. Found {logits}.")
+        if config.encoder_config is not None:
+            raise MinBertError(
+                f"`--to classifier` is for the hand-written encoders ({', '.join(FAMILIES)}). Found "
+                f"{config.encoder_config.model_type!r}. Export to encoder or to onnx."
+            )
         self.kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[config.family]
         if (obstacle := _obstacle(self.task, config)) is not None:
             raise MinBertError(
