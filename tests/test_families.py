@@ -17,6 +17,8 @@ from transformers import (
 from hf_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks
 from hf_minbert.model.families import DECODER, FAMILIES, published_config
 from hf_minbert.model.packing import Packing
+from hf_minbert.pretrained.loading import load_config, load_weights
+from hf_minbert.pretrained.merging import add_task_vectors, load_base
 from hf_minbert.publishing.export import export
 from hf_minbert.training.terms.base import embedded
 
@@ -334,3 +336,22 @@ def test_embeddings_in_the_place_of_ids_change_no_answer(tmp_path, family, side)
         moved = embedded(model, asked, torch.zeros(*ids.shape, model.config.word_size))
         assert "input_ids" not in moved and moved["inputs_embeds"].shape == (*ids.shape, model.config.word_size)
         torch.testing.assert_close(model(**moved).logits, model(**asked).logits, rtol=0, atol=1e-6)
+
+
+@EACH
+def test_a_base_of_any_family_is_read_by_our_names(family, tmp_path):
+    """A model that was not trained is the base, and one that was is the base plus its vector; but for a new pooler."""
+    name = str(saved(family, tmp_path))
+    config = load_config(name)
+    config.rearrange(tasks=[task.to_config() for task in get_tasks(["sst"])])
+    model, _ = load_weights(name, config)
+    base = load_base(name, [config])
+    encoder = {key for key in model.state_dict() if key.startswith("bert.")}
+    assert encoder - {*base} == ({key for key in encoder if "pooler" in key} if not FAMILIES[family].pooler else set())
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in base.items())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    merged = add_task_vectors([model], base, "task_arithmetic", scale=1).state_dict()
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(merged[key], value)

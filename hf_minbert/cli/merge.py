@@ -33,26 +33,57 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an ea
 
 
 class Method(StrEnum):
-    """How models are averaged."""
+    """How the weights of several models become one's."""
 
     uniform = "uniform"
     weighted = "weighted"
     greedy = "greedy"
+    task_arithmetic = "task_arithmetic"
+    ties = "ties"
+    dare = "dare"
 
 
 def average(
     models: Models,
     output_dir: OutputDir,
     method: Annotated[
-        Method, typer.Option(help="greedy keeps those models that do not make the average worse on --data-dir.")
+        Method,
+        typer.Option(
+            help="greedy keeps those models that do not make the average worse on --data-dir. The last three add to "
+            "the base what each model learned on tasks of its own."
+        ),
     ] = Method.uniform,
     weights: Annotated[
         str | None, typer.Option(help="With weighted: a number per model, such as 2,1,1.", show_default=False)
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="With the last three: the checkpoint that the models began from. Default: as their recipes say.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            help="With the last three: how much of the merged change is added. Default: 0.4; for ties 1.",
+            show_default=False,
+        ),
+    ] = None,
+    density: Annotated[
+        float | None,
+        typer.Option(
+            help="With ties and dare: the share of each model's change that is kept. Default: 0.2; for dare 0.5.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With dare: of what is dropped. Default: 0.", show_default=False)
+    ] = None,
     data_dir: DataDir = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Average the weights of models fine-tuned from one checkpoint (a "model soup")."""
+    """Average models fine-tuned from one checkpoint (a "model soup"), or add up what each of them learned."""
     if (method is Method.weighted) != (weights is not None):
         raise MinBertError("--method weighted and --weights 2,1,1 go together: give both or neither.")
     if method is Method.greedy and data_dir is None:
@@ -60,21 +91,50 @@ def average(
     shares = None if weights is None else _numbers(weights)
     from ..pretrained import merging
 
+    numbers = _vector_numbers(method, base=base, scale=scale, density=density, seed=seed)
     check_output(output_dir, models, overwrite)
     members = Members(models, data_dir)
     merging.averaged_tasks(members.configs, shares)
-    if method is Method.greedy:
-        merging.check_same_tasks(members.configs)
-    loaded = members.load()
     record: dict[str, Any] = {"method": method.value, "models": models}
-    if method is Method.greedy:
-        merged, kept = merging.greedy_soup(loaded, members.rank)
+    if numbers is not None:
+        merged, made_by = _from_base(members, base, numbers)
+        record |= made_by
+    elif method is Method.greedy:
+        merging.check_same_tasks(members.configs)
+        merged, kept = merging.greedy_soup(members.load(), members.rank)
         record["kept"] = [models[place] for place in kept]
         typer.echo(f"Kept {len(kept)} of {len(models)}: {', '.join(record['kept'])}.")
     else:
-        merged = merging.average(loaded, shares)
+        merged = merging.average(members.load(), shares)
         record["weights"] = shares
     members.write(merged, output_dir, record)
+
+
+def _vector_numbers(method: Method, base: str | None, **numbers: Any) -> dict[str, Any] | None:
+    """What `add_task_vectors` goes by; `None` for a method that averages, which takes no such option."""
+    from ..pretrained import merging
+
+    if method in merging.VECTOR_METHODS:
+        return merging.vector_settings(method.value, **numbers)
+    for name, value in {"base": base, **numbers}.items():
+        if value is not None:
+            raise MinBertError(
+                f"--{name} is for --method task_arithmetic, ties or dare. Give one of them, or leave --{name} out."
+            )
+    return None
+
+
+def _from_base(
+    members: Members, base: str | None, numbers: Mapping[str, Any]
+) -> tuple[MinBertForMultiTask, dict[str, Any]]:
+    """The base with what the members learned, and how it was made."""
+    from ..pretrained import merging
+    from ..pretrained.data import common_base
+
+    name, revision = common_base(members.names) if base is None else (base, None)
+    start = merging.load_base(name, members.configs, revision)
+    merged = merging.add_task_vectors(members.load(), start, **numbers)
+    return merged, {"base": name, "base_revision": revision, **numbers}
 
 
 def ensemble(

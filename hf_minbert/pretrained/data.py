@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,43 @@ def load_plugins(folder: Path) -> None:
         for name in models:
             if Path(name).resolve() != folder.resolve():
                 load_plugins(Path(name))
+
+
+def common_base(names: Sequence[str]) -> tuple[str, str | None]:
+    """The checkpoint that runs began from, by their recipes: a folder or a Hub id, and its revision.
+
+    Of a run in stages it is the one before all stages, unless a later stage names another.
+
+    Args:
+        names: folders of the runs.
+
+    Raises:
+        MinBertError: a run has no recipe that says it, or they began from different ones.
+    """
+    bases = [_base_of(name) for name in names]
+    for name, base in zip(names, bases, strict=True):
+        if base != bases[0]:
+            first, other = (f"{found}{f' ({revision})' if revision else ''}" for found, revision in (bases[0], base))
+            raise MinBertError(
+                f"{names[0]} began from {first} and {name} from {other}, so what they learned cannot be added. Give "
+                f"runs from one checkpoint. If both are the same weights, name them by --base."
+            )
+    return bases[0]
+
+
+def _base_of(name: str) -> tuple[str, str | None]:
+    recipe = recipe_of(Path(name))
+    lines = {} if recipe is None else {key: value.value for key, value in read_recipe(recipe).items()}
+    named = [stage for stage in lines.get("stages") or () if stage.get("model_name_or_path")]
+    lines |= named[-1] if named else {}
+    base = lines.get("model_name_or_path")
+    if recipe is None or base is None:
+        raise MinBertError(
+            f"{name} has no {RECIPE} here that says what the model was trained from. Say it by --base: a folder or a "
+            f"Hub id."
+        )
+    folder = Path(_json(recipe.with_name("environment.json")).get(READ_FROM, ""), base)
+    return str(folder.resolve()) if folder.is_dir() else base, lines.get("model_revision")
 
 
 def merged_data(members: Iterable[RunData], tasks: Iterable[str]) -> dict[str, dict[str, Any]]:

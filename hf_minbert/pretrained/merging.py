@@ -1,4 +1,7 @@
-"""Several saved models made one: averages of their weights, and ensembles that keep each task's own encoder."""
+"""Several saved models made one: averages of their weights, sums of what they learned, and ensembles.
+
+An ensemble keeps each task's own encoder; the others have one encoder for all tasks.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..errors import MinBertError
+from ..errors import MinBertError, unknown_name
 from ..model.inference import length_of
 from ..model.library import meaning_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..settings.tasks import head_difference
+from .loading import check_encoder, load_config, load_weights
 
 #: What two encoders must agree in to have weights of the same meaning.
 ENCODER_KEYS = (
@@ -20,6 +25,14 @@ ENCODER_KEYS = (
     "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id", "position_offset",
     "embedding_size",
 )  # fmt: skip
+
+#: A method that adds task vectors: its scale and density unless given. Those of task arithmetic and TIES are what
+#: arXiv:2306.01708 takes where no dev rows can tell. DARE's paper has none for that: as task arithmetic, on a half.
+VECTOR_METHODS: dict[str, dict[str, float]] = {
+    "task_arithmetic": {"scale": 0.4},
+    "ties": {"scale": 1.0, "density": 0.2},
+    "dare": {"scale": 0.4, "density": 0.5},
+}
 
 
 def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | None = None) -> MinBertForMultiTask:
@@ -39,11 +52,8 @@ def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | No
     """
     tasks = averaged_tasks([model.config for model in models], weights)
     shares = _checked_weights(weights, len(models))
-    longest = max(length_of(model.config) for model in models)
-    merged = _new_model(models[0], tasks, max_input_length=longest)
     states = [model.state_dict() for model in models]
-    merged.load_state_dict({key: _mean(key, states, shares) for key in merged.state_dict()})
-    return merged
+    return _one_encoder(models, tasks, lambda key: _mean(key, states, shares))
 
 
 def greedy_soup(
@@ -72,6 +82,89 @@ def greedy_soup(
         if tried >= best:
             kept, best = [*kept, place], tried
     return average([models[i] for i in kept]), kept
+
+
+def add_task_vectors(
+    models: Sequence[MinBertForMultiTask],
+    base: Mapping[str, Tensor],
+    method: str,
+    scale: float | None = None,
+    density: float | None = None,
+    seed: int | None = None,
+) -> MinBertForMultiTask:
+    """The checkpoint that the models were fine-tuned from, plus what each learned on its own tasks.
+
+    A task vector is a model's encoder minus the base's. The result's encoder is `base + scale * merged`. By `method`,
+    `merged` is
+
+    - `task_arithmetic`: the sum of the vectors (arXiv:2212.04089, section 2);
+    - `ties`: their mean where they agree (arXiv:2306.01708, section 4). Each vector keeps the share `density` of its
+      numbers that are largest in magnitude, counted over the whole encoder. The sign of a place is that whose
+      magnitudes sum to more, plus if they sum to the same. The mean is over the numbers kept there with that sign;
+    - `dare`: the sum of the vectors, of which each number was kept with the probability `density` and divided by it,
+      or else set to 0 (arXiv:2311.03099).
+
+    Heads are as in `average`: a task's is the mean over the models that have it. So is a weight that the base lacks,
+    as a pooler often is: it started from random numbers and has no task vector. Sums are in float32, on the CPU. The
+    models' order changes their rounding; with `dare` it also says which numbers are dropped. The result has tasks,
+    settings and length as in `average`.
+
+    Args:
+        models: as for `average`.
+        base: the encoder's weights before training, by our names; see `load_base`.
+        method: one of `VECTOR_METHODS`, which has the defaults of `scale` and `density`.
+        density: above 0, at most 1; not for `task_arithmetic`.
+        seed: of what `dare` drops, 0 unless given. The same numbers are dropped on every machine.
+
+    Raises:
+        MinBertError: the models do not go together or with the base, or a number is wrong.
+    """
+    given = vector_settings(method, scale, density, seed)
+    tasks = averaged_tasks([model.config for model in models])
+    states = [model.state_dict() for model in models]
+    shared = [key for key in states[0] if key.startswith("bert.") and key in base]
+    _check_shapes(shared, states[0], base)
+    merge = _vector_merge(given, shared, states, base)
+
+    def weight(key: str) -> Tensor:
+        if key not in shared:
+            return _mean(key, states, [1.0] * len(states))
+        vectors = [_vector(key, state, base) for state in states]
+        return base[key].cpu().float() + given["scale"] * merge(vectors)
+
+    return _one_encoder(models, tasks, weight)
+
+
+def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None = None) -> dict[str, Tensor]:
+    """The encoder's weights in a checkpoint, by our names, without those that it lacks, as a pooler may be.
+
+    Args:
+        name: a folder or an id on the Hub.
+        configs: of the models that were fine-tuned from it.
+
+    Raises:
+        MinBertError: it cannot be loaded, has private layers or encoders, or the models are of another size.
+    """
+    try:
+        config = load_config(name, revision)
+    except MinBertError as error:
+        raise MinBertError(f"The base of the models: {error} If it has moved, say where it is by --base.") from error
+    if config.private_layers or config.private_encoders:
+        raise MinBertError(
+            f"The base {name} has private layers or encoders, from which no task vector is taken. Average the models."
+        )
+    for key in ENCODER_KEYS:
+        ours, theirs = getattr(config, key), getattr(configs[0], key)
+        if ours != theirs:
+            raise MinBertError(
+                f"The base {name} and the models do not go together: `{key}` is {ours!r} in it and {theirs!r} in "
+                f"them. Say by --base which checkpoint of their size they were trained from, or average them."
+            )
+    if not config.tasks:  # a model has a head, here one that is not used
+        config.rearrange(tasks=configs[0].tasks)
+    model, missing = load_weights(name, config, revision)
+    check_encoder(name, missing)
+    return {key: value for key, value in model.state_dict().items() if key.startswith("bert.") and key not in missing}
 
 
 def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | None = None) -> MinBertForMultiTask:
@@ -161,6 +254,28 @@ def task_owners(
     return {name: take.get(name, places[0]) for name, places in having.items()}
 
 
+def vector_settings(
+    method: str, scale: float | None = None, density: float | None = None, seed: int | None = None
+) -> dict[str, Any]:
+    """What `add_task_vectors` goes by: the method and its numbers, with their defaults. Raises what it would."""
+    if method not in VECTOR_METHODS:
+        raise unknown_name("method", method, VECTOR_METHODS)
+    usual = VECTOR_METHODS[method]
+    if density is not None and "density" not in usual:
+        raise MinBertError(f"`density` is for ties and dare: {method} keeps all numbers. Leave it out.")
+    if seed is not None and method != "dare":
+        raise MinBertError(f"`seed` is for dare: {method} draws no numbers. Leave it out.")
+    if scale is not None and not math.isfinite(scale):
+        raise MinBertError(f"`scale` must be a finite number, such as {usual['scale']}. Found {scale}.")
+    if density is not None and not 0 < density <= 1:
+        raise MinBertError(f"`density` must be above 0 and at most 1, the share that is kept. Found {density}.")
+    if seed is not None and not 0 <= seed < 2**63:
+        raise MinBertError(f"`seed` must be a whole number from 0 and below 2**63. Found {seed}.")
+    numbers = {"scale": scale, "density": density}
+    given = {name: usual[name] if numbers[name] is None else numbers[name] for name in usual}
+    return {"method": method, **given, **({"seed": seed or 0} if method == "dare" else {})}
+
+
 def _checked_weights(weights: Sequence[float] | None, count: int) -> list[float]:
     weights = [1.0] * count if weights is None else [float(weight) for weight in weights]
     if len(weights) != count:
@@ -200,6 +315,16 @@ def _check_heads(first: Mapping[str, Any], task: Mapping[str, Any], number: int)
 # ---- Weights
 
 
+def _one_encoder(
+    models: Sequence[MinBertForMultiTask], tasks: list[dict[str, Any]], weight: Callable[[str], Tensor]
+) -> MinBertForMultiTask:
+    """A model with the settings of the first and the longest length of all; `weight` makes each weight by its name."""
+    longest = max(length_of(model.config) for model in models)
+    merged = _new_model(models[0], tasks, max_input_length=longest)
+    merged.load_state_dict({key: weight(key) for key in merged.state_dict()})
+    return merged
+
+
 def _new_model(like: MinBertForMultiTask, tasks: list[dict[str, Any]], **changes: Any) -> MinBertForMultiTask:
     fresh = {"tasks": tasks, "active_task": None, "private_encoders": False, "private_owner": None, **changes}
     config = MinBertConfig.from_dict(like.config.to_dict() | fresh)
@@ -214,3 +339,54 @@ def _mean(key: str, states: Sequence[dict[str, Tensor]], weights: Sequence[float
     total, first = sum(weight for _, weight in having), having[0][0][key].float()
     # Differences, so that the mean of equal numbers is that number, on any processor: x + 0 * w is x.
     return first + sum((state[key].float() - first) * (weight / total) for state, weight in having[1:])
+
+
+def _check_shapes(keys: Sequence[str], ours: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> None:
+    for key in keys:
+        if ours[key].shape != base[key].shape:
+            raise MinBertError(
+                f"The weight {key} has the shape {list(base[key].shape)} in the base and {list(ours[key].shape)} in "
+                f"the models. Give the base that they were trained from."
+            )
+
+
+def _vector(key: str, state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> Tensor:
+    return state[key].cpu().float() - base[key].cpu().float()
+
+
+def _vector_merge(
+    given: Mapping[str, Any], keys: Sequence[str], states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor]
+) -> Callable[[list[Tensor]], Tensor]:
+    """What makes one vector of those that the models have for a weight."""
+    density = given.get("density", 1)
+    if given["method"] == "ties":
+        floors = [_trim_floor([_vector(key, state, base) for key in keys], density) for state in states]
+        return lambda vectors: _elected_mean(list(map(_trimmed, vectors, floors)))
+    if given["method"] == "dare":
+        generator = torch.Generator().manual_seed(given["seed"])  # the CPU's, which draws the same on every machine
+        return lambda vectors: torch.stack([_dropped(vector, density, generator) for vector in vectors]).sum(dim=0)
+    return lambda vectors: torch.stack(vectors).sum(dim=0)
+
+
+def _trim_floor(vectors: Sequence[Tensor], density: float) -> float:
+    """The least magnitude that TIES keeps: numbers that equal it are all kept."""
+    magnitudes = torch.cat([vector.abs().flatten() for vector in vectors]).numpy()
+    place = len(magnitudes) - max(1, round(density * len(magnitudes)))
+    # In place: torch's `topk` and `kthvalue` need several times the memory of the encoder.
+    magnitudes.partition(place)
+    return float(magnitudes[place])
+
+
+def _trimmed(vector: Tensor, floor: float) -> Tensor:
+    return vector * (vector.abs() >= floor)
+
+
+def _elected_mean(vectors: Sequence[Tensor]) -> Tensor:
+    from peft.utils.merge_utils import calculate_majority_sign_mask, disjoint_merge  # here, as peft loads slowly
+
+    stacked = torch.stack([*vectors])
+    return disjoint_merge(stacked, calculate_majority_sign_mask(stacked))
+
+
+def _dropped(vector: Tensor, density: float, generator: torch.Generator) -> Tensor:
+    return vector * (torch.rand(vector.shape, generator=generator) < density) / density

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..data.encoding import unknown_in_words
@@ -150,13 +150,21 @@ def _head(saved: SavedModel, repo_id: str) -> str:
         1: f"A BERT encoder fine-tuned on one task: {names}.",
     }.get(count, f"One BERT encoder, fine-tuned on {count} tasks at once, with a head for each: {names}.")
     size = f"{saved.config['num_hidden_layers']} layers of {saved.config['hidden_size']}" if saved.config else ""
-    method = saved.merge.get("method")
-    made = {
-        None: "",
+    trained = f"{size}, trained" if size else "Trained"
+    return f"# {repo_id.split('/')[-1]}\n\n{what}{_made(saved.merge)} {trained} with hf_minbert."
+
+
+def _made(merge: Mapping[str, Any]) -> str:
+    """How a model that was merged came about; empty for another."""
+    if not merge:
+        return ""
+    if "base" in merge:
+        numbers = ", ".join(f"{name} {merge[name]:g}" for name in ("scale", "density", "seed") if name in merge)
+        return f" Its encoder is the base plus what several models learned from there ({merge['method']}: {numbers})."
+    return {
         "ensemble": " Each task has the encoder of the model that it was trained in.",
         MERGED: " It was trained as an adapter, which is part of the weights here.",
-    }.get(method, f" An average ({method}) of several models.")
-    return f"# {repo_id.split('/')[-1]}\n\n{what}{made} {size + ', trained' if size else 'Trained'} with hf_minbert."
+    }.get(merge["method"], f" An average ({merge['method']}) of several models.")
 
 
 def _line(label: str) -> str:

@@ -93,8 +93,9 @@ class SavedModel:
 
     @property
     def parents(self) -> list[str]:
-        """Folders or Hub ids of the models that this one began with, or was merged from."""
-        names = self.merge.get("kept") or self.merge.get("models") or []
+        """Folders or Hub ids of the models that this one began with, or was merged from; a base last."""
+        names = [*(self.merge.get("kept") or self.merge.get("models") or ())]
+        names += [self.merge["base"]] if "base" in self.merge else []
         if not names and "model_name_or_path" in self.recipe:
             names = [self.recipe["model_name_or_path"]]
         return names

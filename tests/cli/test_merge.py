@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from hf_minbert import MinBertForMultiTask, Predictor, Task, get_tasks
-from hf_minbert.cli.merge import Members
+from hf_minbert.cli.merge import Members, Method
+from hf_minbert.pretrained.loading import load_config
+from hf_minbert.pretrained.merging import VECTOR_METHODS, add_task_vectors, load_base
 
 
 @pytest.fixture
 def saved(tiny_model, tiny_tokenizer, tmp_path):
     """`saved("a", ["sst"], seed=1)`: the folder of a saved tiny model."""
 
-    def save(name, tasks, seed=0, tokenizer=tiny_tokenizer):
+    def save(name, tasks, seed=0, tokenizer=tiny_tokenizer, **changes):
         folder = tmp_path / name
-        tiny_model(tasks, seed=seed).save_pretrained(folder)
+        tiny_model(tasks, seed=seed, **changes).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
 
@@ -65,6 +67,59 @@ def test_weighted_and_greedy(minbert, saved, course_dir, tmp_path):
     assert json.loads((tmp_path / "g" / "merge.json").read_text())["kept"]
 
 
+def test_runs_are_merged_by_what_they_changed(minbert, write_recipe_file, tiny_bert, course_dir, tmp_path):
+    folders = [tmp_path / "runs" / task for task in ("sst", "sts")]
+    for task, folder in zip(("sst", "sts"), folders, strict=True):
+        words = [f"output_dir={folder}", f"tasks=[{task}]", "learning_rate=1e-3"]
+        assert minbert("train", write_recipe_file(), *words).status == 0
+    output = tmp_path / "ties"
+    words = ["--output-dir", output, "--method", "ties", "--density", "0.3", "--data-dir", course_dir]
+    ended = minbert("average", *folders, *words)
+    assert ended.status == 0, ended.err
+    record = json.loads((output / "merge.json").read_text())
+    del record["data"]
+    assert record == {
+        "method": "ties", "models": [str(folder) for folder in folders], "base": str(Path(tiny_bert).resolve()),
+        "base_revision": None, "scale": 1.0, "density": 0.3,
+    }  # fmt: skip
+    configs = [load_config(str(folder)) for folder in folders]
+    merged = add_task_vectors(
+        [Predictor.from_pretrained(folder, device="cpu").model for folder in folders],
+        load_base(str(tiny_bert), configs), "ties", density=0.3,
+    ).state_dict()  # fmt: skip
+    ours = Predictor.from_pretrained(output, device="cpu").model.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in merged.items())
+    report = json.loads((output / "metrics.json").read_text())
+    evaluated = minbert("evaluate", output)  # where the runs' recipes say that the rows are
+    assert f"sts_pearson   {report['tasks']['sts']['result']:.4f}" in evaluated.out
+
+
+def test_runs_say_what_they_began_from(minbert, saved, tmp_path, monkeypatch):
+    """Relative to the folder where each ran; of a run in stages the checkpoint before them."""
+    monkeypatch.chdir(tmp_path)
+    base = saved("bases/one", ["sst"], seed=5)
+    a, b, c = saved("a", ["sst"], seed=1), saved("b", ["sts"], seed=2), saved("c", ["para"], seed=3)
+    (a / "recipe.yaml").write_text(f"model_name_or_path: {base}\n")
+    stages = "stages:\n- {name: words, objective: mlm}\n- {name: tasks, tasks: [sts]}\n"
+    (b / "recipe.yaml").write_text(f"model_name_or_path: one\n{stages}")
+    (b / "environment.json").write_text(json.dumps({"read_from": str(tmp_path / "bases")}))
+    words = ["--output-dir", "new", "--method", "dare", "--overwrite"]
+    assert minbert("average", a, b, *words).status == 0
+    record = json.loads(Path("new", "merge.json").read_text())
+    assert (record["base"], record["scale"], record["density"], record["seed"]) == (str(base), 0.4, 0.5, 0)
+    for recipe, other in (
+        ("model_name_or_path: me/bert\n", "me/bert"),
+        (f"model_name_or_path: {base}\nmodel_revision: v2\n", f"{base} (v2)"),
+        (f"model_name_or_path: {base}\nstages: [{{name: x}}, {{model_name_or_path: me/bert}}]\n", "me/bert"),
+    ):
+        (c / "recipe.yaml").write_text(recipe)
+        ended = minbert("average", a, c, *words)
+        assert ended.status == 2
+        assert f"{a} began from {base} and {c} from {other}, so what they learned cannot be added" in ended.err
+    assert minbert("average", a, c, *words, "--base", b).status == 0
+    assert json.loads(Path("new", "merge.json").read_text())["base"] == str(b)
+
+
 def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
     folders = [saved(task, [task], seed=seed) for seed, task in enumerate(("sst", "para", "sts"))]
     ended = minbert("ensemble", *folders, "--output-dir", tmp_path / "three", "--data-dir", course_dir)
@@ -92,6 +147,22 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
         ("average", ["a", "b", "--method", "weighted", "--weights", "1;1"], "numbers with commas"),
         ("average", ["a", "b", "--method", "weighted", "--weights", "1"], "`weights` must be 2 numbers"),
         ("average", ["a", "b", "--method", "greedy"], "give --data-dir too"),
+        ("average", ["a", "b", "--scale", "1"], "--scale is for --method task_arithmetic, ties or dare. Give one of"),
+        ("average", ["a", "b", "--method", "greedy", "--data-dir", "sample", "--base", "a"], "--base is for --method"),
+        ("average", ["a", "b", "--method", "task_arithmetic", "--density", "1"], "`density` is for ties and dare"),
+        ("average", ["a", "b", "--method", "ties", "--seed", "1"], "`seed` is for dare"),
+        ("average", ["a", "b", "--method", "ties", "--density", "0"], "`density` must be above 0 and at most 1"),
+        ("average", ["a", "b", "--method", "ties"], "a has no recipe.yaml here that says what the model was trained"),
+        (
+            "average",
+            ["a", "b", "--method", "dare", "--base", "nowhere/at/all"],
+            "The base of the models: There is no model nowhere/at/all: no such folder.",
+        ),
+        (
+            "average",
+            ["a", "b", "--method", "dare", "--base", "deeper"],
+            "The base deeper and the models do not go together: `num_hidden_layers` is 3 in it and 2 in them",
+        ),
         ("average", ["a", "nowhere/at/all"], "no such folder"),
         ("average", ["a", "../nowhere"], "There is no model ../nowhere: no such folder"),
         (
@@ -139,6 +210,7 @@ def test_mistakes_are_one_line_before_weights_load(
         ("reversed", "sts", vocabulary[::-1]), ("shorter", "sts", vocabulary[:-1]),
     ):  # fmt: skip
         saved(name, [task], tokenizer=type(tiny_tokenizer)(vocab={word: id for id, word in enumerate(known)}))
+    saved("deeper", ["sst"], num_hidden_layers=3)
     Path("file").write_text("")
     before = contents(tmp_path)
 
@@ -204,3 +276,7 @@ def test_a_diverged_model_is_below_all_others_for_a_greedy_soup():
         for found in (metrics, {**metrics, "overall": -0.9}, {**metrics, "sts_nonfinite_predictions": 1.0})
     ]
     assert ranks == [0.0, -0.9, -math.inf]
+
+
+def test_every_method_that_adds_task_vectors_has_its_word():
+    assert {*VECTOR_METHODS} < {*Method}

@@ -325,6 +325,17 @@ def test_a_merged_model_names_its_members_without_their_folders(tiny_model, tiny
     assert metrics["tasks"]["sst"]["members"] == {"run": 0.5, "run (2)": 0.5}
 
 
+def test_a_model_merged_by_task_vectors_names_its_base_and_numbers(tiny_model, tiny_tokenizer, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    record = {"method": "dare", "models": ["/of/mine/a", "/of/mine/b"], "base": "me/bert", "base_revision": None}
+    (tmp_path / "merge.json").write_text(json.dumps(record | {"scale": 0.4, "density": 0.5, "seed": 3}))
+    card = ModelCard(prepare(tmp_path, "me/model").card)
+    assert card.data.base_model == "me/bert" and card.data.base_model_relation == "merge"
+    assert "plus what several models learned from there (dare: scale 0.4, density 0.5, seed 3)." in card.text
+    assert "Made from `a`, `b`, `me/bert`." in card.text and "average" not in card.text
+
+
 def test_an_adapter_that_was_merged_is_no_average(tiny_model, tiny_tokenizer, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
