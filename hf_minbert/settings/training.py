@@ -61,8 +61,9 @@ class TrainingKeys:
     task_weights_options: dict | None = key(
         None,
         "Options of `task_weights` that follow the losses: `{learning_rate: 0.001}` of what `uncertainty` and "
-        "`imtl_l` learn, without weight decay, by the run's schedule; `{temperature: 2.0}` of `dwa`: the higher, the "
-        "nearer to 1 are its weights.",
+        "`imtl_l` learn, without weight decay, by the run's schedule (Adam moves a logarithm of a weight by about as "
+        "much a step, so that few steps want more); `{temperature: 2.0}` of `dwa`: the higher, the nearer to 1 are "
+        "its weights.",
         objectives="tasks",
     )
     mixing: str = key(
