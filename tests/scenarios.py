@@ -152,6 +152,11 @@ class Scenarios:
             "proportional", rows=48, per_device_train_batch_size=four, task_batch_sizes="proportional",
             task_weights="inverse_batch_size", mixing="once",
         )  # fmt: skip
+        # The third epoch has other weights than 1.
+        dwa = {"task_weights": "dwa", "task_weights_options": {"temperature": 0.2}}
+        self.train("dwa", rows=16, per_device_train_batch_size=four, **dwa)
+        learned = {"task_weights": "imtl_l", "task_weights_options": {"learning_rate": 0.1}}
+        self.train("imtl_l", rows=48, per_device_train_batch_size=own, **learned, **twice)
         self.train("row_sum", rows=48, per_device_train_batch_size=four, aggregator="row_sum")
         self.train("random_units", rows=48, per_device_train_batch_size=own, aggregator="random_units", **twice)
         # Four steps an epoch: all three tasks in two of them, two in one more, sst alone in the last one.
@@ -208,7 +213,7 @@ class Scenarios:
             **freed, "rows": 40, "per_device_train_batch_size": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
             "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "save_strategy": "steps", "save_steps": 7,
             "eval_strategy": "steps", "eval_steps": 7, "max_steps": 15,
-            "aggregator": "gradvac", "gradient_smoothing": 0.5,
+            "aggregator": "gradvac", "gradient_smoothing": 0.5, "task_weights": "uncertainty",
         }  # fmt: skip
         whole = self.train("whole", model=self.other_model(seed=1), **options)
         folder = Path(whole.args.output_dir)

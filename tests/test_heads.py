@@ -176,6 +176,13 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
         ("sst", {"loss_options": {"class_weights": [1, 2]}}, "`loss_options`: `class_weights` must be 5 numbers"),
         ("sst", {"loss_options": {"class_weights": [1, 1, 1, 1, 0]}}, "`class_weights` must be a number above 0"),
         ("sst", {"loss_options": {"label_smoothing": 2}}, "`label_smoothing` must be a number from 0 to 1. Found 2"),
+        ("sst", {"loss_options": {"focal_gamma": -1}}, "`focal_gamma` must be a number from 0. Found -1"),
+        (
+            "sst",
+            {"loss_options": {"focal_gamma": 2, "label_smoothing": 0.1}},
+            "`focal_gamma` is for one label per row, and `label_smoothing` for all. Leave one out",
+        ),
+        ("para", {"loss_options": {"focal_gamma": True}}, "`focal_gamma` must be a number from 0. Found True"),
         ("para", {"loss_options": {"pos_weight": "x"}}, "`pos_weight` must be a number above 0. Found 'x'"),
         ("para", {"pair_encoding": "bi", "loss": "mnr", "loss_options": {"scores": "dot"}}, "Found 'dot'"),
         ("sst", {"loss_options": {"label_smoothing": "auto"}}, "`label_smoothing` must be a number .* Found 'auto'"),

@@ -67,6 +67,71 @@ def test_pos_weight_weighs_the_second_label(compute):
     assert found == pytest.approx((63 / 37 * math.log(4 / 3) + 2 * math.log(4)) / 3)
 
 
+# ---- Focal loss, of both
+
+CASES = {
+    "classes": ("sst", [ROW, [0.3, -1.0, 2.0, 0.1, 0.0]], [0, 1], {"class_weights": [3.0, 1.0, 1.0, 1.0, 1.0]}),
+    "binary": ("para", [[math.log(3)], [-0.4]], [1, 0], {"pos_weight": 3.0}),
+}
+
+
+@pytest.fixture
+def loss_of():
+    """`loss_of(name, logits, labels, options)`: as a tensor, with the logits' gradient."""
+
+    def make(name, logits, labels, options):
+        task = get_tasks({name: {"loss_options": options}})[0].to_config()
+        head = build_head(Sizes, task)
+        return head.loss(torch.zeros(len(labels), head.sentences, 2), logits, torch.tensor(labels), task)
+
+    return make
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("gamma", [0.5, 1, 2.0, 5.0])
+@pytest.mark.parametrize("case", CASES)
+def test_focal_loss_is_the_formula(loss_of, case, gamma, weighted):
+    """-a (1 - p)^gamma log p, its mean, and the gradient of that by autograd in float64."""
+    name, rows, labels, weights = CASES[case]
+    logits = torch.tensor(rows, requires_grad=True)
+    exact = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    both = exact if case == "classes" else torch.cat([torch.zeros_like(exact), exact], dim=1)
+    p = both.softmax(dim=1)[torch.arange(2), labels]
+    alpha = torch.tensor([3.0, 1.0]) if weighted else torch.ones(2)  # both cases weigh the first row three times
+    expected = (-alpha * (1 - p) ** gamma * p.log()).sum() / (alpha.sum() if case == "classes" else 2)
+    found = loss_of(name, logits, labels, {"focal_gamma": gamma, **(weights if weighted else {})})
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    found.backward()
+    expected.backward()
+    torch.testing.assert_close(logits.grad, exact.grad.float())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_gamma_0_focal_loss_is_the_plain_one(loss_of, case):
+    name, rows, labels, weights = CASES[case]
+    gradients = []
+    for options in (weights, {**weights, "focal_gamma": 0}):
+        logits = torch.tensor(rows, requires_grad=True)
+        loss = loss_of(name, logits, labels, options)
+        loss.backward()
+        gradients.append((loss, logits.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+@pytest.mark.parametrize("case", CASES)
+def test_focal_loss_of_a_sure_answer_has_a_finite_gradient(loss_of, case, gamma):
+    """With a logit of 200 the label's probability is 1 in float32, or 0 for another label."""
+    name, rows, _, _ = CASES[case]
+    for label, expected in ((0, 0.0), (1, 200.0)):
+        sure = [200.0, *[0.0] * (len(rows[0]) - 1)] if case == "classes" else [-200.0]
+        logits = torch.tensor([sure], requires_grad=True)
+        loss = loss_of(name, logits, [label], {"focal_gamma": gamma})
+        loss.backward()
+        assert loss.item() == pytest.approx(expected, abs=1e-6)
+        assert logits.grad.isfinite().all()
+
+
 def test_ranking_loss_by_hand():
     scores = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
     with_own = (math.log(math.e**2 + math.e) - 2 + math.log(1 + math.e**3) - 3) / 2

@@ -447,7 +447,7 @@ def test_comparisons_differ_from_their_reference_in_what_their_names_say():
     rates = {"5e-5": 5e-5, "1e-4": 1e-4, "2e-4": 2e-4}
     keys = {"sum": "sum", "pcgrad": "pcgrad", "gradvac": "gradvac", "upgrad": "torchjd.UPGrad"}
     study = "comparisons/aggregators"
-    assert len(COMPARISONS[study].rows) == 13
+    assert len(COMPARISONS[study].rows) == 16
     for row in COMPARISONS[study].rows:
         name, rate, *weighted = row.name.split(" ")
         _, training, _ = run_of(study, row.name)

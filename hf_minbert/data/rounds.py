@@ -171,7 +171,12 @@ class Rounds(Dataset, ABC):
         seed: of which tasks a round holds, where that is drawn.
         temperature: of `Temperature`.
         epochs: how many there will be, for `Annealed`.
+
+    Attributes:
+        whole: whether every round has every task.
     """
+
+    whole = False
 
     def __init__(
         self,
@@ -235,6 +240,8 @@ class Cycle(Rounds):
     Every row of an epoch is seen at least once in it, whichever task it is of.
     """
 
+    whole = True
+
     def rounds_with(self, task: str) -> int:
         return max(map(self.rounds_to_see, self.datasets))
 
@@ -254,6 +261,8 @@ class Shortest(Rounds):
 
     Each epoch has a new order, so that over many epochs all rows have the same chance.
     """
+
+    whole = True
 
     def rounds_with(self, task: str) -> int:
         return min(map(self.rounds_to_see, self.datasets))

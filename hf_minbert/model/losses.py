@@ -67,7 +67,11 @@ class Outcome:
 
 
 def cross_entropy(
-    outcome: Outcome, *, class_weights: Sequence[float] | str | None = None, label_smoothing: float = 0.0
+    outcome: Outcome,
+    *,
+    class_weights: Sequence[float] | str | None = None,
+    label_smoothing: float = 0.0,
+    focal_gamma: float = 0.0,
 ) -> Tensor:
     """Cross-entropy.
 
@@ -75,6 +79,8 @@ def cross_entropy(
         class_weights: one per label, in their order; the mean is over weights, as in torch. `auto` is the inverse of
             a label's frequency in the training rows, with mean 1.
         label_smoothing: share of the probability that goes to all labels alike.
+        focal_gamma: makes it the focal loss (Lin et al. 2017, arXiv:1708.02002, equation 5), in which a row counts
+            (1 - p)^gamma times; p is the probability of its label. Not beside `label_smoothing`.
     """
     weights = None
     if class_weights is not None:
@@ -86,24 +92,40 @@ def cross_entropy(
         weights = torch.cat([outcome.logits.new_full((1,), _positive("class_weights", w)) for w in class_weights])
     if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
         raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
-    return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
+    if not _from_zero("focal_gamma", focal_gamma):
+        return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
+    if label_smoothing:
+        raise ValueError("`focal_gamma` is for one label per row, and `label_smoothing` for all. Leave one out.")
+    # 1 - p by its logarithm: where p rounds to 1, a power of the difference would have no gradient, or none that is
+    # finite.
+    others = outcome.logits.scatter(1, outcome.labels[:, None], -math.inf).logsumexp(dim=1)
+    losses = F.cross_entropy(outcome.logits, outcome.labels, weight=weights, reduction="none")
+    losses = (focal_gamma * (others - outcome.logits.logsumexp(dim=1))).exp() * losses
+    return losses.mean() if weights is None else losses.sum() / weights[outcome.labels].sum()
 
 
 # ---- Binary -------------------------------------------------------------------------------------------------------
 
 
-def binary_cross_entropy(outcome: Outcome, *, pos_weight: float | str | None = None) -> Tensor:
+def binary_cross_entropy(
+    outcome: Outcome, *, pos_weight: float | str | None = None, focal_gamma: float = 0.0
+) -> Tensor:
     """Binary cross-entropy on one logit.
 
     Args:
         pos_weight: factor on the loss of the second label's rows. `auto` is negatives / positives of the training
             rows (report 000, equation 2).
+        focal_gamma: makes it the focal loss, as in `cross_entropy`.
     """
     weight = None
     if pos_weight is not None:
         _refuse_auto("pos_weight", pos_weight)
         weight = outcome.logits.new_full((1,), _positive("pos_weight", pos_weight))
-    return F.binary_cross_entropy_with_logits(outcome.logits[:, 0], outcome.labels.float(), pos_weight=weight)
+    logits, labels = outcome.logits[:, 0], outcome.labels.float()
+    if not _from_zero("focal_gamma", focal_gamma):
+        return F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight)
+    losses = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="none")
+    return ((focal_gamma * F.logsigmoid((1 - 2 * labels) * logits)).exp() * losses).mean()
 
 
 def multiple_negatives(
@@ -235,6 +257,12 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
 def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a number above 0. Found {value!r}.")
+    return float(value)
+
+
+def _from_zero(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"`{name}` must be a number from 0. Found {value!r}.")
     return float(value)
 
 

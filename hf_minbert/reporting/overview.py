@@ -189,6 +189,7 @@ def curves(build: Builder, runs: Sequence[Run]) -> list[Block]:
         score = f"{name}_{task.metric}"
         depends = ", by batch size" if task.loss in COMPARING else ""
         found += _curve(build, runs, f"{name}-loss", f"loss_{name}", f"{name}: training loss{depends}", None, None)
+        found += _curve(build, runs, f"{name}-weight", f"weight_{name}", f"{name}: weight of the loss", None, None)
         dev = f"{name}: dev {task.metric}"
         found += _curve(build, runs, f"{name}-score", f"eval_{score}", dev, f"train_{score}", _constant(runs, name))
     if len(tasks) > 1:

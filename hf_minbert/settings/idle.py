@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from .tasks import Task
+from .training import FollowingWeights
 
 
 class Idle(NamedTuple):
@@ -42,6 +43,9 @@ def idle_keys(values: Mapping[str, Any], tasks: Sequence[Task]) -> list[Idle]:
             found += [Idle(key, f"`smart_form: {form}`", "`smart_form: paper`") for key in keys]
         if not any(task.kind == "score" for task in tasks):
             found.append(Idle("smart_score_divergence", "these tasks", "scores, and none of them is one"))
+    if (weights := values["task_weights"]) not in get_args(FollowingWeights):
+        said = f"`task_weights: {weights}`" if isinstance(weights, str) else "`task_weights` as they are"
+        found.append(Idle("task_weights_options", said, "weights that follow the losses"))
     if values["mixing"] != "temperature":
         found.append(Idle("mixing_temperature", f"`mixing: {values['mixing']}`", "`mixing: temperature`"))
     if "balanced" not in (values["task_sampling"] or {}).values():

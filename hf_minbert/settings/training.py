@@ -8,7 +8,8 @@ from typing import Literal
 from .keys import documented, key
 
 BatchSizes = Literal["proportional"]
-TaskWeights = Literal["inverse_batch_size"]
+FollowingWeights = Literal["uncertainty", "dwa", "imtl_l"]
+TaskWeights = Literal["inverse_batch_size", FollowingWeights]
 Sampling = Literal["shuffle", "balanced"]
 GradientReduction = Literal["all_reduce", "sharded"]
 ConflictDetail = Literal["none", "layers", "tensors"]
@@ -49,9 +50,21 @@ class TrainingKeys:
     task_weights: dict[str, float] | TaskWeights | None = key(
         None,
         "Factor on a task's loss, 1 unless given. `inverse_batch_size`: the smallest of the tasks' batch sizes over "
-        "its own. A loss is a mean over its batch, so that weights tasks with large batches down.",
+        "its own. A loss is a mean over its batch, so that weights tasks with large batches down. Three words are for "
+        "weights that follow the tasks' own losses, without the regularizer's part: `uncertainty` learns a noise for "
+        "each task, `imtl_l` a scale, and `dwa` weighs those up whose loss falls slowly from epoch to epoch, from the "
+        "third one on. They need the losses' values alone, so that a step computes nothing twice, and `mixing` cycle "
+        "or shortest. With an aggregator of rows, such as pcgrad, a weight is the factor on a task's row.",
         objectives="tasks",
         by_task=True,
+    )
+    task_weights_options: dict | None = key(
+        None,
+        "Options of `task_weights` that follow the losses: `{learning_rate: 0.001}` of what `uncertainty` and "
+        "`imtl_l` learn, without weight decay, by the run's schedule (Adam moves a logarithm of a weight by about as "
+        "much a step, so that few steps want more); `{temperature: 2.0}` of `dwa`: the higher, the nearer to 1 are "
+        "its weights.",
+        objectives="tasks",
     )
     mixing: str = key(
         "cycle",

@@ -92,6 +92,8 @@ class MultiTaskTrainingArguments(BaseArguments):
         said = []
         if self.aggregator != "sum" and (reason := self.why_none_conflict([task.name for task in tasks])):
             said.append(f"`aggregator: {self.aggregator}` has no effect: {reason}.")
+        if self.task_weights == "dwa" and self.max_steps < 0 and self.num_train_epochs <= 2:
+            said.append("`task_weights: dwa` has no effect: its weights are 1 in the first two epochs.")
         for start, without, purpose in idle_keys(vars(self), tasks):
             if names := [f"`{name}`" for name in given if name.startswith(start)]:
                 has, it = ("has", "It is") if len(names) == 1 else ("have", "They are")

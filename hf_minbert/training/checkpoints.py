@@ -25,6 +25,7 @@ from .aggregation.conflicts import is_whole
 from .base_args import BaseArguments
 
 if TYPE_CHECKING:
+    from .balancing import Balancing
     from .gradients import Gradients
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 TEACHER = "teacher.safetensors"  # of `proximal`
 AGGREGATOR = "aggregator.pt"  # of one that sees each task's gradient
+BALANCING = "task_weights.pt"  # of those that follow the losses
 
 
 class WholeCheckpoints(Trainer):
@@ -207,6 +209,30 @@ def load_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> N
     gradients.load_state_dict(state)
 
 
+def save_balancing(balancing: Balancing | None, args: BaseArguments, folder: Path) -> None:
+    """Writes the state of weights that follow the losses, if the run has such."""
+    if balancing is not None:
+        torch.save({**balancing.state_dict(), "method": args.task_weights}, folder / BALANCING)
+
+
+def load_balancing(balancing: Balancing | None, args: BaseArguments, folder: Path) -> None:
+    """Restores what `save_balancing` wrote.
+
+    Raises:
+        MinBertError: it is missing, of another method, or of no use as the weights do not follow the losses.
+    """
+    path, method = folder / BALANCING, None if balancing is None else args.task_weights
+    state = torch.load(path, map_location=args.device, weights_only=True) if path.is_file() else {"method": None}
+    if (written := state.pop("method")) != method:
+        expected, found = (
+            f"`task_weights: {it}`" if it else "`task_weights` that do not follow the losses"
+            for it in (written, method)
+        )
+        raise MinBertError(f"{folder} was written with {expected}. Found {found}. Resume as it was trained, or anew.")
+    if balancing is not None:
+        balancing.load_state_dict(state)
+
+
 def checkpoints(folder: str | Path) -> list[Path]:
     """The checkpoint folders of a run, the highest step first."""
     folders = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
@@ -233,8 +259,9 @@ def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
             return f"{name} ends too early"
     if (checkpoint / TEACHER).exists() and not whole_safetensors(checkpoint / TEACHER):
         return f"{TEACHER} ends too early"
-    if (checkpoint / AGGREGATOR).exists() and not zipfile.is_zipfile(checkpoint / AGGREGATOR):
-        return f"{AGGREGATOR} ends too early"
+    for name in (AGGREGATOR, BALANCING):
+        if (checkpoint / name).exists() and not zipfile.is_zipfile(checkpoint / name):
+            return f"{name} ends too early"
     written, expected = _random_states(checkpoint), _expected_random_states(world_size)
     # The first file of several alone is a checkpoint that was cut off.
     if len(written) not in (0, len(expected)) and written != ["rng_state_0.pth"]:

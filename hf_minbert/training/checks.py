@@ -27,6 +27,7 @@ from ..settings.training import (
     TrainMetrics,
 )
 from .aggregation.registry import make_aggregator
+from .balancing import BALANCING, balancing_of
 from .base_args import BaseArguments
 from .freezing import check_layers, schedule_of
 from .parameter_groups import check_groups
@@ -71,6 +72,7 @@ def check_values(args: BaseArguments) -> None:
     _check_freezing(args)
     check_groups(args)
     _check_per_task(args)
+    _check_balancing(args)
     _check_aggregator(args)
     _check_terms(args)
     _check_pretrained_decay(args)
@@ -98,7 +100,7 @@ def _check_per_task(args: BaseArguments) -> None:
         if isinstance(value, str) and value not in words:
             raise unknown_name(name, value, words)
         if not isinstance(value, str | Mapping | None):
-            said = f"`{name}` must be a mapping from tasks to numbers, or {words[0]!r}."
+            said = f"`{name}` must be a mapping from tasks to numbers, or {' or '.join(map(repr, words))}."
             raise MinBertError(f"{said} Found {value!r}.")
     for name in ("task_sampling", "rows_per_epoch"):
         if not isinstance(getattr(args, name), Mapping | None):
@@ -119,6 +121,20 @@ def _check_per_task(args: BaseArguments) -> None:
                 f"`rows_per_epoch` of {task!r} must be a whole number of rows from 1, or a share of them above 0 "
                 f"and up to 1.0. Found {rows!r}."
             )
+
+
+def _check_balancing(args: BaseArguments) -> None:
+    if not isinstance(args.task_weights_options, Mapping | None):
+        raise MinBertError(
+            f"`task_weights_options` must be a mapping like {{learning_rate: 0.01}}. Found "
+            f"{args.task_weights_options!r}."
+        )
+    if args.task_weights in (*BALANCING,) and not MIXING[args.mixing].whole:
+        whole = " or ".join(f"`mixing: {name}`" for name, rounds in MIXING.items() if rounds.whole)
+        raise MinBertError(
+            f"`task_weights: {args.task_weights}` compares the losses of a round, so that each must have every task. "
+            f"Found `mixing: {args.mixing}`. Take {whole}."
+        )
 
 
 def _check_aggregator(args: BaseArguments) -> None:
@@ -200,7 +216,8 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
 
     Raises:
         MinBertError: a task or a metric is unknown, the regularizer is not for such a task, all tasks in training
-            have the weight 0, or the aggregator cannot serve so many tasks, or tasks of such names.
+            have the weight 0, `task_weights` has one task to balance, or the aggregator cannot serve so many tasks,
+            or tasks of such names.
     """
     check_groups(args, tasks)
     for option in names(by_task=True):
@@ -213,6 +230,7 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
             f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
             "would be trained. Give one of them more."
         )
+    balancing_of(args, trained, torch.device("cpu"))
     _check_aggregator_of(args, [task.name for task in trained])
     if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:
         raise MinBertError(reason)
@@ -261,8 +279,8 @@ def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:
                 f"Aggregator {args.aggregator!r} would log `conflict_{a}_{b}` of the tasks {other[0]!r} and "
                 f"{other[1]!r} and of {a!r} and {b!r}. Give one of them another name."
             )
-    all_in_each = args.mixing in ("cycle", "shortest")
-    for count in range(len(trained) if all_in_each else min(2, len(trained)), len(trained) + 1):
+    fewest = len(trained) if MIXING[args.mixing].whole else min(2, len(trained))
+    for count in range(fewest, len(trained) + 1):
         remedy = f"`aggregator_options` must serve steps of {count} tasks."
         with explain(f"Combining the gradients of {count} tasks with {args.aggregator!r}", remedy):
             aggregator.weights(torch.eye(count, dtype=torch.float64), torch.Generator())

@@ -57,12 +57,16 @@ def has_groups(args: BaseArguments) -> bool:
     return bool(args.learning_rates or args.weight_decays) or args.layer_decay != 1
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer | None, args: BaseArguments) -> None:
-    """Raises `MinBertError` if an optimizer was made already that the arguments would have in groups."""
-    if optimizer is not None and has_groups(args):
+def check_optimizer(optimizer: torch.optim.Optimizer | None, args: BaseArguments, learned: bool) -> None:
+    """Raises `MinBertError` if an optimizer was made already that the arguments would have in groups.
+
+    Args:
+        learned: whether the weights of the losses are learned, and make a group of their own.
+    """
+    if optimizer is not None and (learned or has_groups(args)):
         raise MinBertError(
-            "`learning_rates`, `weight_decays` and `layer_decay` are for an optimizer that `args.optim` names. Leave "
-            "them out, or `optimizers`."
+            "`learning_rates`, `weight_decays`, `layer_decay` and learned `task_weights` are for an optimizer that "
+            "`args.optim` names. Leave them out, or `optimizers`."
         )
 
 

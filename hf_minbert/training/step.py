@@ -10,6 +10,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from ..errors import MinBertError
+from .balancing import Balancing
 from .evaluator import TrainingScores
 from .gradients import Gradients, StaticGradients
 from .graphs import GraphedSteps
@@ -18,7 +20,8 @@ from .neftune import WordNoise
 from .protocol import TaskModel
 from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term, word_size
 
-#: From the model, a task's batch and the key of its noise to the `loss`, the `logits` and other values to log.
+#: From the model, a task's batch and the key of its noise to the `loss`, the task's `own_loss` without terms, the
+#: `logits` and other values to log.
 LossOfTask = Callable[[TaskModel, Batch, AnyNoiseKey | None], dict[str, Tensor]]
 
 
@@ -30,6 +33,7 @@ class RoundStep:
         task_loss: computes a task's loss. In a CUDA graph of a loss without `terms`, its key is `None`.
         terms: of the loss.
         weights: the factor on each task's loss.
+        balancing: further factors, which follow the losses, where that is asked for.
         gradients: collects and combines the tasks' gradients.
         accelerator: that of the trainer: processes, accumulation and loss scale.
         autocast: the precision of the passes.
@@ -46,6 +50,7 @@ class RoundStep:
         task_loss: LossOfTask,
         terms: Sequence[Term],
         weights: Mapping[str, float],
+        balancing: Balancing | None,
         gradients: Gradients,
         accelerator: Accelerator,
         autocast: Callable[[], AbstractContextManager[Any]],
@@ -56,7 +61,7 @@ class RoundStep:
         recorded: bool,
     ):
         self.model, self.task_loss, self.terms = model, task_loss, terms
-        self.weights, self.gradients = weights, gradients
+        self.weights, self.balancing, self.gradients = weights, balancing, gradients
         self.accelerator, self.autocast, self.tracker, self.scores = accelerator, autocast, tracker, scores
         self.seed, self.word_noise = seed, word_noise
         self.graphs = None
@@ -76,19 +81,30 @@ class RoundStep:
             the weighted sum of the tasks' losses, divided by `accumulated`.
         """
         total = torch.zeros((), device=self.accelerator.device)
+        balanced = {} if self.balancing is None else self.balancing.by_task()
+        own: dict[str, Tensor] = {}
         for task, batch in batches.items():
             factor = self.weights[task] / accumulated
-            outputs = self._backward(task, batch, step, factor)
+            outputs = self._backward(task, batch, step, factor, balanced.get(task))
             if self.accelerator.sync_gradients:
                 self.gradients.complete(task)
+            if self.balancing is not None:
+                own[task] = _own_loss(outputs)
             self._track(task, batch, outputs)
-            total += factor * outputs["loss"]
+            total += factor * balanced.get(task, 1.0) * outputs["loss"]
+        for task, weight in balanced.items():
+            self.tracker.add(f"weight_{task}", weight)
+        if self.balancing is not None:
+            self.balancing.see(own)
         self._rounds += 1
         if self.accelerator.sync_gradients:
             self._rounds = 0
             # The same generator on every process, whatever was drawn elsewhere.
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-            self.gradients.combine(generator, self._scaled(total.new_ones(())))
+            scale = self._scaled(total.new_ones(()))
+            self.gradients.combine(generator, scale)
+            if self.balancing is not None:
+                self.balancing.end_step(scale)
         return total
 
     def forget_recordings(self) -> None:
@@ -100,13 +116,13 @@ class RoundStep:
         for name, value in outputs.items():
             if name.endswith("_skipped"):
                 self.tracker.count(name, value)
-            elif name != "logits":
+            elif name not in ("logits", "own_loss"):
                 self.tracker.add(f"{name}_{task}", value)
         if self.scores is not None:
             self.scores.add(task, outputs["logits"], batch["labels"])
 
-    def _backward(self, task: str, batch: Batch, step: int, factor: float) -> dict[str, Tensor]:
-        """Adds the gradient of `factor` times the task's loss. Returns what `task_loss` does, detached."""
+    def _backward(self, task: str, batch: Batch, step: int, factor: float, weight: Tensor | None) -> dict[str, Tensor]:
+        """Adds the gradient of `factor` and `weight` times the loss. Returns what `task_loss` does, detached."""
         # This process's share of the current round of the current step.
         batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
         key = NoiseKey(self.seed, step, batches_before * len(batch["labels"]))
@@ -114,6 +130,8 @@ class RoundStep:
         if self.word_noise is not None:
             # Not inside a graph, where a pass that repeats dropout begins with the graph's first random number.
             inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task))
+        if weight is not None:
+            inputs["weight"] = weight  # and no part of `factor`, for which a CUDA graph is recorded anew
         if self.graphs is None:
             outputs, loss = self._forward({**inputs, "key": key}, factor)
             self.gradients.add(task, loss)
@@ -128,16 +146,28 @@ class RoundStep:
         """What `task_loss` returns, detached, and the scaled loss to differentiate.
 
         Args:
-            inputs: the `batch`; the `key` of its terms' noise, as numbers if they are inputs of a CUDA graph; and the
-                `noise` on its words.
+            inputs: the `batch`; the `key` of its terms' noise, as numbers if they are inputs of a CUDA graph; the
+                `noise` on its words; and the `weight` of the loss beside `factor`, where it follows the losses.
             factor: on the loss.
         """
         key, batch = inputs.get("key"), inputs["batch"]
         noisy = nullcontext() if self.word_noise is None else self.word_noise.added(batch, inputs["noise"])
         with self.autocast(), noisy:
             outputs = self.task_loss(self.model(), batch, RecordedNoiseKey(key) if isinstance(key, Tensor) else key)
-        return {name: value.detach() for name, value in outputs.items()}, self._scaled(outputs["loss"] * factor)
+        loss = outputs["loss"] * factor
+        if "weight" in inputs:
+            loss = loss * inputs["weight"]
+        return {name: value.detach() for name, value in outputs.items()}, self._scaled(loss)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""
         return loss if self.accelerator.scaler is None else self.accelerator.scaler.scale(loss)
+
+
+def _own_loss(outputs: Mapping[str, Tensor]) -> Tensor:
+    if "own_loss" not in outputs:
+        raise MinBertError(
+            "`task_weights` that follow the losses need `own_loss`, the loss without terms, beside `loss` in what "
+            f"`task_loss` returns. Found {', '.join(outputs)}. Add it."
+        )
+    return outputs["own_loss"]

@@ -29,7 +29,16 @@ from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
 from .aggregation.registry import make_aggregator
 from .aggregation.smoothing import Smoothing
 from .args import MultiTaskTrainingArguments
-from .checkpoints import WholeCheckpoints, flow_callbacks, load_gradients, save_gradients, to_resume
+from .balancing import Learned, balancing_of
+from .checkpoints import (
+    WholeCheckpoints,
+    flow_callbacks,
+    load_balancing,
+    load_gradients,
+    save_balancing,
+    save_gradients,
+    to_resume,
+)
 from .checks import check_for_encoder
 from .class_weights import check_counted, prepare_losses
 from .data import data_loader, loss_weights_of, rounds_of, warn_of_left_out
@@ -127,7 +136,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self.unknown_tokens: dict[str, float] = {}  # the share of them among those of each task's training rows
         rows, eval_rows = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
         self.freezing = Freezing(self.model, args.freeze, args.unfreeze, self._forget_recordings)
-        check_optimizer(optimizers[0], args)
+        self.balancing = balancing_of(args, [self.tasks[name] for name in self.train_tasks], args.device)
+        check_optimizer(optimizers[0], args, learned=isinstance(self.balancing, Learned))
         super().__init__(
             model,
             args,
@@ -277,6 +287,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
                 yield self.proximal
             if self.args.pretrained_decay:
                 yield PretrainedDecay(self.args.pretrained_decay, encoder_parameters(self.model))
+            if self.balancing is not None:
+                yield self.balancing
         if self._training_scores is not None:
             yield self._training_scores
         if self.freezing.changes:
@@ -357,6 +369,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if on_gpu:
             metrics["peak_memory_gb"] = torch.cuda.max_memory_allocated(self.args.device) / 1e9
         metrics |= self.conflicts.means()
+        if self.balancing is not None:  # the last ones, not the means
+            metrics |= {f"weight_{task}": weight.item() for task, weight in self.balancing.by_task().items()}
         output.metrics.update({f"train_{name}": value for name, value in metrics.items()})
         return output
 
@@ -367,7 +381,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             checkpoint: to resume from.
 
         Raises:
-            MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator.
+            MinBertError: there are no rows to train on, or the checkpoint was written with another aggregator, or with
+                weights of another kind.
         """
         self._begin_measuring()
         rounds = rounds_of(self.args, self.tasks, self.train_dataset)
@@ -377,6 +392,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         gradients = self.make_gradients(static=recorded)
         if checkpoint is not None:
             load_gradients(gradients, self.args, Path(checkpoint))
+            load_balancing(self.balancing, self.args, Path(checkpoint))
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps  # until the loop sets it
         noise = None
         if self.args.neftune_noise_alpha:
@@ -387,6 +403,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             task_loss=self.task_loss,
             terms=self.terms,
             weights=weights,
+            balancing=self.balancing,
             gradients=gradients,
             accelerator=self.accelerator,
             autocast=self.compute_loss_context_manager,
@@ -443,13 +460,14 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return self.step(batches, self.state.global_step, self.current_gradient_accumulation_steps)
 
     def task_loss(self, model: TaskModel, batch: Batch, key: AnyNoiseKey | None) -> dict[str, torch.Tensor]:
-        """The `loss` of one task's batch, with the terms that are added to it, and the `logits`.
+        """The `loss` of one task's batch, with the terms that are added to it, the `own_loss` without, and `logits`.
 
         It takes the place of the stock `compute_loss`. Beside them are the terms before their weights, by their
         names, and `<regularizer>_skipped`, 1 where the regularizer had none: the log has all of them.
         """
         result = nested(self.terms, key)(model, batch)
-        return {"loss": result.loss, "logits": result.outputs["logits"], **result.logged}
+        own = {"own_loss": result.outputs["loss"], "logits": result.outputs["logits"]}
+        return {"loss": result.loss, **own, **result.logged}
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
         """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before."""
@@ -483,6 +501,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if made and has_groups(self.args):
             decayed = self.get_decay_parameter_names(cast(nn.Module, self.model))  # it is one, besides a `TaskModel`
             split_groups(optimizer, self.model, self.args, {*decayed})
+        if made and isinstance(self.balancing, Learned):
+            self.balancing.add_to(optimizer)
         return optimizer
 
     def _get_learning_rate(self) -> float:
@@ -495,8 +515,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
         A term is logged before its weight, as `<regularizer>_<task>` or `proximal_<task>`; `<regularizer>_skipped` is
         how many batches had none, as its gradient was not finite. An aggregator that sees each task's gradient adds
-        what `ConflictMeter` measures, and at the last step of an epoch its totals. Groups of parameters with rates of
-        their own add those, as `learning_rate_<group>`.
+        what `ConflictMeter` measures, and at the last step of an epoch its totals. Weights that follow the losses are
+        `weight_<task>`. Groups of parameters with rates of their own add those, as `learning_rate_<group>`.
         """
         if "learning_rate" in logs:
             logs.update({f"learning_rate_{group}": rate for group, rate in self._rates.items()})
@@ -638,6 +658,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             term.save(Path(output_dir))
         if self.step is not None:
             save_gradients(self.step.gradients, self.args, Path(output_dir))
+        save_balancing(self.balancing, self.args, Path(output_dir))
 
     def _load_best_model(self) -> None:
         super()._load_best_model()

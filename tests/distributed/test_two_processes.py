@@ -13,9 +13,9 @@ from scenarios import STEPS, record
 pytestmark = pytest.mark.slow
 
 COMPARED = [
-    "plain", "weights_of_the_first", "accumulated", "uneven", "proportional", "row_sum", "random_units", "leaving",
-    "frozen", "freed", "smart", "clipped", "two_of_three", "pcgrad", "pcgrad_sharded", "pcgrad_2", "pcgrad_3",
-    "surgery_leaving", "surgery_frozen_layer", "surgery_lora",
+    "plain", "weights_of_the_first", "accumulated", "uneven", "proportional", "dwa", "imtl_l", "row_sum",
+    "random_units", "leaving", "frozen", "freed", "smart", "clipped", "two_of_three", "pcgrad", "pcgrad_sharded",
+    "pcgrad_2", "pcgrad_3", "surgery_leaving", "surgery_frozen_layer", "surgery_lora",
 ]  # fmt: skip
 CLIPPED = {"clipped": 1.0, "pcgrad_2": 0.1}
 if find_spec("peft") is None:
@@ -85,8 +85,18 @@ def test_logged_losses_are_those_of_one_process(recorded, scenario):
     one, two = (recorded[name][scenario]["losses"] for name in ("one", "first"))
     assert len(one) == len(two) == 4
     for expected, found in zip(one, two, strict=True):
-        losses = {name: value for name, value in expected.items() if "loss" in name}
+        losses = {name: value for name, value in expected.items() if "loss" in name or "weight" in name}
         assert {name: found[name] for name in losses} == pytest.approx(losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("scenario", ["dwa", "imtl_l"])
+def test_weights_that_follow_the_losses_are_the_same_on_every_process(recorded, scenario):
+    one, first, second = (
+        [[entry[f"weight_{task}"] for task in TRAIN] for entry in recorded[name][scenario]["losses"]]
+        for name in ("one", "first", "second")
+    )
+    assert first == second == [pytest.approx(weights, rel=1e-5) for weights in one]
+    assert len({round(weight, 3) for weight in one[-1]}) == 3
 
 
 def test_bf16_differs_by_its_rounding(recorded):

@@ -423,6 +423,15 @@ def test_stages_follow_each_other_on_one_axis(run, tmp_path):
     assert "a stage begins: all, polish" in built(root)["curves"].blocks[0].text
 
 
+def test_weights_that_follow_the_losses_have_a_curve(run, tmp_path):
+    shutil.copytree(run, tmp_path / "weighted")
+    with (tmp_path / "weighted" / "log.jsonl").open("a") as log:
+        log.writelines(json_line({"weight_sst": 1.0 / step, "step": step}) for step in (1, 2, 3))
+    pictures = [block.name for block in built(tmp_path / "weighted")["curves"].blocks if block.kind == "picture"]
+    assert pictures[:3] == ["curve-sst-loss", "curve-sst-weight", "curve-sst-score"]
+    assert "curve-para-weight" not in pictures
+
+
 def test_pretraining_has_a_curve_and_a_score(tmp_path):
     folder = tmp_path / "words"
     folder.mkdir()

@@ -1,0 +1,213 @@
+"""Weights of the tasks' losses that follow the losses: what `task_weights` may say in one word.
+
+`torchjd.scalarization` has these methods too, as one scalar of a vector of all losses. A step here never holds that
+vector with its graph: it differentiates the loss of one task before it computes the next one's. What the methods need
+of the losses is their values, and the gradients of what they learn are written down below. FAMO (Liu et al. 2023,
+arXiv:2306.03792) is not here: its weights are known only when the losses of all tasks, rounds and processes are.
+
+To add one: a class here, a line in `BALANCING`, and its name in `settings.training.FollowingWeights`. Letter in
+shapes: K tasks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from ..errors import MinBertError, unknown_name
+from ..model.losses import options_of
+from ..settings.tasks import Task
+from .aggregation.conflicts import is_whole
+from .base_args import BaseArguments
+from .gradients import average_over_processes
+from .terms.base import check_number
+
+
+class Balancing(TrainerCallback, ABC):
+    """Weights that stay the same within an optimizer step, and then follow the tasks' losses in it.
+
+    The losses are the tasks' own, without terms that are added to them, and means over accumulated rounds and over
+    processes: every process has the same weights. Options are keyword-only.
+
+    Args:
+        tasks: those in training, at least two. Every round must have each of them.
+        device: of the losses.
+    """
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device):
+        self.tasks = [task.name for task in tasks]
+        self._losses = torch.zeros(len(tasks), device=device)  # sums over the step's rounds
+        self._rounds = 0
+
+    @abstractmethod
+    def weights(self) -> Tensor:
+        """The present ones, `[K]`, without a graph."""
+
+    def by_task(self) -> dict[str, Tensor]:
+        """The present weight of each task, a scalar on the device."""
+        return dict(zip(self.tasks, self.weights().unbind(), strict=True))
+
+    def see(self, losses: Mapping[str, Tensor]) -> None:
+        """Adds the own losses of a round, one of each task."""
+        self._losses += torch.stack([losses[task].float() for task in self.tasks])
+        self._rounds += 1
+
+    def end_step(self, scale: Tensor | float = 1.0) -> None:
+        """After the last round of an optimizer step and before the optimizer moves. Every process must call it.
+
+        Args:
+            scale: the factor on all gradients, the loss scale of fp16.
+        """
+        average_over_processes([self._losses])
+        self._follow(self._losses, self._rounds, scale)
+        self._losses, self._rounds = torch.zeros_like(self._losses), 0
+
+    @abstractmethod
+    def _follow(self, losses: Tensor, rounds: int, scale: Tensor | float) -> None:
+        """Takes in the losses of a step, `[K]`, summed over its rounds."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs beside the optimizer, in tensors and numbers."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from `state_dict()`."""
+
+
+class Learned(Balancing):
+    """Weights with a parameter for each task, which the optimizer moves.
+
+    Its gradient is not clipped with the model's, and the same whatever the aggregator: that of the weighted sum.
+
+    Args:
+        tasks, device: as for `Balancing`.
+        learning_rate: of the parameters, which follows the schedule. They have no weight decay. Adam moves a number
+            by about its rate a step: at the rate of a fine-tuned encoder they would stay where they begin, at 0.
+    """
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device, *, learning_rate: float = 1e-3):
+        super().__init__(tasks, device)
+        check_number("task_weights_options.learning_rate", learning_rate, above=True)
+        self.learning_rate = learning_rate
+        self.scales = nn.Parameter(torch.zeros(len(tasks), device=device))
+
+    def add_to(self, optimizer: torch.optim.Optimizer) -> None:
+        """Adds the parameters as a group of their own."""
+        group = {"lr": self.learning_rate, "weight_decay": 0.0, "group": "task_weights"}
+        optimizer.add_param_group({"params": [self.scales], **group})
+
+    def _follow(self, losses: Tensor, rounds: int, scale: Tensor | float) -> None:
+        self.scales.grad = self.gradient(losses / rounds) * scale
+
+    @abstractmethod
+    def gradient(self, losses: Tensor) -> Tensor:
+        """Of the method's objective by the parameters, for the mean losses; both `[K]`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scales": self.scales.detach()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scales.detach().copy_(state["scales"])
+
+
+class Uncertainty(Learned):
+    """The weights of likelihoods with a learned noise (Kendall et al. 2018, arXiv:1705.07115, equation 10).
+
+    A task adds `L / (2 sigma^2) + log sigma` if it is a score, else `L / sigma^2 + log sigma`. The parameter is
+    `s = log sigma^2`: a weight begins at 1/2 or 1, and where the gradient is 0, the weighted loss is 1/2.
+    """
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device, *, learning_rate: float = 1e-3):
+        super().__init__(tasks, device, learning_rate=learning_rate)
+        self.at_start = torch.tensor([0.5 if task.kind == "score" else 1.0 for task in tasks], device=device)
+
+    def weights(self) -> Tensor:
+        return self.at_start * (-self.scales.detach()).exp()
+
+    def gradient(self, losses: Tensor) -> Tensor:
+        return 0.5 - self.weights() * losses
+
+
+class ImtlL(Learned):
+    """IMTL-L, which brings all weighted losses to one size (Liu et al. 2021, "Towards Impartial Multi-task Learning",
+    equation 8).
+
+    A task adds `exp(s) L - s`: a weight begins at 1, and where the gradient is 0, the weighted loss is 1.
+    """
+
+    def weights(self) -> Tensor:
+        return self.scales.detach().exp()
+
+    def gradient(self, losses: Tensor) -> Tensor:
+        return self.weights() * losses - 1
+
+
+class DWA(Balancing):
+    """Dynamic weight average (Liu et al. 2019, arXiv:1803.10704, equation 7).
+
+    A task's weight is K softmax(r / T) over tasks, where r is its mean loss in the last epoch over that in the epoch
+    before: one whose loss falls slowly counts more. The sum of weights is K. In the first two epochs each is 1.
+
+    Args:
+        tasks, device: as for `Balancing`.
+        temperature: T; the higher, the nearer to 1 are the weights.
+    """
+
+    def __init__(self, tasks: Sequence[Task], device: torch.device, *, temperature: float = 2.0):
+        super().__init__(tasks, device)
+        check_number("task_weights_options.temperature", temperature, above=True)
+        self.temperature = temperature
+        self._sums, self._seen = torch.zeros_like(self._losses), 0  # over the epoch, and how many rounds
+        self._means: list[Tensor] = []  # of the last two epochs
+
+    def weights(self) -> Tensor:
+        if len(self._means) < 2:
+            return torch.ones_like(self._losses)
+        before, last = self._means
+        # A loss that was 0 for an epoch, as one of ranking may be, must not make all weights NaN.
+        rates = last / before.clamp(min=torch.finfo(before.dtype).tiny)
+        return len(rates) * (rates / self.temperature).softmax(dim=0)
+
+    def _follow(self, losses: Tensor, rounds: int, scale: Tensor | float) -> None:
+        self._sums += losses
+        self._seen += rounds
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        if self._seen and is_whole(state.epoch):  # not where training ends within an epoch, and may go on there
+            self._means = [*self._means, self._sums / self._seen][-2:]
+            self._sums, self._seen = torch.zeros_like(self._sums), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self._sums, "seen": self._seen, "means": self._means}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sums, self._seen, self._means = state["sums"], state["seen"], state["means"]
+
+
+BALANCING: dict[str, type[Balancing]] = {"uncertainty": Uncertainty, "dwa": DWA, "imtl_l": ImtlL}
+
+
+def balancing_of(args: BaseArguments, tasks: Sequence[Task], device: torch.device) -> Balancing | None:
+    """The weights that `task_weights` asks for, if it names a method.
+
+    Raises:
+        MinBertError: there are too few tasks, or the method does not take the `task_weights_options`.
+    """
+    if not isinstance(args.task_weights, str) or args.task_weights not in BALANCING:
+        return None
+    if len(tasks) < 2:
+        raise MinBertError(
+            f"`task_weights: {args.task_weights}` balances tasks, and needs at least two in training. Found "
+            f"{tasks[0].name!r} alone. Leave it out."
+        )
+    build, options = BALANCING[args.task_weights], args.task_weights_options or {}
+    for option in options:
+        if option not in options_of(build):
+            raise unknown_name(f"option of task_weights {args.task_weights!r}:", option, options_of(build))
+    return build(tasks, device, **options)
