@@ -145,10 +145,12 @@ def _measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
 def _head(saved: SavedModel, repo_id: str) -> str:
     names = ", ".join(saved.tasks)
     count = len(saved.tasks)
+    family = saved.config.get("family", "bert") if saved.config else "bert"  # folders before 0.2 do not say
+    kind = "BERT" if family == "bert" else f"`{family}`"
     what = {
-        0: "A BERT encoder, pre-trained further by predicting masked words.",
-        1: f"A BERT encoder fine-tuned on one task: {names}.",
-    }.get(count, f"One BERT encoder, fine-tuned on {count} tasks at once, with a head for each: {names}.")
+        0: f"An encoder ({kind}), pre-trained further by predicting masked words.",
+        1: f"An encoder ({kind}), fine-tuned on one task: {names}.",
+    }.get(count, f"One encoder ({kind}), fine-tuned on {count} tasks at once, with a head for each: {names}.")
     size = f"{saved.config['num_hidden_layers']} layers of {saved.config['hidden_size']}" if saved.config else ""
     trained = f"{size}, trained" if size else "Trained"
     return f"# {repo_id.split('/')[-1]}\n\n{what}{_made(saved.merge)} {trained} with hf_minbert."
