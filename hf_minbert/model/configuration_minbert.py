@@ -12,10 +12,9 @@ from typing import Any
 
 import yaml
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from .families import FAMILIES, settings_of
-from .library import change, encoder_config, parts_of, settings_in
 
 #: What trained a saved model, in the folder of its run.
 RECIPE = "recipe.yaml"
@@ -91,7 +90,7 @@ class MinBertConfig(PreTrainedConfig):
     #: Pipelines that this process has whatever a saved folder carries: a package that registers them names them here.
     pipelines_at_hand = frozenset()
     #: The library sets attention and precision there too.
-    sub_configs = {"encoder_config": AutoConfig}
+    sub_configs = {"encoder_config": PreTrainedConfig}
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -135,6 +134,9 @@ class MinBertConfig(PreTrainedConfig):
 
     def _take_from_encoder(self) -> None:
         """Sets here what the encoder's own config says."""
+        # Imported where it is needed: this module is read while the library's own is, on which that one builds.
+        from .library import settings_in
+
         try:
             taken = settings_in(self.encoder_config, {key: getattr(self, key) for key in OF_ENCODER})
         except ValueError as error:
@@ -144,6 +146,8 @@ class MinBertConfig(PreTrainedConfig):
 
     def _settle_encoder(self) -> None:
         """Sets in the encoder's own config what was set here since. Raises `ValueError` if it has no such setting."""
+        from .library import change
+
         taken = vars(self)["_taken"]
         for key in OF_ENCODER:
             if getattr(self, key) != taken[key]:
@@ -409,6 +413,8 @@ def _from_published(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 def _encoder_of(config: dict[str, Any]) -> PreTrainedConfig:
     """The library's config of an encoder. Raises `ValueError` if it is of something else."""
+    from .library import encoder_config, parts_of
+
     try:
         encoder = encoder_config(config)
         parts_of(encoder)

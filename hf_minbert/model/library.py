@@ -40,8 +40,11 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 #: What an encoder has none of where its config does not say it.
 ABSENT = {"type_vocab_size": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": None}
-#: Of a config, what does not change the model's modules.
-_INCIDENTAL = ("_name_or_path", "dtype", "transformers_version", "id2label", "label2id")
+#: Of a config, what changes neither the model's modules nor what its weights mean.
+_INCIDENTAL = {
+    *NAMES["hidden_dropout_prob"], *NAMES["attention_probs_dropout_prob"], "classifier_dropout", "_name_or_path",
+    "dtype", "transformers_version", "id2label", "label2id",
+}  # fmt: skip
 
 
 def settings_in(encoder: PreTrainedConfig, ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,9 +167,7 @@ def parts_of(encoder: PreTrainedConfig) -> Parts:
 
 def meaning_of(encoder: PreTrainedConfig | None) -> dict[str, Any] | None:
     """What two configs must agree in for weights to mean the same; `None` for the hand-written encoder."""
-    of_training = {*NAMES["hidden_dropout_prob"], *NAMES["attention_probs_dropout_prob"], "classifier_dropout"}
-    ignored = {*of_training, "architectures"}
-    return None if encoder is None else {key: value for key, value in _told(encoder).items() if key not in ignored}
+    return None if encoder is None else {**_told(encoder), "architectures": None}
 
 
 def _told(encoder: PreTrainedConfig) -> dict[str, Any]:
@@ -195,6 +196,11 @@ def _parts_of(model_type: str, told: str) -> Parts:
     names = {module: name for name, module in whole.named_modules()}
     layers = [tuple(names[member] for member in layer) for layer in layers_in(whole)]
     beside = [layer[len(layers[0]) :] for layer in parts.layers] + [()] * len(layers)
+    if parts.reads_padding:
+        logger.warning(
+            "A %r looks at the padding beside a text: its answers change a little with the longest text of a batch.",
+            model_type,
+        )
     return replace(
         parts,
         layers=tuple(map(operator.add, layers, beside)),

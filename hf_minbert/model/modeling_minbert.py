@@ -630,6 +630,13 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         private = self.private.get(task)
         return self.bert if private is None else private
 
+    def lacks(self, capability: str) -> bool:
+        """Whether `forward` has this parameter and the encoder, which is the library's, can do nothing with it."""
+        encoder = self.bert
+        return isinstance(encoder, LibraryEncoder) and (
+            capability == "packing" or (capability == "inputs_embeds" and capability not in encoder.parts.accepts)
+        )
+
     def positions_of(self, task: str, input_ids: Tensor) -> Tensor | None:
         """The `position_ids` that embeddings of these words need to mean the same as their ids, in the ids' shape.
 

@@ -29,6 +29,7 @@ from ..io import write_json
 from ..model.configuration_minbert import MinBertConfig
 from ..model.heads import check_heads
 from ..model.inference import length_of
+from ..model.library import parts_of
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..pretrained import adapters
 from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
@@ -47,9 +48,10 @@ from ..training.aggregation.pcgrad import PCGrad
 from ..training.aggregation.sum import Sum
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import is_worthless
-from ..training.checks import check_for_encoder
 from ..training.distributed import check_alike, is_lost, report_interruption
+from ..training.freezing import check_layers
 from ..training.gradients import GradientRows, Gradients
+from ..training.terms.registry import terms_of
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
 from .folder import AVERAGED, RunFolder
@@ -163,8 +165,26 @@ def _config(
     if settings.objective == "mlm":
         return pretraining.arrange(_checkpoints(settings) if config is None else config, settings)
     config = model_config(settings, tasks) if config is None else _arrange(config, settings, tasks)
-    check_for_encoder(args, config)
+    _check_encoder(args, config)
     return config
+
+
+def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> None:
+    """Raises `MinBertError` where the arguments ask for more layers, or other inputs, than the encoder has."""
+    if config.encoder_config is None:
+        return check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
+    parts, of = parts_of(config.encoder_config), f"an encoder of the library's ({config.family})"
+    check_layers(args.freeze, args.unfreeze, len(parts.layers))
+    if args.packing:
+        raise MinBertError(f"`packing: true` is for the hand-written encoder; {of} computes on padding. Leave it out.")
+    for term in terms_of(args):
+        for name in {*term.needs} - parts.accepts:
+            raise MinBertError(f"`regularizer: {term.name}` needs `{name}`, which {of} does not take. Leave it out.")
+    if args.regularizer == "smart" and args.smart_form != "paper" and not parts.embeddings:
+        raise MinBertError(
+            f"`smart_form: {args.smart_form}` moves what goes into the first layer, which no module of {of} gives as "
+            "wide as words. Take `paper`."
+        )
 
 
 def _train(

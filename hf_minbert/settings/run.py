@@ -64,7 +64,8 @@ class RunSettings:
     )
     attn_implementation: str = key(
         "sdpa",
-        "`sdpa` or `eager`, or another of transformers' attention functions.",
+        "`sdpa` or `eager`, or another of transformers' attention functions. An encoder of the library's that has no "
+        "`sdpa` takes `eager` in its place.",
         resume="free",
     )
     model_revision: str | None = key(None, "Branch, tag or commit of a Hub checkpoint.", resume="contents")

@@ -12,8 +12,6 @@ import torch
 
 from ..data.rounds import MIXING
 from ..errors import MinBertError, explain, unknown_name
-from ..model.configuration_minbert import MinBertConfig
-from ..model.library import parts_of
 from ..settings.services import check_services
 from ..settings.table import names
 from ..settings.tasks import Task, check_metric
@@ -29,7 +27,7 @@ from ..settings.training import (
 from .aggregation.registry import make_aggregator
 from .balancing import BALANCING, balancing_of
 from .base_args import BaseArguments
-from .freezing import check_layers, schedule_of
+from .freezing import schedule_of
 from .parameter_groups import check_groups
 from .terms.base import check_number
 from .terms.registry import regularizer_of, terms_of
@@ -237,34 +235,6 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
     if args.metric_for_best_model is not None:
         evaluated = [tasks[name] for name in args.chosen_tasks("eval_tasks", tasks)]
         check_metric(args.metric_for_best_model, evaluated, args.proximal_evaluate)
-
-
-def check_for_encoder(args: BaseArguments, config: MinBertConfig) -> None:
-    """Checks what the arguments ask of the encoder. Needs no weights.
-
-    Raises:
-        MinBertError: more layers are to be frozen than there are, or one of the library's lacks what is asked for.
-    """
-    if config.encoder_config is None:
-        return check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
-    parts, of = parts_of(config.encoder_config), f"an encoder of the library's ({config.family})"
-    check_layers(args.freeze, args.unfreeze, len(parts.layers))
-    if args.packing:
-        raise MinBertError(f"`packing: true` is for the hand-written encoder; {of} computes on padding. Leave it out.")
-    if args.layer_decay != 1 and not parts.layers:
-        raise MinBertError(f"`layer_decay` needs a list of layers, and {of} has none. Leave it out.")
-    for term in terms_of(args):
-        for name in {*term.needs} - parts.accepts:
-            raise MinBertError(f"`regularizer: {term.name}` needs `{name}`, which {of} does not take. Leave it out.")
-    if args.neftune_noise_alpha and "inputs_embeds" not in parts.accepts:
-        raise MinBertError(
-            f"`neftune_noise_alpha` needs an encoder that takes embeddings of words, and {of} does not. Leave it out."
-        )
-    if args.regularizer == "smart" and args.smart_form != "paper" and not parts.embeddings:
-        raise MinBertError(
-            f"`smart_form: {args.smart_form}` moves what goes into the first layer, which no module of {of} gives as "
-            "wide as words. Take `paper`."
-        )
 
 
 def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:

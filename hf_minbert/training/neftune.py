@@ -59,9 +59,10 @@ class WordNoise:
             return None
         if packing is not None and output.shape[:-1] == (1, len(packing.tokens)):
             noise = packing.pack(noise)
-        if output.numel() != noise.numel() or output.shape[-2] != noise.shape[-2]:
+        found = list(output.shape) if isinstance(output, Tensor) else [type(output).__name__]
+        if found[-2:] != [*noise.shape[-2:]] or output.numel() != noise.numel():
             raise MinBertError(
                 "`neftune_noise_alpha` needs a model that embeds all words of a batch at once, of the shape "
-                f"{list(noise.shape)}. Found {list(output.shape)}. Leave it out."
+                f"{list(noise.shape)}. Found {found}. Leave it out."
             )
         return output + noise.view_as(output).to(output.dtype)

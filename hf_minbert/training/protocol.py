@@ -121,6 +121,9 @@ class TaskModel(Protocol):
     def positions_of(self, task: str, input_ids: Tensor) -> Tensor | None:
         """The `position_ids` of these words, where they depend on them. Asked for beside `position_ids` alone."""
 
+    def lacks(self, capability: str) -> bool:
+        """Whether this model lacks a capability that its class's `forward` has. It need not be there."""
+
     def pool(self, task: str, **inputs: Any) -> Tensor:
         """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""
 
@@ -190,22 +193,30 @@ def layers_of(model: TaskModel, task: str) -> list[nn.Module]:
 
 
 def takes(model: TaskModel, capability: str) -> bool:
-    """Whether the model's `forward` has a parameter of this name.
+    """Whether the model's `forward` has a parameter of this name, and can do with it.
 
     The model inside is asked: wrappers (PEFT's, a compiled model) take anything.
     """
-    return capability in _parameters(model)
+    return capability in _parameters(model) and not _lacks(model, capability)
+
+
+def _unwrapped(model: TaskModel) -> Any:
+    return model.encoder_path.__self__ if inspect.ismethod(model.encoder_path) else model
 
 
 def _parameters(model: TaskModel) -> Mapping[str, inspect.Parameter]:
-    unwrapped = model.encoder_path.__self__ if inspect.ismethod(model.encoder_path) else model
-    return inspect.signature(type(unwrapped).forward).parameters
+    return inspect.signature(type(_unwrapped(model)).forward).parameters
+
+
+def _lacks(model: TaskModel, capability: str) -> bool:
+    inside = _unwrapped(model)
+    return hasattr(inside, "lacks") and inside.lacks(capability)
 
 
 def require(model: TaskModel, capability: str, setting: str) -> None:
     """Raises `MinBertError` unless the model may have a capability that a setting needs: by name or through `**`."""
     through = any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(model).values())
-    if not through and not takes(model, capability):
+    if _lacks(model, capability) or (not through and not takes(model, capability)):
         raise MinBertError(
             f"`{setting}` needs a model whose `forward` takes `{capability}`, as `hf_minbert.training.protocol` says. "
             f"Found a {type(model).__name__}. Leave `{setting.partition(':')[0]}` out."

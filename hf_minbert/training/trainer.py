@@ -23,7 +23,6 @@ from ..data.rounds import Rounds
 from ..data.rows import EncodedRows, PooledRows
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import task_metrics
-from ..model.configuration_minbert import MinBertConfig
 from ..settings.tasks import Task
 from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
 from .aggregation.registry import make_aggregator
@@ -39,7 +38,6 @@ from .checkpoints import (
     save_gradients,
     to_resume,
 )
-from .checks import check_for_encoder
 from .class_weights import check_counted, prepare_losses
 from .data import data_loader, loss_weights_of, rounds_of, warn_of_left_out
 from .distributed import without_ddp
@@ -184,8 +182,6 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         check_stock(model, args)
         if args.packing:
             require(checked, "packing", "packing: true")
-        if isinstance(checked.config, MinBertConfig):
-            check_for_encoder(args, checked.config)
         if type(self).compute_loss is not Trainer.compute_loss:
             raise MinBertError(
                 f"{type(self).__name__} has a `compute_loss`, which no step of several tasks calls. Override "

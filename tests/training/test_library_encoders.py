@@ -49,7 +49,9 @@ def test_every_layer_learns_with_smart(make_trainer, make_model, name):
     model = make_model(name)
     before = snapshot(model)
     if name == "ibert":  # whose words' embeddings come with a scale
-        with pytest.raises(MinBertError, match="`regularizer: smart` needs `inputs_embeds`"):
+        with pytest.raises(
+            MinBertError, match="`regularizer: smart` needs a model whose `forward` takes `inputs_embeds`"
+        ):
             make_trainer(model, regularizer="smart")
         return
     trainer = make_trainer(model, regularizer="smart", smart_epsilon=1e-2, learning_rate=0.01)
@@ -133,17 +135,27 @@ def test_the_popular_forms_of_smart_move_what_goes_into_the_layers(make_trainer,
 @pytest.mark.parametrize(
     ("name", "arguments", "says"),
     [
-        ("modernbert", {"packing": True}, "`packing: true` is for the hand-written encoder"),
+        ("modernbert", {"packing": True}, "`packing: true` needs a model whose `forward` takes `packing`"),
         ("modernbert", {"freeze": 4}, "`freeze` is 4 layers, and the model has 3"),
         ("albert", {"freeze": 2}, "`freeze` is 2 layers, and the model has 1"),
-        ("albert", {"regularizer": "smart", "smart_form": "mt-dnn"}, "`smart_form: mt-dnn` moves what goes"),
-        ("ibert", {"neftune_noise_alpha": 5.0}, "`neftune_noise_alpha` needs an encoder that takes embeddings"),
         ("mpnet", {"gradient_checkpointing": True}, "`gradient_checkpointing: true` needs"),
     ],
 )
 def test_what_an_encoder_has_not_is_refused(make_trainer, make_model, name, arguments, says):
     with pytest.raises(MinBertError, match=says):
         make_trainer(make_model(name), **arguments)
+
+
+@pytest.mark.parametrize("name", ["ibert", "xlnet"])  # a tuple, and tokens before sentences
+def test_noise_on_words_needs_a_table_of_them(make_trainer, make_model, name):
+    with pytest.raises(MinBertError, match="needs a model that embeds all words of a batch at once"):
+        make_trainer(make_model(name), neftune_noise_alpha=5.0).train()
+
+
+def test_nothing_is_moved_where_no_module_gives_what_goes_into_the_layers(make_trainer, make_model):
+    trainer = make_trainer(make_model("albert"), regularizer="smart", smart_form="mt-dnn")
+    with pytest.raises(ValueError, match="none can be hooked"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("name", ["modernbert", "deberta-v2", "eurobert"])
