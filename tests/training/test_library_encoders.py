@@ -185,7 +185,7 @@ def test_fgm_neftune_and_gradual_unfreezing_run(make_trainer, make_model):
 @SOME
 def test_words_move_an_answer(make_model, tiny_tokenizer, name):
     model = make_model(name).eval()
-    reading = read(tiny_tokenizer, model.config.get_task("sst"), ["the film is not good"], 32)
+    reading = read(tiny_tokenizer, model.config, "sst", ["the film is not good"], 32)
     found = integrated_gradients(model, tiny_tokenizer, "sst", reading, 2, steps=64)
     assert len(found.values[0]) == 5
     assert abs(found.error) < 0.05 * (1 + abs(found.end - found.start))
