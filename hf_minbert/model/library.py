@@ -97,14 +97,19 @@ def encoder_config(published: Mapping[str, Any]) -> PreTrainedConfig:
     """A published config.json as the library's config.
 
     Raises:
-        ValueError: this version of the library does not know its `model_type`.
+        ValueError: this version of the library does not know its `model_type`, or does not take its settings.
     """
     name = published.get("model_type")
     if name is None or name not in transformers.CONFIG_MAPPING:
         raise ValueError("which this version of transformers does not know")
     # Its own code, where it has some, is for other versions of the library.
     given = {key: value for key, value in published.items() if key != "auto_map"}
-    return transformers.CONFIG_MAPPING[name].from_dict(given)
+    kind = transformers.CONFIG_MAPPING[name]
+    try:
+        return kind.from_dict(given)
+    except Exception as error:  # each class checks its settings in its own way
+        last = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(f"which a {kind.__name__} cannot be made of: {last}") from error
 
 
 def library_key_mapping(encoder: PreTrainedConfig | Mapping[str, Any]) -> dict[str, str]:
