@@ -15,8 +15,8 @@ XLM = {"vocab_size": 110, "emb_dim": 32, "n_layers": 3, "n_heads": 4, "max_posit
 BUCKETS = {"position_buckets": 8, "position_biased_input": False, "share_att_key": True}
 DEBERTA = {**SIZES, "relative_attention": True, "pos_att_type": "p2c|c2p", "type_vocab_size": 0}
 ENDS = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
-#: Small settings by `model_type`, of those that are taken.
-TAKEN: dict[str, dict] = {
+#: Small settings by `model_type`, of those that are taken; the library's older versions lack some.
+_TAKEN: dict[str, dict] = {
     "albert": {**SIZES, "embedding_size": 16},
     "big_bird": {**SIZES, "block_size": 4, "num_random_blocks": 1},
     "convbert": {**SIZES, "embedding_size": 32, "conv_kernel_size": 3, "head_ratio": 2},
@@ -47,6 +47,7 @@ TAKEN: dict[str, dict] = {
               "pad_token_id": 0},
     "xmod": {**SIZES, "pad_token_id": 1, "languages": ["en_XX", "de_DE"], "default_language": "de_DE"},
 }  # fmt: skip
+TAKEN = {name: settings for name, settings in _TAKEN.items() if name in CONFIG_MAPPING}
 #: Whose answer at a token changes with the padding beside the text, in the library too.
 READ_PADDING = {"convbert", "mobilebert", "nystromformer"}
 #: Without positions of an end.
