@@ -20,10 +20,12 @@ from hf_minbert.reporting.differences import NOT_RUN, SAME, Cell, judgement
 from hf_minbert.reporting.document import escaped
 from hf_minbert.reporting.study import claimed
 from hf_minbert.reporting.words import number, p_value, signed
+from hf_minbert.run.study import runs_of, same_trainings
 from hf_minbert.settings.recipe import recipes_folder
 from hf_minbert.settings.study import Claim, Study, packaged_studies, read_study
 
 FOLDER = recipes_folder() / "results"
+OVERRIDES = "reports/small"  # with which the reports' studies ran
 NOT_YET = "not measured yet"
 VERDICTS = (HOLDS, FAILS, OPEN)
 INTRODUCTION = """# What the reports claim, and what is found here
@@ -86,7 +88,7 @@ def page() -> str:
         if name.startswith("reports/"):
             reports[f"Report {name.split('/')[1]}"].append(name)
     judged = {
-        report: [line for name in names for line in _judge(name, studies[name], found.get(name, {}))]
+        report: [line for name in names for line in _judge(name, studies[name], found.get(name, {}), _one(name))]
         for report, names in reports.items()
     }
     own = [name for name in studies if not name.startswith("reports/")]
@@ -108,8 +110,13 @@ def _file(name: str) -> Path:
 # ---- Claims ------------------------------------------------------------------------------------------------------
 
 
-def _judge(name: str, study: Study, made: Mapping[str, Any]) -> Iterator[Judged]:
-    """The claims of a study as it is now, by the differences that were stored when it ran."""
+def _one(name: str) -> dict[str, str]:
+    """The rows of a report's study that come to the training of one before them, and that one."""
+    return same_trainings(runs_of(read_study(name, OVERRIDES), Path()))
+
+
+def _judge(name: str, study: Study, made: Mapping[str, Any], one: Mapping[str, str]) -> Iterator[Judged]:
+    """The claims of a study as it is now, by the differences that were stored when it ran; `one` is as `_one`'s."""
     stored = {(line["row"], line["metric"]): line for line in made.get("differences", ())}
     for claim in study.claims:
         row, against = study.row(claim.row), study.against[claim.row]
@@ -118,6 +125,8 @@ def _judge(name: str, study: Study, made: Mapping[str, Any]) -> Iterator[Judged]
             if line.get("against", made.get("reference")) != against:
                 line = {}
             said = f"not run: {row.not_run.rstrip('.')}" if row.not_run else _said(claim, line)
+            if not row.not_run and one.get(claim.row, claim.row) == one.get(against, against):
+                said = SAME  # also of tables that were stored before a study told so
             yield Judged(name, claim, against, metric, line, said)
 
 
@@ -247,8 +256,12 @@ def _score(line: Mapping[str, Any]) -> str:
 def _notes(made: Mapping[str, Any]) -> Iterator[str]:
     """What is to be said of rows, once for all of which it is the same."""
     rows: dict[str, list[str]] = defaultdict(list)
+    first: dict[str, str] = {}
     for row in made["rows"]:
-        for said in (row["note"] if row["seeds"] else "", *row["missing"]):
+        scores = json.dumps([of[row["row"]] for of in made["scores"].values()])
+        twin = first.setdefault(scores, row["row"]) if row["seeds"] else row["row"]
+        same = f"each seed has the scores of {twin}: what differs between the two had no effect when they ran"
+        for said in (row["note"] if row["seeds"] else "", *row["missing"], same if twin != row["row"] else ""):
             if said:
                 rows[said.rstrip(".")].append(row["row"])
     notes = [f"- {', '.join(names)}: {escaped(said)}." for said, names in rows.items()]

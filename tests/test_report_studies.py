@@ -558,7 +558,7 @@ def stored(row: str, **changed) -> dict:
 
 def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
     def said(*lines):
-        found = PAGE["_judge"]("s", claimed, {"reference": "a", "differences": lines})
+        found = PAGE["_judge"]("s", claimed, {"reference": "a", "differences": lines}, {})
         return [each.said for each in found]
 
     assert said() == ["not measured yet", "not measured yet", "not run: no data"]
@@ -579,7 +579,7 @@ def test_a_comparison_has_a_line_for_each_difference(claimed):
 
 
 def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_the_others(claimed):
-    judged = [*PAGE["_judge"]("s", claimed, {"reference": "a", "differences": [stored("b")]})]
+    judged = [*PAGE["_judge"]("s", claimed, {"reference": "a", "differences": [stored("b")]}, {})]
     text = "\n".join(PAGE["_claims"](judged))
     line = "| B beats a. | b | a | overall | +0.100 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | **holds** |"
     assert line in text.splitlines()
@@ -588,12 +588,21 @@ def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_
     assert "| Report 000 | 3 | 1 | 0 | 0 | 2 |" in counts
 
 
+def test_a_claim_on_two_rows_that_are_one_training_is_not_judged(claimed):
+    record = stored("b")
+    (line, *_) = PAGE["_judge"]("s", claimed, {"reference": "a", "differences": [record]}, {"b": "a"})
+    assert (line.claim.row, line.against, line.said) == ("b", "a", "the same training")
+    assert "Random Sampling Baseline" in PAGE["_one"]("reports/002/table_1")
+
+
 def test_notes_are_said_once_and_the_rows_that_most_are_not_named():
     rows = [{"row": f"row {n}", "seeds": [1] * (n > 1), "note": "n." * (n > 1), "missing": []} for n in range(5)]
     for row in rows[:2]:
         row["missing"] = ["not run: no data"]
-    assert "".join(PAGE["_notes"]({"rows": rows})).splitlines() == [
+    scores = {"m": {f"row {n}": [{"seed": 1, "score": 0.5 if n > 2 else 0.1 * n}] for n in range(5)}}
+    assert "".join(PAGE["_notes"]({"rows": rows, "scores": scores})).splitlines() == [
         "", "- row 0, row 1: not run: no data.", "- row 2, row 3, row 4: n.",
+        "- row 4: each seed has the scores of row 3: what differs between the two had no effect when they ran.",
     ]  # fmt: skip
     selection = ["row 2, row 3: best.", "row 4: last."]
     assert PAGE["_selection"]({"rows": rows, "selection": selection}) == ["row 4: last.", "All other rows: best."]

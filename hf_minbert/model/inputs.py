@@ -116,6 +116,12 @@ def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: Sequence[i
             )
 
 
+def counted_positions(input_ids: Tensor, padding: int) -> Tensor:
+    """Positions that count the tokens which are not padding, from behind its id, [..., T]; padding has its id's."""
+    is_token = (input_ids != padding).long()
+    return is_token.cumsum(dim=-1) * is_token + padding
+
+
 def tokens_of(attention_mask: Tensor) -> Tensor:
     """[B, T], true for a token."""
     # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.

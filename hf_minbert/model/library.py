@@ -26,7 +26,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from .inputs import tokens_of
+from .inputs import counted_positions, tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ def _parts_of(model_type: str, told: str) -> Parts:
     _check_kind(encoder)
     try:
         # Where and how the caller makes models at this time, within a context of the library's perhaps, has no effect.
-        with torch.random.fork_rng(devices=[]), no_init_weights(), _quiet_library():
+        with torch.random.fork_rng(devices=[]), no_init_weights(), quiet_library():
             with torch.device("meta"):
                 whole = transformers.AutoModel.from_config(deepcopy(encoder), dtype=torch.float32)
             _check_model(whole)
@@ -234,8 +234,8 @@ def _shallow(encoder: PreTrainedConfig, depth: int = 2) -> PreTrainedConfig:
 
 
 @contextmanager
-def _quiet_library() -> Generator[None]:
-    """Hides what the library says of texts that short."""
+def quiet_library() -> Generator[None]:
+    """Hides what the library says while it makes or loads a model: who does that judges it."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -541,9 +541,7 @@ class LibraryEncoder(nn.Module):
         """As `MinBertForMultiTask.positions_of`: where a table has rows for padding, tokens count from behind it."""
         if not self.parts.offset or "position_ids" not in self.parts.accepts:
             return None
-        padding = self.parts.offset - 1
-        is_token = (input_ids != padding).long()
-        return is_token.cumsum(dim=-1) * is_token + padding
+        return counted_positions(input_ids, self.parts.offset - 1)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()

@@ -27,7 +27,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .configuration_minbert import MinBertConfig
 from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
-from .inputs import sentences, taken_apart, tokens_of
+from .inputs import counted_positions, sentences, taken_apart, tokens_of
 from .library import LibraryEncoder, library_key_mapping
 from .packing import Packing, packed_attention
 from .plugins import __name__ as _plugins  # noqa: F401  a saved folder's imports those of the model
@@ -90,9 +90,7 @@ class MinBertEmbeddings(nn.Module):
                 "input."
             )
         if self.offset and input_ids is not None:
-            padding = self.offset - 1
-            is_token = (input_ids != padding).long()
-            return is_token.cumsum(dim=-1) * is_token + padding
+            return counted_positions(input_ids, self.offset - 1)
         # Made here, not kept as a buffer: a buffer outside the checkpoint is garbage after from_pretrained.
         return torch.arange(self.offset, self.offset + length, device=device)[None]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
@@ -20,7 +17,7 @@ from ..data.tables import shortened
 from ..errors import MinBertError, did_you_mean, explain
 from ..model.heads import build_head
 from ..model.inference import length_of
-from ..model.library import parts_of
+from ..model.library import parts_of, quiet_library
 from ..model.modeling_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask
 from ..settings.tasks import Task, head_difference
 from .data import load_plugins
@@ -267,7 +264,7 @@ def _load(
     **options: Any,
 ) -> tuple[Any, dict[str, Any]]:
     """The model in float32, and the library's report on its weights."""
-    with explain(f"Loading the weights of {name!r}", REMEDY), _quiet_library():
+    with explain(f"Loading the weights of {name!r}", REMEDY), quiet_library():
         made: Any = kind.from_pretrained(  # with the report, which its annotation leaves out
             _place(name, revision),
             config=config,
@@ -308,14 +305,3 @@ def _renew_head(model: MinBertForMultiTask, task: str) -> list[str]:
         model._init_weights(module)
     setattr(model.heads, task, head.to(model.device))
     return [name for name, _ in head.named_parameters()]
-
-
-@contextmanager
-def _quiet_library() -> Generator[None]:
-    """Hides the library's report on missing weights: who loads them judges them."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)

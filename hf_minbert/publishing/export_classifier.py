@@ -261,7 +261,7 @@ print(classify({text}, truncation=True, top_k=None))
 In this folder, with text-embeddings-inference:
 
 ```bash
-docker run -d -p 8080:80 -v "$PWD":/model ghcr.io/huggingface/text-embeddings-inference:cpu-1.8 --model-id /model
+docker run -d -p 8080:80 -v "$PWD":/model ghcr.io/huggingface/text-embeddings-inference:cpu-1.7.1 --model-id /model
 curl localhost:8080/predict -H 'Content-Type: application/json' -d '{{"inputs": {inputs}{raw}}}'
 ```
 """
