@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -48,6 +48,7 @@ def encode(
     max_length: int,
     cache_dir: str | Path | None = None,
     config: Any = None,
+    labels: bool = True,
 ) -> EncodedRows:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
@@ -64,6 +65,7 @@ def encode(
         cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
         config: the model's. With it, ids in rows that are encoded already must be in its vocabulary, and segment ids
             are those that it reads.
+        labels: whether labels are read.
 
     Returns:
         the rows in memory, unpadded.
@@ -72,7 +74,7 @@ def encode(
         MinBertError: no rows, a column is missing, a text is not text, a token id is not one of the model's, or a
             label is not one of the task's.
     """
-    rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config)
+    rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config, labels)
     warn_of_cut(task.name, cut, len(rows), max_length)
     return rows
 
@@ -83,16 +85,22 @@ def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
 
 
 def encode_and_count(
-    dataset: Any, task: Task, tokenizer: Any, max_length: int, cache_dir: str | Path | None = None, config: Any = None
+    dataset: Any,
+    task: Task,
+    tokenizer: Any,
+    max_length: int,
+    cache_dir: str | Path | None = None,
+    config: Any = None,
+    labels: bool = True,
 ) -> tuple[EncodedRows, int]:
     """As `encode`; and how many rows were cut, in the place of the line in the log."""
     size, form = _size(dataset, task), (task.traits.dtype, task.pair_encoding == "bi")
     if not _is_hf_dataset(dataset):
-        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config)
+        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config, labels)
         # Batch by batch: a token takes 5 bytes in an array, and 40 in a list.
         rows = EncodedRows.joined([EncodedRows.of(part, *form) for part in _batches(dataset, size, task, encoder)])
         return rows.read_by(config), encoder.cut
-    encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config)
+    encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config, labels)
     dataset = _with_own_ids(dataset, task, encoder.label_column)
     if cache_dir is None or tokenizer is None or encoder.is_encoded:
         encoded, cut = _map(dataset, encoder), encoder.cut
@@ -104,6 +112,45 @@ def encode_and_count(
             cache.write(*kept)
         encoded, cut = kept
     return EncodedRows.of(encoded, *form).read_by(config), cut  # not before: what is kept is any model's
+
+
+def label_column_in(columns: Iterable[str], task: Task) -> str | None:
+    """The column that holds a task's labels, if one does."""
+    columns = {*columns}
+    return next((name for name in ("labels", "label", task.label_column) if name in columns), None)
+
+
+def labels_in(dataset: Any, task: Task) -> tuple[np.ndarray, np.ndarray | None]:
+    """The labels of rows of which some may have none, `None`: [R], and [R], which have one, or `None` for all.
+
+    Where there is no label stands one that is allowed, to be looked at by nobody.
+
+    Raises:
+        MinBertError: there are no labels, or one is not one of the task's.
+    """
+    if _is_hf_dataset(dataset):
+        column = label_column_in(dataset.column_names, task)
+        dataset = _with_own_ids(dataset, task, column)
+    else:
+        rows = (_row(dataset, number, task) for number in range(len(dataset)))
+        column = label_column_in(chain.from_iterable(rows), task)
+    cells = [] if column is None else column_of(dataset, column) or []
+    labelled = np.array([cell is not None for cell in cells], dtype=bool)
+    if not labelled.any():
+        raise MinBertError(f"The rows of {task.name!r} have no labels. Add a column `label`.")
+    filler = task.bounds[0] if task.traits.is_score else 0
+    labels = [
+        filler if cell is None else label_value(task, cell, f"Row {number}") for number, cell in enumerate(cells)
+    ]
+    return np.array(labels, dtype=task.traits.dtype), None if labelled.all() else labelled
+
+
+def column_of(dataset: Any, name: str) -> list[Any] | None:
+    """A column of rows; a cell that a dict lacks is `None`. `None` where there is no such column."""
+    if _is_hf_dataset(dataset):
+        return dataset.with_format(None)[name][:] if name in dataset.column_names else None
+    cells = [dataset[number].get(name) for number in range(len(dataset))]
+    return None if all(cell is None for cell in cells) else cells
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
@@ -156,14 +203,16 @@ def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> 
 class _Encoder:
     """Encodes batches of columns, and counts the inputs that were cut."""
 
-    def __init__(self, task: Task, tokenizer: Any, max_length: int, columns: list[str], config: Any):
+    def __init__(
+        self, task: Task, tokenizer: Any, max_length: int, columns: list[str], config: Any, labels: bool = True
+    ):
         self.task, self.tokenizer, self.max_length, self.cut = task, tokenizer, max_length, 0
         sizes = {"input_ids": "vocab_size"}
         if tells_segments(config):  # others get zeros
             sizes["token_type_ids"] = "type_vocab_size"
         # Models of other packages may not say them.
         self.sizes = {name: (size, getattr(config, size)) for name, size in sizes.items() if hasattr(config, size)}
-        self.label_column = next((name for name in ("labels", "label", task.label_column) if name in columns), None)
+        self.label_column = label_column_in(columns, task) if labels else None
         self.is_encoded = "input_ids" in columns
         self.has_segments = "token_type_ids" in columns
         self.has_mask = "attention_mask" in columns

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, str | int | float]
+Row = dict[str, str | int | float | None]
 ID_COLUMN = "id"
 SAMPLE, HUB = "sample", "hub"
 SAMPLE_DIR = Path(__file__).parent / "samples"
