@@ -143,6 +143,8 @@ def same_tokens(rows: EncodedRows, others: EncodedRows) -> bool:
 def with_some_label(rows: Mapping[str, EncodedRows]) -> dict[str, EncodedRows]:
     """The rows of tasks with the same inputs, less those that have no label of any of these tasks."""
     masks = [of.labelled for of in rows.values() if of.labelled is not None]
-    if len(masks) < len(rows) or (some := np.any(masks, axis=0)).all():
+    if len(masks) < len(rows):
         return dict(rows)
-    return {name: of.take(np.flatnonzero(some)) for name, of in rows.items()}
+    some = np.flatnonzero(np.any(masks, axis=0))
+    kept = {name: of.take(some) for name, of in rows.items()}
+    return {name: replace(of, labelled=None) if np.all(of.labelled) else of for name, of in kept.items()}

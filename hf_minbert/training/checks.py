@@ -205,6 +205,11 @@ def _check_sharing(args: BaseArguments) -> None:
             "`torch_compile` compiles the pass of one task, and `share_rows: true` has one for several. Leave one "
             "out, or take `compile_layers: true`."
         )
+    if args.compile_layers and make_aggregator(args.aggregator, **(args.aggregator_options or {})).needs_rows:
+        raise MinBertError(
+            f"With `aggregator: {args.aggregator}`, `share_rows: true` differentiates one pass for each task, and "
+            "compiled layers can be differentiated once. Leave `compile_layers` out."
+        )
 
 
 def _check_pretrained_decay(args: BaseArguments) -> None:
