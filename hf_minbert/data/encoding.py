@@ -198,7 +198,8 @@ class _Encoder:
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
-            features["labels"] = datasets.Value(self.task.traits.dtype)
+            label = datasets.Value(self.task.traits.dtype)
+            features["labels"] = [label] if self.task.traits.is_set else label
         return datasets.Features(features)
 
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:

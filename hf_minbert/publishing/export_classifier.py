@@ -42,6 +42,7 @@ PROBLEMS = {
     "classes": "single_label_classification",
     "two logits": "single_label_classification",
     "one logit": "multi_label_classification",
+    "labels": "multi_label_classification",
     "score": "regression",
 }
 
@@ -152,6 +153,8 @@ class ToClassifier:
         """What the outputs are, and what to ask of servers."""
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
+        if self.form == "labels":
+            return [f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities."]
         if self.form == "two logits":
             return [
                 "It has two outputs, 0 and z, whose softmax gives both labels' probabilities.",
