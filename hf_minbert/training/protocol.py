@@ -39,7 +39,7 @@ class Config(Protocol):
 class Head(Protocol):
     """The layers of one task, which get no gradient from another task's loss."""
 
-    #: `classes`, `binary` or `score`, as its task says.
+    #: A name of `model.kinds.KINDS`, as its task says.
     kind: str
     #: For a model with `pool` alone: whether what the head pools changes while the head alone is trained.
     trains_pooling: bool
@@ -99,7 +99,7 @@ class TaskModel(Protocol):
             input_ids: int64 [B, T]; [B, 2, T] of a task whose pairs are encoded apart; and so the next two.
             attention_mask: 1 for a token and 0 for padding.
             token_type_ids: the sentence that a token is of, 0 or 1.
-            labels: [B], class ids in int64, or scores in float32.
+            labels: [B], class ids in int64, or scores in float32; of kind `labels` [B, C], 0 or 1 in float32.
             inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
             position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.
