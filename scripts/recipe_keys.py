@@ -56,7 +56,9 @@ themselves, such as 1 to 5 for stars, are always read as names. A boolean, or te
 spells it in any capitals; where none of two labels does, false is 0 and true is 1, and a message says so. The names of
 a `ClassLabel` column count, whatever their capitals. A row with a blank text or label is left out of
 training and scoring, and a message says which (`strict_data: true` makes it an error); in prediction every row stays.
-Without a column `id`, rows are numbered from 0. A malformed cell is an error that names file and line.
+Of `kind: labels` a cell names any number of labels, with `label_delimiter` between them, and an empty one none; in
+JSON, Parquet and datasets it may be a list of names or ids, and a null is a blank label. Without a column `id`, rows
+are numbered from 0. A malformed cell is an error that names file and line.
 """
 
 A_FILE = """Wherever a recipe names a file of rows, in `files` of a task, of `held_out` and of `sources`, a mapping of
@@ -180,6 +182,8 @@ def type_of(name: str, hint: Any) -> str:
     options = [option for option in typing.get_args(hint) or [hint] if option is not type(None)]
     if options == [tuple[float, float]]:
         return "two numbers like [0, 5] or null"
+    if hint == float | list[float]:
+        return "a number, or a list of numbers like [0.5, 0.4]"
     if name == "files":
         files = "a path, a mapping like {path: a.tsv, quotes: false}, or a list of them"
         return (

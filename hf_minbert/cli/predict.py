@@ -159,6 +159,11 @@ def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
 
 
 def _say(answer: dict) -> None:
+    if "labels" in answer:
+        typer.echo(", ".join(answer["labels"]) or "(none)")
+        for label, probability in answer["probabilities"].items():
+            typer.echo(f"  {probability:.3f}  {label}")
+        return
     if "label" not in answer:
         typer.echo(f"{answer['prediction']:.3f}")
         return

@@ -145,11 +145,17 @@ def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> 
     import datasets
 
     kind = dataset.features[column] if column else None
+    kind = kind.feature if isinstance(kind, datasets.List) else kind
     if column is None or not isinstance(kind, datasets.ClassLabel) or kind.names == [*task.labels]:
         return dataset
     of_class = class_values(task, kind.names, f"Column {column!r}")
-    ids = dataset.with_format(None)[column][:]
-    values = [of_class[id_] if id_ is not None and 0 <= id_ < len(of_class) else id_ for id_ in ids]
+
+    def own(ids: Any) -> Any:
+        if isinstance(ids, list):
+            return [*map(own, ids)]
+        return of_class[ids] if ids is not None and 0 <= ids < len(of_class) else ids
+
+    values = own(dataset.with_format(None)[column][:])
     return dataset.remove_columns(column).add_column(column, values)
 
 
@@ -198,7 +204,8 @@ class _Encoder:
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
-            features["labels"] = datasets.Value(self.task.traits.dtype)
+            label = datasets.Value(self.task.traits.dtype)
+            features["labels"] = [label] if self.task.traits.is_set else label
         return datasets.Features(features)
 
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:

@@ -21,7 +21,7 @@ class EncodedRows(TokenRows):
     """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
 
     Args:
-        labels: [R], class ids in int64 or scores in float32; or `None`.
+        labels: [R], class ids in int64 or scores in float32; float32 [R, C], a 0 or 1 for each label; or `None`.
         teacher: float32 [R, C], what a teacher's head answers; or `None`. The rest as for `TokenRows`.
     """
 
@@ -37,7 +37,7 @@ class EncodedRows(TokenRows):
         library = sys.modules.get("datasets")
         if library is not None and isinstance(rows, library.Dataset):
             (ids, starts), (segments, _) = (_flat(rows, name, apart) for name in ("input_ids", "token_type_ids"))
-            labels = np.asarray(rows.data.column("labels")) if "labels" in rows.column_names else None
+            labels = _column(rows, "labels") if "labels" in rows.column_names else None
         else:
             ids, segments = ([row[name] for row in rows] for name in ("input_ids", "token_type_ids"))
             if apart:
@@ -72,7 +72,7 @@ class EncodedRows(TokenRows):
         made = {"input_ids": ids, "token_type_ids": segments} if self.sides == 2 else {
             "input_ids": ids[0], "token_type_ids": segments[0]
         }  # fmt: skip
-        return made if row.labels is None else made | {"labels": row.labels[0].item()}
+        return made if row.labels is None else made | {"labels": row.labels[0].tolist()}
 
     def __getitems__(self, indices: Sequence[int]) -> EncodedRows:
         """Several rows in one call, as torch's loaders ask for them."""
@@ -118,6 +118,12 @@ class PooledRows:
         indices = np.asarray(indices, dtype=np.int64)
         labels, teacher = (None if column is None else column[indices] for column in (self.labels, self.teacher))
         return PooledRows(self.pooled[indices], labels, teacher)
+
+
+def _column(rows: datasets.Dataset, name: str) -> np.ndarray:
+    """A column of numbers, [R], or of equally long lists of them, [R, C]."""
+    array = rows.with_format(None).data.table.column(name).combine_chunks()
+    return np.asarray(array.flatten()).reshape(len(rows), -1) if array.type.num_fields else np.asarray(array)
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:

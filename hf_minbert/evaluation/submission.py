@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import MinBertError, unknown_name
 from ..io import write_atomically
 from ..settings.tasks import Task
-from .decoding import Decoded
+from .decoding import Decoded, names_of
 
 #: The course's column for each of its tasks, misspelt where the course misspells it.
 COURSE_COLUMNS = {
@@ -24,7 +24,8 @@ COURSE_COLUMNS = {
 
 def write_predictions(path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
     """Writes a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted
-    class, and `probability_<class id>`.
+    class, and `probability_<class id>`. Of kind `labels` it is `id`, `labels`, the names of those answered, with the
+    task's delimiter between them, and the probabilities.
 
     One row per prediction, in order; ids to the character; numbers in full precision; the file is whole or absent.
 
@@ -63,10 +64,14 @@ def csv_columns(task: Task) -> list[str]:
     """The columns of a file of predictions."""
     if task.traits.is_score:
         return ["id", "prediction"]
-    return ["id", "prediction", "label", *(f"probability_{number}" for number in range(len(task.labels)))]
+    said = ["labels"] if task.traits.is_set else ["prediction", "label"]
+    return ["id", *said, *(f"probability_{number}" for number in range(len(task.labels)))]
 
 
 def _csv_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
+    if task.traits.is_set:
+        said = [task.label_delimiter.join(names) for names in names_of(task, decoded.values)]
+        return _as_csv(zip(ids, said, *decoded.values.T.tolist(), strict=True))
     values = decoded.values.tolist()
     columns = [ids, values]
     if decoded.probabilities is not None:
@@ -91,5 +96,5 @@ COURSE = Form("course", lambda task: f"id \t {COURSE_COLUMNS[task.name]} \n", _c
 
 def check_course(task: Task) -> None:
     """Raises `MinBertError` if the course has no such task."""
-    if task.name not in COURSE_COLUMNS:
+    if task.name not in COURSE_COLUMNS or task.traits.is_set:
         raise unknown_name("task of the course's format", task.name, COURSE_COLUMNS)

@@ -131,17 +131,19 @@ class Head(nn.Module, ABC):
 
         Args:
             vectors: [B, S, D], and logits [B, C], what the head made of them.
-            labels: [B] or [B, 1]; class ids for classes and binary, scores for a score.
+            labels: [B] or [B, 1]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each label.
             task: names the loss and its options.
 
         Raises:
             ValueError: not one label per example, an option of the loss is wrong, or, on the CPU, a label is no class
                 id. A GPU would have to wait for the look at its labels, and says so itself.
         """
-        labels = labels.reshape(-1)
+        shape = KINDS[self.kind].shape(logits.shape[1])
+        if labels.shape[1:] != shape:
+            labels = labels.reshape(-1, *shape)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
-        if labels.device.type == "cpu" and KINDS[self.kind].is_class and not torch.compiler.is_compiling():
+        if labels.device.type == "cpu" and not KINDS[self.kind].is_score and not torch.compiler.is_compiling():
             _check_ids(labels, task)
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
@@ -150,8 +152,9 @@ class Head(nn.Module, ABC):
         """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal.
 
         Args:
-            name: `symmetric_kl` (KL both ways), the default for classes and for the coin of a binary task; `kl`,
-                from the first to the second; `squared_error`, the default for scores and for them alone. A score has
+            name: `symmetric_kl` (KL both ways), the default for classes, in order or not, for the coin of a binary
+                task and, as the mean over labels, for the coins of kind `labels`; `kl`, from the first to the second;
+                `squared_error`, the default for scores and for them alone. A score has
                 no distribution: the two KL take its share of the range for a coin's chance, from 0.01 to 0.99. A
                 score beyond these counts as the nearer one, and has no gradient.
         """
@@ -170,11 +173,11 @@ class Head(nn.Module, ABC):
 
 
 def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
-    last = len(task["labels"]) - 1
+    last, of_each = (1, "numbers") if KINDS[task["kind"]].is_set else (len(task["labels"]) - 1, "ids")
     wrong = labels[(labels < 0) | (labels > last)]
     if len(wrong):
         raise ValueError(
-            f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
+            f"Task {task['name']!r}: labels must be {of_each} from 0 to {last}, of {', '.join(task['labels'])}. Found "
             f"{wrong[0].item():g}."
         )
 
@@ -448,7 +451,8 @@ def check_heads(config) -> None:
             # What is still to be counted counts as not given.
             options = {k: v for k, v in task["loss_options"].items() if k not in COUNTED or v != AUTO}
             try:
-                head.loss(vectors, head(vectors), torch.tensor([1, 0]), {**task, "loss_options": options})
+                labels = torch.zeros(2, *KINDS[task["kind"]].shape(len(task["labels"])), dtype=torch.long)
+                head.loss(vectors, head(vectors), labels, {**task, "loss_options": options})
             except ValueError as error:
                 raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error
 

@@ -21,6 +21,7 @@ from .inference import (
     read_logits,
     shared_passes,
 )
+from .kinds import KINDS, above_threshold
 
 PIPELINE = "minbert-multitask"
 #: What config.json says of it, so that the library finds it in a saved folder.
@@ -78,7 +79,8 @@ class MultiTaskPipeline(Pipeline):
 
         Returns:
             for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
-            all labels, for classes in order with the `expected` place, their mean; of a task that predicts a number,
+            all labels, for classes in order with the `expected` place, their mean; where any labels may hold, the
+            `labels` that do, and `scores`; of a task that predicts a number,
             `score` and its `range`.
 
         Raises:
@@ -179,6 +181,11 @@ def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Ite
         values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
         for value in values:
             yield {"score": float(value), "range": list(task["range"])}
+        return
+    if KINDS[task["kind"]].is_set:
+        for row, said in zip(decoded.values, above_threshold(decoded.values, task["thresholds"]), strict=True):
+            scores = dict(zip(task["labels"], map(float, row), strict=True))
+            yield {"labels": [label for label, holds in zip(scores, said, strict=True) if holds], "scores": scores}
         return
     for place, (value, row) in enumerate(zip(decoded.values, decoded.probabilities, strict=True)):
         scores = dict(zip(task["labels"], map(float, row), strict=True))

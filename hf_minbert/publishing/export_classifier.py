@@ -42,6 +42,7 @@ PROBLEMS = {
     "classes": "single_label_classification",
     "two logits": "single_label_classification",
     "one logit": "multi_label_classification",
+    "labels": "multi_label_classification",
     "score": "regression",
 }
 
@@ -152,6 +153,11 @@ class ToClassifier:
         """What the outputs are, and what to ask of servers."""
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
+        if self.form == "labels":
+            return [
+                f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities.",
+                "text-embeddings-inference puts a softmax on them: ask it with `raw_scores: true`, and take sigmoids.",
+            ]
         if self.form == "two logits":
             return [
                 "It has two outputs, 0 and z, whose softmax gives both labels' probabilities.",
@@ -176,7 +182,7 @@ class ToClassifier:
             text='{"text": "A cat sleeps.", "text_pair": "A cat is asleep."}' if pair else '"A cat sleeps."',
             cross_encoder=CROSS_ENCODER if pair else "",
             inputs='[["A cat sleeps.", "A cat is asleep."]]' if pair else '[["A cat sleeps."]]',
-            raw=', "raw_scores": true' if self.form == "score" else "",
+            raw=', "raw_scores": true' if self.form in ("score", "labels") else "",
         )
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from ..data.rounds import rows_of_epoch
 from ..evaluation import analysis
+from ..settings.metrics import exact_by_row
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from . import plots
+from . import label_sets, plots
 from .builder import Builder
 from .document import Example, Examples, Table, Text
 from .runs import Answers, Run
@@ -25,6 +26,12 @@ def task_sections(build: Builder, run: Run, answers: Answers) -> None:
         build.section(f"{name}-scatter", "Each row", lambda: scatter(build, answers), 3)
         build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
         build.section(f"{name}-calibration", "Calibration and residuals", lambda: residuals(build, answers), 3)
+    elif answers.task.traits.is_set:
+        build.section(f"{name}-labels", "Label by label", lambda: label_sets.labels(answers), 3)
+        build.section(
+            f"{name}-distribution", "Labels against answers", lambda: label_sets.distribution(build, answers), 3
+        )
+        build.section(f"{name}-calibration", "Calibration", lambda: label_sets.calibration(build, answers), 3)
     else:
         build.section(f"{name}-classes", "Confusion of classes", lambda: classes(build, answers), 3)
         if build.is_ordered(answers.task):
@@ -44,6 +51,8 @@ def opening(answers: Answers) -> list:
     task, rows = answers.task, len(answers.ids)
     if answers.is_score:
         return [Text(f"A score from {task.bounds[0]:g} to {task.bounds[1]:g}, on {counted(rows, 'dev row')}.")]
+    if task.traits.is_set:
+        return label_sets.opening(answers)
     right = int((answers.values == answers.labels).sum())
     names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} labels"
     return [Text(f"One of {names}, on {counted(rows, 'dev row')}: {right:,} right, {rows - right:,} wrong.")]
@@ -219,16 +228,22 @@ def _drawn(run: Run, task: Task, rows: int) -> str:
 
 
 def _measure(answers: Answers) -> str:
-    return "mean distance to the label" if answers.is_score else "accuracy"
+    names = {"score": "mean distance to the label", "set": "share of rows with exactly their labels"}
+    return names.get(answers.task.traits.answer, "accuracy")
 
 
 def _in_bins(answers: Answers, x: np.ndarray, label: str) -> tuple:
-    y = np.abs(answers.values - answers.labels) if answers.is_score else answers.values == answers.labels
+    if answers.task.traits.is_set:
+        y = exact_by_row(answers.task, answers.values, answers.labels)
+    else:
+        y = np.abs(answers.values - answers.labels) if answers.is_score else answers.values == answers.labels
     found = analysis.binned(x, y, analysis.quantile_edges(x))
     return plots.bins, found, label, _measure(answers)
 
 
 def errors(build: Builder, answers: Answers) -> list:
+    if answers.task.traits.is_set:
+        return label_sets.errors(build, answers)
     if answers.is_score:
         high, low = analysis.worst_scores(answers.values, answers.labels, 2 * build.examples)
         titles = ("Scored too high", "Scored too low")

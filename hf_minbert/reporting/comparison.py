@@ -12,6 +12,7 @@ from ..evaluation.metrics import value_metrics
 from ..evaluation.significance import mcnemar
 from ..settings.metrics import KIND_METRICS
 from ..settings.wording import counted
+from . import label_sets
 from .builder import Builder
 from .by_task import remark, shown_value
 from .differences import HOW, compare, interval_text, score, table
@@ -110,6 +111,8 @@ def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
 def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list[Block]:
     """How many rows changed, and those of them that changed most."""
     task, labels = answers.task, answers.labels
+    if task.traits.is_set:
+        return label_sets.changes(build, answers, theirs, name)
     if answers.is_score:
         nearer = int((np.abs(theirs.values - labels) < np.abs(answers.values - labels)).sum())
         farther = int((np.abs(theirs.values - labels) > np.abs(answers.values - labels)).sum())

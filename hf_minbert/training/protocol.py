@@ -39,7 +39,7 @@ class Config(Protocol):
 class Head(Protocol):
     """The layers of one task, which get no gradient from another task's loss."""
 
-    #: `classes`, `binary` or `score`, as its task says.
+    #: A name of `model.kinds.KINDS`, as its task says.
     kind: str
     #: For a model with `pool` alone: whether what the head pools changes while the head alone is trained.
     trains_pooling: bool
@@ -99,7 +99,7 @@ class TaskModel(Protocol):
             input_ids: int64 [B, T]; [B, 2, T] of a task whose pairs are encoded apart; and so the next two.
             attention_mask: 1 for a token and 0 for padding.
             token_type_ids: the sentence that a token is of, 0 or 1.
-            labels: [B], class ids in int64, or scores in float32.
+            labels: [B], class ids in int64, or scores in float32; of kind `labels` [B, C], 0 or 1 in float32.
             inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
             position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.
@@ -243,7 +243,8 @@ def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
-    labels = torch.ones(2, dtype=getattr(torch, KINDS[task["kind"]].dtype), device=device)
+    kind = KINDS[task["kind"]]
+    labels = torch.ones(2, *kind.shape(len(task["labels"])), dtype=getattr(torch, kind.dtype), device=device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     return {"task": name, **inputs, "labels": labels}
 
