@@ -12,15 +12,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, unknown_name
 from ..model.inference import LONE_SURROGATE
+from ..model.spans import split
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .delimited import shortened
-from .labels import class_values, is_number, label_value
+from .labels import check_tags, class_values, is_number, label_value, sentence_of, tag_values
 from .tables import Table, dataset_table, read_table, saved_splits
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, str | int | float]
+Row = dict[str, str | int | float | list[int]]
 ID_COLUMN = "id"
 SAMPLE, HUB = "sample", "hub"
 SAMPLE_DIR = Path(__file__).parent / "samples"
@@ -171,7 +173,8 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     features: dict[str, Any] = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
     if "label" in rows[0]:
         names = list(task.labels)
-        features["label"] = datasets.Value("float32") if task.kind == "score" else datasets.ClassLabel(names=names)
+        one = datasets.Value("float32") if task.kind == "score" else datasets.ClassLabel(names=names)
+        features["label"] = datasets.List(one) if task.kind == "tags" else one
     columns = {name: [row[name] for row in rows] for name in features}
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
@@ -316,7 +319,12 @@ def read_records(
     for number, (id_, *cells) in enumerate(zip(ids, *texts, strict=True)):
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
-        row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
+        if task.kind == "tags":
+            row[names[0]] = sentence_of(task, cells[0], where)
+            if labels is not None and labels[number] is not None:
+                check_tags(task, len(labels[number]), len(split(row[names[0]])), where)
+        else:
+            row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
         blank = [name for name in names if not row[name]]
         if labels is not None:
             if (label := labels[number]) is None:
@@ -331,6 +339,12 @@ def labels_of(table: Table, task: Task) -> list[int | float | None]:
     column = label_column(task)
     names = table.class_names.get(column)
     of_class = class_values(task, names, f"{table.name}, column {column!r}") if names else []
+    if task.kind == "tags":
+        cells = enumerate(table.column(column))
+        return [
+            None if cell in (None, "") else tag_values(task, cell, partial(table.where, number), of_class)
+            for number, cell in cells
+        ]
     return [_label(cell, task, table, of_class, table.where(n)) for n, cell in enumerate(table.column(column))]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..model.inference import TokenRows
+from ..model.losses import IGNORED
 
 if TYPE_CHECKING:
     import datasets
@@ -21,7 +22,8 @@ class EncodedRows(TokenRows):
     """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
 
     Args:
-        labels: [R], class ids in int64 or scores in float32; or `None`.
+        labels: [R], class ids in int64 or scores in float32, or where each word has one [R] arrays of class ids,
+            int64 [words]; or `None`.
         teacher: float32 [R, C], what a teacher's head answers; or `None`. The rest as for `TokenRows`.
     """
 
@@ -38,6 +40,11 @@ class EncodedRows(TokenRows):
         if library is not None and isinstance(rows, library.Dataset):
             (ids, starts), (segments, _) = (_flat(rows, name, apart) for name in ("input_ids", "token_type_ids"))
             labels = np.asarray(rows.data.column("labels")) if "labels" in rows.column_names else None
+            words = _flat(rows, "words", False)[0] if "words" in rows.column_names else None
+            num_words = None if words is None else np.asarray(rows.data.column("num_words"))
+            if words is not None and labels is not None:
+                flat, first = _flat(rows, "labels", False)
+                labels = ragged(np.split(flat, first[1:-1]))
         else:
             ids, segments = ([row[name] for row in rows] for name in ("input_ids", "token_type_ids"))
             if apart:
@@ -46,20 +53,29 @@ class EncodedRows(TokenRows):
             ids, segments = (
                 np.fromiter(chain.from_iterable(lists), np.int32, starts[-1]) for lists in (ids, segments)
             )
-            labels = np.array([row["labels"] for row in rows]) if "labels" in rows[0] else None
-        if labels is not None:
-            labels = labels.astype(np.float32 if is_score else np.int64)
-        return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, labels)
+            labels = [row["labels"] for row in rows] if "labels" in rows[0] else None
+            words = num_words = None
+            if "words" in rows[0]:
+                words = np.fromiter(chain.from_iterable(row["words"] for row in rows), np.int32, starts[-1])
+                num_words = np.array([row["num_words"] for row in rows])
+                labels = None if labels is None else ragged(labels)
+        if labels is not None and words is None:
+            labels = np.asarray(labels).astype(np.float32 if is_score else np.int64)
+        return cls(
+            ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, words,
+            num_words, labels,
+        )  # fmt: skip
 
     @classmethod
     def joined(cls, parts: Sequence[EncodedRows]) -> EncodedRows:
         """The rows of all parts, one after another. The parts are a task's, without a teacher."""
         starts = np.cumsum([0, *np.concatenate([part.lengths for part in parts])])
-        labels = [part.labels for part in parts if part.labels is not None]
-        return cls(
-            np.concatenate([part.ids for part in parts]), np.concatenate([part.segments for part in parts]), starts,
-            parts[0].sides, np.concatenate(labels) if labels else None,
-        )  # fmt: skip
+        columns = ("ids", "segments", "words", "num_words", "labels")
+        joined = {
+            name: None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+            for name in columns
+        }
+        return cls(starts=starts, sides=parts[0].sides, **joined)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -72,7 +88,9 @@ class EncodedRows(TokenRows):
         made = {"input_ids": ids, "token_type_ids": segments} if self.sides == 2 else {
             "input_ids": ids[0], "token_type_ids": segments[0]
         }  # fmt: skip
-        return made if row.labels is None else made | {"labels": row.labels[0].item()}
+        if row.words is not None and row.num_words is not None:
+            made |= {"words": row.words.tolist(), "num_words": row.num_words[0].item()}
+        return made if row.labels is None else made | {"labels": row.labels[0].tolist()}
 
     def __getitems__(self, indices: Sequence[int]) -> EncodedRows:
         """Several rows in one call, as torch's loaders ask for them."""
@@ -84,6 +102,18 @@ class EncodedRows(TokenRows):
         labels = None if self.labels is None else self.labels[indices]
         teacher = None if self.teacher is None else self.teacher[indices]
         return replace(super().take(indices), labels=labels, teacher=teacher)
+
+    @property
+    def token_labels(self) -> np.ndarray:
+        """That of each word at its first piece, and `IGNORED` at all other tokens; int64 [S]."""
+        assert self.words is not None and self.num_words is not None and self.labels is not None
+        before = np.repeat(np.cumsum(self.num_words) - self.num_words, self.lengths)
+        return np.where(self.words < 0, IGNORED, np.concatenate(self.labels)[before + self.words])
+
+    @property
+    def unread(self) -> int:
+        """Words that no token is a piece of: they were cut off, or the tokenizer drops them."""
+        return 0 if self.words is None or self.num_words is None else int(self.num_words.sum() - (self.words >= 0).sum())
 
     def ids_of(self, index: int) -> np.ndarray:
         """The ids of one input, without a copy."""
@@ -118,6 +148,14 @@ class PooledRows:
         indices = np.asarray(indices, dtype=np.int64)
         labels, teacher = (None if column is None else column[indices] for column in (self.labels, self.teacher))
         return PooledRows(self.pooled[indices], labels, teacher)
+
+
+def ragged(rows: Sequence[Any]) -> np.ndarray:
+    """[R] arrays of class ids, int64, of any lengths: their array is one of objects also where all are equally long."""
+    found = np.empty(len(rows), dtype=object)
+    for place, row in enumerate(rows):
+        found[place] = np.asarray(row, dtype=np.int64)
+    return found
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:

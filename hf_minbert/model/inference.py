@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .packing import Packing
+from .spans import split
 
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -52,12 +53,17 @@ class TokenRows:
         segments: int8 [S], the sentence of a pair that a token is of, as the tokenizer has it.
         starts: int64 [I + 1], where each input begins, and S.
         sides: inputs of a row, 1 or 2.
+        words: int32 [S], the word, counted from 0 in its row, whose first piece a token is, and -1 for any other token;
+            `None` unless each word has an answer.
+        num_words: int64 [R], of each row, those that no token is a piece of included; `None` likewise.
     """
 
     ids: np.ndarray
     segments: np.ndarray
     starts: np.ndarray
     sides: int
+    words: np.ndarray | None = None
+    num_words: np.ndarray | None = None
 
     def __len__(self) -> int:
         return (len(self.starts) - 1) // self.sides
@@ -69,7 +75,11 @@ class TokenRows:
         lengths = self.lengths[inputs]
         starts = np.concatenate([[0], lengths.cumsum()])
         places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
-        return replace(self, ids=self.ids[places], segments=self.segments[places], starts=starts)
+        words = None if self.words is None else self.words[places]
+        num_words = None if self.num_words is None else self.num_words[indices]
+        return replace(
+            self, ids=self.ids[places], segments=self.segments[places], starts=starts, words=words, num_words=num_words
+        )
 
     def read_by(self, config: Any) -> Self:
         """The rows for the model of this config: all segments are 0 if it does not tell two of them apart."""
@@ -79,6 +89,19 @@ class TokenRows:
     def lengths(self) -> np.ndarray:
         """Tokens of each input, [I]."""
         return np.diff(self.starts)
+
+    def by_word(self, outputs: np.ndarray) -> np.ndarray:
+        """What a head says of each word, from what it says of each token: [R, T, C] -> [R] arrays [words, C].
+
+        A word answers by its first piece. One that was cut off, or has no piece, was not read: it has minus infinity.
+        """
+        assert self.words is not None and self.num_words is not None
+        found = np.empty(len(self), dtype=object)
+        for row, (start, end) in enumerate(pairwise(self.starts)):
+            words = self.words[start:end]
+            found[row] = np.full((self.num_words[row], outputs.shape[-1]), -np.inf, dtype=np.float32)
+            found[row][words[words >= 0]] = outputs[row, : end - start][words >= 0]
+        return found
 
     @property
     def row_lengths(self) -> np.ndarray:
@@ -134,6 +157,61 @@ def tokenize(
     """
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     return tokenizer(*columns, **cut, return_attention_mask=False, return_token_type_ids=True, verbose=False)
+
+
+def tokenize_words(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
+) -> dict[str, list[Any]]:
+    """As `tokenize` for one column of `spans.joined` words: also `words` and `num_words`, as `TokenRows` has them.
+
+    The text is tokenized as it stands, as in pre-training and in stock pipelines, and where a token ends in it says of
+    which word it is a piece.
+
+    Raises:
+        ValueError: the tokenizer does not say where in the text a token stands.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"A label per word needs a fast tokenizer, which says where its tokens stand. Found a "
+            f"{type(tokenizer).__name__}. Save the checkpoint with a tokenizer.json."
+        )
+    cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    encoded = tokenizer(
+        texts, **cut, return_attention_mask=False, return_token_type_ids=True, return_offsets_mapping=True,
+        verbose=False,
+    )  # fmt: skip
+    ends = [np.cumsum([len(word) + 1 for word in split(text)]) - 1 for text in texts]
+    words = [*map(_first_pieces, encoded["offset_mapping"], ends)]
+    columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+    return {**columns, "words": words, "num_words": [*map(len, ends)]}
+
+
+def _first_pieces(offsets: list[tuple[int, int]], ends: np.ndarray) -> list[int]:
+    """For each token the word whose first piece it is, or -1.
+
+    Args:
+        offsets: where each token begins and ends in the text; a special one at 0 both.
+        ends: where each word ends.
+    """
+    begins, token_ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    words = np.searchsorted(ends, token_ends)  # by the end: a byte-level token may begin with the space before it
+    words[(token_ends <= begins) | (words == len(ends))] = -1
+    # What ends at the space behind a word, such as a lone mark of a word's beginning, belongs to the next word.
+    first = np.full(len(words), -1)
+    seen, places = np.unique(words, return_index=True)
+    first[places[seen >= 0]] = seen[seen >= 0]
+    return first.tolist()
+
+
+def encode_words(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> TokenRows:
+    """Rows of `spans.joined` words, not empty."""
+    encoded = tokenize_words(tokenizer, texts, max_length)
+    starts = np.cumsum([0, *map(len, encoded["input_ids"])])
+    ids, segments, words = (
+        np.fromiter(chain.from_iterable(encoded[name]), dtype, starts[-1])
+        for name, dtype in (("input_ids", np.int32), ("token_type_ids", np.int8), ("words", np.int32))
+    )
+    return TokenRows(ids, segments, starts, 1, words, np.array(encoded["num_words"]))
 
 
 def encode_texts(
@@ -218,7 +296,7 @@ def answer(
         progress: called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
 
     Returns:
-        each task's outputs, float32 [R, C], in the order of the rows.
+        each task's outputs, float32 [R, C], in the order of the rows; of rows with words, as `TokenRows.by_word`.
     """
     device, done = model.device, 0
     batches = batches_of(rows.row_lengths, room_of(model.config, batch_size, device))
@@ -234,7 +312,13 @@ def answer(
                 progress(done, len(rows))
     # Fetched at the end: after each batch a GPU would wait until the next one is made ready.
     back = np.argsort(np.concatenate(batches))
-    return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+    if rows.words is None:
+        return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+    parts = [*map(rows.take, batches)]
+    return {
+        name: np.concatenate([part.by_word(of.cpu().numpy()) for part, of in zip(parts, found, strict=True)])[back]
+        for name, found in logits.items()
+    }
 
 
 def room_of(config: Any, batch_size: int, device: torch.device) -> int:
