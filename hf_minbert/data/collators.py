@@ -54,7 +54,7 @@ class PaddedCollator:
             return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}
         if not isinstance(rows, EncodedRows):
             task = self.task
-            rows = EncodedRows.of(list(map(self._checked, rows)), task.kind == "score", task.pair_encoding == "bi")
+            rows = EncodedRows.of(list(map(self._checked, rows)), task.traits.dtype, task.pair_encoding == "bi")
         width = self.fill_to or -(-rows.lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
         inputs = padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
         answers = _answers(rows)
@@ -66,7 +66,7 @@ class PaddedCollator:
     def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if "labels" not in row:
             return row
-        if self.task.kind == "tags":
+        if self.task.traits.is_tags:
             return {**row, "labels": tag_values(self.task, row["labels"], lambda word: f"A batch, word {word}")}
         return {**row, "labels": label_value(self.task, row["labels"], "A batch")}
 

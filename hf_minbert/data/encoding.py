@@ -87,11 +87,11 @@ def encode_and_count(
     dataset: Any, task: Task, tokenizer: Any, max_length: int, cache_dir: str | Path | None = None, config: Any = None
 ) -> tuple[EncodedRows, int]:
     """As `encode`; and how many rows were cut, in the place of the line in the log."""
-    size, form = _size(dataset, task), {"is_score": task.kind == "score", "apart": task.pair_encoding == "bi"}
+    size, form = _size(dataset, task), (task.traits.dtype, task.pair_encoding == "bi")
     if not _is_hf_dataset(dataset):
         encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config)
         # Batch by batch: a token takes 5 bytes in an array, and 40 in a list.
-        rows = EncodedRows.joined([EncodedRows.of(part, **form) for part in _batches(dataset, size, task, encoder)])
+        rows = EncodedRows.joined([EncodedRows.of(part, *form) for part in _batches(dataset, size, task, encoder)])
         return rows.read_by(config), encoder.cut
     encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config)
     dataset = _with_own_ids(dataset, task, encoder.label_column)
@@ -104,7 +104,7 @@ def encode_and_count(
             kept = _map(dataset, encoder), encoder.cut
             cache.write(*kept)
         encoded, cut = kept
-    return EncodedRows.of(encoded, **form).read_by(config), cut  # not before: what is kept is any model's
+    return EncodedRows.of(encoded, *form).read_by(config), cut  # not before: what is kept is any model's
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
@@ -193,7 +193,7 @@ class _Encoder:
 
     def __call__(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         encoded = self._check_encoded(batch, numbers) if self.is_encoded else self._tokenize(batch, numbers)
-        if self.label_column and self.task.kind == "tags":
+        if self.label_column and self.task.traits.is_tags:
             encoded["labels"] = self._tags(encoded, batch[self.label_column], numbers)
         elif self.label_column:
             pairs = zip(batch[self.label_column], numbers, strict=True)
@@ -217,8 +217,8 @@ class _Encoder:
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
-            features["labels"] = datasets.Value("float32" if self.task.kind == "score" else "int64")
-        if self.task.kind == "tags":
+            features["labels"] = datasets.Value(self.task.traits.dtype)
+        if self.task.traits.is_tags:
             features |= {"words": [datasets.Value("int32")], "num_words": datasets.Value("int64")}
             if self.label_column:
                 features["labels"] = [features["labels"]]
@@ -226,7 +226,7 @@ class _Encoder:
 
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         texts = [batch[name] for name in self.task.text_columns]
-        if self.task.kind == "tags":
+        if self.task.traits.is_tags:
             texts = [
                 [sentence_of(self.task, cell, f"Task {self.task.name!r}, row {number}") for cell, number in pairs]
                 for pairs in (zip(column, numbers, strict=True) for column in texts)
@@ -250,7 +250,7 @@ class _Encoder:
 
     def _inputs(self, *texts: list[str]) -> tuple[dict[str, list], set[int]]:
         """One input for each row of one or two columns, and the places of those that were cut."""
-        if self.task.kind == "tags":
+        if self.task.traits.is_tags:
             return self._words(*texts)
         encoded = tokenize(self.tokenizer, texts, self.max_length)
         # Only an input of full length can have been cut, so only those are tokenized again to see.
@@ -287,7 +287,7 @@ class _Encoder:
             inputs = [self._input(number, row, side) for side in ((0, 1) if self.apart else (None,))]
             for name, values in zip(columns, zip(*inputs, strict=True), strict=True):
                 checked[name].append(list(values) if self.apart else values[0])
-        if self.task.kind == "tags":
+        if self.task.traits.is_tags:
             if self.label_column is None:
                 raise MinBertError(
                     f"Task {self.task.name!r}: rows that are encoded already say by `labels`, {IGNORED} for all tokens "

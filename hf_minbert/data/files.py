@@ -173,8 +173,8 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     features: dict[str, Any] = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
     if "label" in rows[0]:
         names = list(task.labels)
-        one = datasets.Value("float32") if task.kind == "score" else datasets.ClassLabel(names=names)
-        features["label"] = datasets.List(one) if task.kind == "tags" else one
+        one = datasets.Value("float32") if task.traits.is_score else datasets.ClassLabel(names=names)
+        features["label"] = datasets.List(one) if task.traits.is_tags else one
     columns = {name: [row[name] for row in rows] for name in features}
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
@@ -319,7 +319,7 @@ def read_records(
     for number, (id_, *cells) in enumerate(zip(ids, *texts, strict=True)):
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
-        if task.kind == "tags":
+        if task.traits.is_tags:
             row[names[0]] = sentence_of(task, cells[0], where)
             if labels is not None and labels[number] is not None:
                 check_tags(task, len(labels[number]), len(split(row[names[0]])), where)
@@ -339,7 +339,7 @@ def labels_of(table: Table, task: Task) -> list[int | float | None]:
     column = label_column(task)
     names = table.class_names.get(column)
     of_class = class_values(task, names, f"{table.name}, column {column!r}") if names else []
-    if task.kind == "tags":
+    if task.traits.is_tags:
         cells = enumerate(table.column(column))
         return [
             None if cell in (None, "") else tag_values(task, cell, partial(table.where, number), of_class)
@@ -383,7 +383,7 @@ def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where
 
 
 def _may_be_minus_one(task: Task) -> bool:
-    return task.bounds[0] <= -1 <= task.bounds[1] if task.kind == "score" else "-1" in task.labels
+    return task.bounds[0] <= -1 <= task.bounds[1] if task.traits.is_score else "-1" in task.labels
 
 
 def label_column(task: Task) -> str:

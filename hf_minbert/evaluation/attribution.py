@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..model.inference import tells_segments
+from ..model.kinds import KINDS
 
 if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
@@ -122,7 +123,7 @@ def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
     Log-odds, not a logit: adding the same number to all logits changes no answer and must change no attribution. Not
     a probability: near 1 nothing moves it.
     """
-    if kind == "score":
+    if KINDS[kind].is_score:
         return logits[:, 0]
     if kind == "binary":
         return logits[:, 0] if chosen else -logits[:, 0]

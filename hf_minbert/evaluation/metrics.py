@@ -58,11 +58,11 @@ def has_diverged(metrics: Mapping[str, object]) -> bool:
 
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """As `task_metrics`, of predictions that are decoded and finite: class ids or scores, [N]."""
-    if task.kind == "score":
+    if task.traits.is_score:
         labels = labels.astype(np.float64)
     scores = {name: metric(task, values, labels) for name, metric in KIND_METRICS[task.kind].items()}
     constant = [name for name, x in (("predictions", values), ("labels", labels)) if is_constant(x)]
-    if task.kind != "score" or not constant:
+    if not task.traits.is_score or not constant:
         return scores
     logger.warning(
         "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",

@@ -30,7 +30,7 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
         name: lambda i, metric=metric: metric(task, values[i], labels[i])
         for name, metric in KIND_METRICS[task.kind].items()
     }
-    if task.kind == "score":
+    if task.traits.is_score:
         codes = [np.unique(x, return_inverse=True)[1] for x in (values, labels)]
         return found | {
             "pearson": lambda i: _pearson(values[i], labels[i]),

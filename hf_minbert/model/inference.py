@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from .kinds import KINDS
 from .packing import Packing
 from .spans import split
 
@@ -384,7 +385,7 @@ def read_logits(kind: str, logits: np.ndarray) -> Decoded:
             f"{broken} of {len(logits)} outputs of the model are not finite: it has diverged. Train it again with a "
             "lower learning rate."
         )
-    if kind == "score":
+    if KINDS[kind].is_score:
         return Decoded(logits[:, 0], None)
     if kind == "binary":
         z = logits[:, 0]

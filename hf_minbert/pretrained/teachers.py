@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from ..errors import MinBertError
+from ..model.kinds import KINDS
 from ..settings.tasks import Task
 from .prediction import Predictor, progress_bar
 
@@ -72,7 +73,7 @@ def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
     if len(answers) == 1:
         return answers[0]
     stacked = torch.from_numpy(np.stack(answers)).double()
-    if kind == "score":
+    if KINDS[kind].is_score:
         mean = stacked.mean(dim=0)
     elif kind == "binary":
         # log of the mean chance of a yes over that of a no, neither of which may round to 0.

@@ -28,7 +28,6 @@ LIMITS = {
     "the second sentence alone.",
     "reviews": "The stars of a review stand for its sentiment: a text and its stars do not always agree.",
 }  # fmt: skip
-KINDS = {"classes": "one of {count} classes", "binary": "yes or no", "score": "a number from {low:g} to {high:g}"}
 MINILM_NOTE = (
     "This model began with all-MiniLM-L6-v2, whose authors trained it on more than a billion pairs, Quora's duplicate "
     "questions and natural language inference (SNLI, MultiNLI) among them. It has seen such pairs before: its scores "
@@ -184,7 +183,7 @@ def _tasks(saved: SavedModel) -> str:
     rows = []
     for name, task in saved.tasks.items():
         low, high = task.range or (0, 0)
-        kind = KINDS[task.kind].format(count=len(task.labels), low=low, high=high)
+        kind = task.traits.words.format(count=len(task.labels), low=low, high=high)
         labels = ", ".join(f"{number} {_line(label)}" for number, label in enumerate(task.labels))
         together = {"single": "a sentence", "cross": "two sentences, read together", "bi": "two sentences, read apart"}
         rows.append((f"`{name}`", together[task.pair_encoding], kind, labels or f"{low:g} to {high:g}"))
@@ -329,9 +328,9 @@ def _limits(saved: SavedModel) -> str:
     lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
     for name, task in saved.tasks.items():
         if name not in LIMITS:
-            outside = "may leave its range" if task.kind == "score" else "always names one of its labels"
+            outside = "may leave its range" if task.traits.is_score else "always names one of its labels"
             lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
-    if any(task.kind != "score" for task in saved.tasks.values()):
+    if any(not task.traits.is_score for task in saved.tasks.values()):
         lines.append("- Probabilities are those of the heads as trained; they were not calibrated.")
     return "## Limits\n\n" + "\n".join(lines) if lines else ""
 

@@ -57,7 +57,7 @@ class Answers:
 
     @property
     def is_score(self) -> bool:
-        return self.task.kind == "score"
+        return self.task.traits.is_score
 
     @property
     def usable(self) -> bool:
@@ -341,7 +341,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         places = [header.index(name) for name in older[1:]]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
         values = numbers[:, 0]
-        if task.kind != "score":
+        if task.traits.is_class:
             values = values.astype(np.int64)
             if (values != numbers[:, 0]).any() or values.min() < 0 or values.max() >= len(task.labels):
                 raise MinBertError(

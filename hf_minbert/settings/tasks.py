@@ -10,9 +10,10 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
+from ..model.kinds import KINDS, Kind, KindName
 from .metrics import KIND_METRICS
+from .wording import in_words
 
-Kind = Literal["classes", "binary", "score"]
 PairEncoding = Literal["single", "cross", "bi"]
 
 SPLITS = ("train", "dev", "test")
@@ -218,7 +219,7 @@ class Task:
     """
 
     name: str
-    kind: Kind
+    kind: KindName
     text_columns: tuple[str, ...]
     label_column: str = "label"
     labels: tuple[str, ...] = ()
@@ -243,6 +244,11 @@ class Task:
     sources: tuple[Source, ...] = ()
 
     @property
+    def traits(self) -> Kind:
+        """What the `kind` says of the task."""
+        return KINDS[self.kind]
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The `range` of a task whose `kind` is `score`."""
         assert self.range is not None
@@ -252,8 +258,8 @@ class Task:
         where = f"Task {self.name!r}"
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             raise MinBertError(f"{where}: `name` must be lower-case letters, digits and '_', starting with a letter.")
-        if self.kind not in KIND_METRICS:
-            raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KIND_METRICS)}")
+        if self.kind not in KINDS:
+            raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KINDS)}")
         if isinstance(self.text_columns, str):
             object.__setattr__(self, "text_columns", (self.text_columns,))
         for name in ("text_columns", "labels", "range"):  # JSON and YAML have lists only
@@ -334,7 +340,7 @@ class Task:
         object.__setattr__(self, "sources", tuple(sources))
 
     def _check_labels(self, where: str) -> None:
-        if self.kind == "score":
+        if self.traits.is_score:
             ordered = self.range is not None and len(self.range) == 2 and -inf < self.range[0] < self.range[1] < inf
             if self.labels or not ordered:
                 raise MinBertError(
@@ -342,9 +348,13 @@ class Task:
                     f"Found range={self.range!r}, labels={self.labels!r}."
                 )
             return
-        enough = len(self.labels) == 2 if self.kind == "binary" else len(self.labels) >= 2
-        if not enough or len(set(self.labels)) != len(self.labels) or self.range is not None:
-            count = "exactly two" if self.kind == "binary" else "two or more"
+        if (
+            not self.traits.allows(len(self.labels))
+            or len(set(self.labels)) != len(self.labels)
+            or self.range is not None
+        ):
+            fewest, most = self.traits.labels
+            count = f"exactly {in_words(fewest)}" if fewest == most else f"{in_words(fewest)} or more"
             raise MinBertError(
                 f"{where}: kind {self.kind!r} needs {count} different `labels` and no `range`. "
                 f"Found labels={self.labels!r}, range={self.range!r}."
@@ -357,7 +367,7 @@ class Task:
     @property
     def num_outputs(self) -> int:
         """How many numbers the head gives per example."""
-        return len(self.labels) if self.kind == "classes" else 1
+        return self.traits.outputs(len(self.labels))
 
     def to_config(self) -> dict[str, Any]:
         """The task as it stands in a model's `config.json`: everything but where its data lay, and `COSINE_START`."""
@@ -490,7 +500,8 @@ def _from_entry(name: str, entry: Mapping[str, Any] | Task | None) -> Task:
     if name in TASKS:
         return replace(TASKS[name], **_replaced(TASKS[name], entry))
     needed = [f.name for f in fields(Task) if f.default is MISSING and f.default_factory is MISSING]
-    needed.append("range" if entry.get("kind") == "score" else "labels")
+    kind = KINDS.get(entry.get("kind", ""))
+    needed.append("range" if kind is not None and kind.is_score else "labels")
     missing = [f"`{key}`" for key in needed if key != "name" and entry.get(key) is None]
     if missing:
         raise MinBertError(

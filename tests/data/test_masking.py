@@ -22,7 +22,7 @@ def rows_of(tokenizer, sentences=SENTENCES) -> EncodedRows:
         {"input_ids": ids, "token_type_ids": segments}
         for ids, segments in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
     ]
-    return EncodedRows.of(rows, is_score=False, apart=False)
+    return EncodedRows.of(rows, dtype="int64", apart=False)
 
 
 def draws(tokenizer, sentence: str, count: int = DRAWS, **options):
