@@ -290,8 +290,8 @@ class _Encoder:
         if self.task.traits.is_tags:
             if self.label_column is None:
                 raise MinBertError(
-                    f"Task {self.task.name!r}: rows that are encoded already say by `labels`, {IGNORED} for all tokens "
-                    f"but the first of each word, where words are. Add them, or give rows with words."
+                    f"Task {self.task.name!r}: rows that are encoded already say by `labels` where words are: "
+                    f"{IGNORED} for all tokens but the first of each word. Add them, or give rows with words."
                 )
             masks = batch.get("attention_mask") or [[1] * len(labels) for labels in batch[self.label_column]]
             firsts = [

@@ -303,7 +303,7 @@ def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list
 
 
 def read_records(
-    table: Table, task: Task, labels: Sequence[int | float | None] | None, first_id: int = 0
+    table: Table, task: Task, labels: Sequence[int | float | list[int] | None] | None, first_id: int = 0
 ) -> Iterator[Record]:
     """The rows of a table, in its order.
 
@@ -320,9 +320,9 @@ def read_records(
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
         if task.traits.is_tags:
-            row[names[0]] = sentence_of(task, cells[0], where)
-            if labels is not None and labels[number] is not None:
-                check_tags(task, len(labels[number]), len(split(row[names[0]])), where)
+            row[names[0]] = sentence = sentence_of(task, cells[0], where)
+            if labels is not None and isinstance(tags := labels[number], list):
+                check_tags(task, len(tags), len(split(sentence)), where)
         else:
             row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
         blank = [name for name in names if not row[name]]
@@ -334,7 +334,7 @@ def read_records(
         yield Record(number, row, blank)
 
 
-def labels_of(table: Table, task: Task) -> list[int | float | None]:
+def labels_of(table: Table, task: Task) -> list[int | float | list[int] | None]:
     """The labels of a table's rows as `label_value` gives them, `None` for a blank cell."""
     column = label_column(task)
     names = table.class_names.get(column)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ..model.inference import TokenRows
+from ..model.inference import TokenRows, ragged
 from ..model.losses import IGNORED
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class EncodedRows(TokenRows):
             num_words = None if words is None else np.asarray(rows.data.column("num_words"))
             if words is not None and labels is not None:
                 flat, first = _flat(rows, "labels", False)
-                labels = ragged(np.split(flat, first[1:-1]))
+                labels = np.split(flat, first[1:-1])
         else:
             ids, segments = ([row[name] for row in rows] for name in ("input_ids", "token_type_ids"))
             if apart:
@@ -58,9 +58,8 @@ class EncodedRows(TokenRows):
             if "words" in rows[0]:
                 words = np.fromiter(chain.from_iterable(row["words"] for row in rows), np.int32, starts[-1])
                 num_words = np.array([row["num_words"] for row in rows])
-                labels = None if labels is None else ragged(labels)
-        if labels is not None and words is None:
-            labels = np.asarray(labels).astype(dtype)
+        if labels is not None:
+            labels = np.asarray(labels).astype(dtype) if words is None else tag_rows(labels)
         return cls(
             ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, words,
             num_words, labels,
@@ -70,12 +69,13 @@ class EncodedRows(TokenRows):
     def joined(cls, parts: Sequence[EncodedRows]) -> EncodedRows:
         """The rows of all parts, one after another. The parts are a task's, without a teacher."""
         starts = np.cumsum([0, *np.concatenate([part.lengths for part in parts])])
-        columns = ("ids", "segments", "words", "num_words", "labels")
-        joined = {
-            name: None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
-            for name in columns
-        }
-        return cls(starts=starts, sides=parts[0].sides, **joined)
+
+        def column(name: str) -> Any:
+            columns = [getattr(part, name) for part in parts]
+            return None if columns[0] is None else np.concatenate(columns)
+
+        names = ("ids", "segments", "words", "num_words", "labels")
+        return cls(starts=starts, sides=parts[0].sides, **{name: column(name) for name in names})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -113,7 +113,9 @@ class EncodedRows(TokenRows):
     @property
     def unread(self) -> int:
         """Words that no token is a piece of: they were cut off, or the tokenizer drops them."""
-        return 0 if self.words is None or self.num_words is None else int(self.num_words.sum() - (self.words >= 0).sum())
+        if self.words is None or self.num_words is None:
+            return 0
+        return int(self.num_words.sum() - (self.words >= 0).sum())
 
     def ids_of(self, index: int) -> np.ndarray:
         """The ids of one input, without a copy."""
@@ -150,12 +152,9 @@ class PooledRows:
         return PooledRows(self.pooled[indices], labels, teacher)
 
 
-def ragged(rows: Sequence[Any]) -> np.ndarray:
-    """[R] arrays of class ids, int64, of any lengths: their array is one of objects also where all are equally long."""
-    found = np.empty(len(rows), dtype=object)
-    for place, row in enumerate(rows):
-        found[place] = np.asarray(row, dtype=np.int64)
-    return found
+def tag_rows(rows: Sequence[Any]) -> np.ndarray:
+    """The class ids of each row's words, from lists or arrays of them: [R] arrays, int64 [words]."""
+    return ragged([np.asarray(row, dtype=np.int64) for row in rows])
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:

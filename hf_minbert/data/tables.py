@@ -67,8 +67,9 @@ class Table:
     def where(self, number: int, word: int | None = None) -> str:
         """The place of a row, or of one of its words, for an error."""
         if word is not None:
-            own_line = self.by_word and self.lines is not None
-            return f"{self.name}, line {self.lines[number] + word}" if own_line else f"{self.where(number)}, word {word}"
+            if self.by_word and self.lines is not None:
+                return f"{self.name}, line {self.lines[number] + word}"
+            return f"{self.where(number)}, word {word}"
         row = f"row {self.first + number}" if self.lines is None else f"line {self.lines[number]}"
         return f"{self.name}, {row}"
 
@@ -290,12 +291,11 @@ def _conll_parts(path: Path, size: int | None) -> Iterator[Table]:
         if part:
             columns = columns or len(part[0][1][0])
         names = [str(number) for number in range(columns or 1)]
-        last = [TAG_COLUMN] if len(names) > 1 else []
+        named = {WORD_COLUMN: 0} | ({TAG_COLUMN: -1} if len(names) > 1 else {})
+        places = [*range(len(names)), *named.values()]
         yield Table(
-            str(path), [*names, WORD_COLUMN, *last], len(part),
-            lambda at, part=part, count=len(names): [
-                [cells[at if at < count else 0 if at == count else -1] for cells in words] for _, words in part
-            ],
+            str(path), [*names, *named], len(part),
+            lambda at, part=part, places=places: [[cells[places[at]] for cells in words] for _, words in part],
             [line for line, _ in part], by_word=True, first=first,
         )  # fmt: skip
         first += len(part)

@@ -54,7 +54,7 @@ class TokenRows:
         segments: int8 [S], the sentence of a pair that a token is of, as the tokenizer has it.
         starts: int64 [I + 1], where each input begins, and S.
         sides: inputs of a row, 1 or 2.
-        words: int32 [S], the word, counted from 0 in its row, whose first piece a token is, and -1 for any other token;
+        words: int32 [S], the word, counted from 0 in its row, whose first piece a token is, and -1 for other tokens;
             `None` unless each word has an answer.
         num_words: int64 [R], of each row, those that no token is a piece of included; `None` likewise.
     """
@@ -97,17 +97,24 @@ class TokenRows:
         A word answers by its first piece. One that was cut off, or has no piece, was not read: it has minus infinity.
         """
         assert self.words is not None and self.num_words is not None
-        found = np.empty(len(self), dtype=object)
+        found = [np.full((words, outputs.shape[-1]), -np.inf, dtype=np.float32) for words in self.num_words]
         for row, (start, end) in enumerate(pairwise(self.starts)):
             words = self.words[start:end]
-            found[row] = np.full((self.num_words[row], outputs.shape[-1]), -np.inf, dtype=np.float32)
             found[row][words[words >= 0]] = outputs[row, : end - start][words >= 0]
-        return found
+        return ragged(found)
 
     @property
     def row_lengths(self) -> np.ndarray:
         """Tokens of each row's longest input, [R]."""
         return self.lengths.reshape(-1, self.sides).max(axis=1)
+
+
+def ragged(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of any lengths as [R] objects, where numpy would stack equally long ones."""
+    found = np.empty(len(rows), dtype=object)
+    for place, row in enumerate(rows):
+        found[place] = row
+    return found
 
 
 def tells_segments(config: Any) -> bool:
@@ -362,12 +369,30 @@ class Decoded:
     """Predictions for N examples.
 
     Args:
-        values: class ids, int64 [N], or scores, float64 [N].
-        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score.
+        values: class ids, int64 [N], or scores, float64 [N]. Of tags, class ids in [N] arrays, [words] each, with -1
+            for a word that was not read.
+        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score. Of tags, [N] arrays, [words, C]
+            each, with zeros for a word that was not read.
     """
 
     values: np.ndarray
     probabilities: np.ndarray | None
+
+
+def unread(logits: np.ndarray) -> np.ndarray:
+    """Which words were not read, as `TokenRows.by_word` marks them; [words, C] -> [words]."""
+    return np.asarray(np.isneginf(logits).all(axis=-1))
+
+
+def read_words(kind: str, logits: np.ndarray) -> Decoded:
+    """As `read_logits`, for [N] arrays [words, C] of `TokenRows.by_word`."""
+    flat = np.concatenate(logits).astype(np.float64)
+    read, values, probabilities = ~unread(flat), np.full(len(flat), -1), np.zeros(flat.shape)
+    found = read_logits(kind, flat[read]) if read.any() else None
+    if found is not None and found.probabilities is not None:
+        values[read], probabilities[read] = found.values, found.probabilities
+    ends = np.cumsum([len(row) for row in logits])[:-1]
+    return Decoded(ragged(np.split(values, ends)), ragged(np.split(probabilities, ends)))
 
 
 def read_logits(kind: str, logits: np.ndarray) -> Decoded:

@@ -22,6 +22,7 @@ from ..data.encoding import (
     unknown_share,
     warn_of_cut,
 )
+from ..data.rows import tag_rows
 from ..errors import MinBertError, unknown_name
 from ..evaluation.decoding import Decoded, clip, decode
 from ..evaluation.metrics import NONFINITE, overall, task_metrics
@@ -235,7 +236,8 @@ def score(
         task = predictor.task(name)
         with progress_bar(name, len(rows), progress) as advance:
             logits = predictor.logits(name, rows, advance)
-        scores[name] = task_metrics(task, logits, np.asarray(rows["label"][:]))
+        labels = rows["label"][:]
+        scores[name] = task_metrics(task, logits, tag_rows(labels) if task.traits.is_tags else np.asarray(labels))
         if NONFINITE not in scores[name]:
             decoded[name] = decode(task, logits)
         metrics.update({f"{name}_{metric}": value for metric, value in scores[name].items()})

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..data.encoding import unknown_in_words
 from ..pretrained.weights import MODEL
+from ..settings.metrics import metrics_of
 from ..settings.recipe import recipe_text
-from ..settings.tasks import KIND_METRICS, Task
+from ..settings.tasks import Task
 from ..settings.wording import counted
 from .demo import examples_of
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
@@ -133,7 +134,7 @@ def _measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
     return [
         (name, task, metric, saved.metrics[f"eval_{name}_{metric}"])
         for name, task in saved.tasks.items()
-        for metric in KIND_METRICS[task.kind]
+        for metric in metrics_of(task)
         if saved.metrics.get(f"eval_{name}_{metric}") is not None
     ]
 

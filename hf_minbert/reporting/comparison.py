@@ -10,7 +10,7 @@ from ..evaluation import analysis
 from ..evaluation.effects import Sample, difference, influence
 from ..evaluation.metrics import value_metrics
 from ..evaluation.significance import mcnemar
-from ..settings.metrics import KIND_METRICS
+from ..settings.metrics import metrics_of
 from ..settings.wording import counted
 from .builder import Builder
 from .by_task import remark, shown_value
@@ -93,7 +93,7 @@ def _why_not(answers: Answers, theirs: Answers) -> str:
 def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
     task, labels, rows = answers.task, answers.labels, []
     scores = [value_metrics(task, of.values, labels) for of in (answers, theirs)]
-    for metric in KIND_METRICS[task.kind]:
+    for metric in metrics_of(task):
         first, second = scores[0][metric], scores[1][metric]
         cells = [f"{task.name}, {metric}", number(first), number(second), signed(second - first)]
         if len(labels) < 2:
