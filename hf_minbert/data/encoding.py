@@ -75,12 +75,21 @@ def encode(
     """
     rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config)
     warn_of_cut(task.name, cut, len(rows), max_length)
+    warn_of_unread(task.name, rows)
     return rows
 
 
 def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
     if cut:
         logger.warning("%s: %s of %s inputs were cut to %d tokens.", task, f"{cut:,}", f"{rows:,}", max_length)
+
+
+def warn_of_unread(task: str, rows: EncodedRows) -> None:
+    if (unread := rows.unread) and rows.num_words is not None:
+        logger.warning(
+            "%s: %s of %s words are not read, as they stand behind the longest input, or are nothing to the "
+            "tokenizer.", task, f"{unread:,}", f"{rows.num_words.sum():,}",
+        )  # fmt: skip
 
 
 def encode_and_count(

@@ -302,9 +302,7 @@ def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list
     return rows
 
 
-def read_records(
-    table: Table, task: Task, labels: Sequence[int | float | list[int] | None] | None, first_id: int = 0
-) -> Iterator[Record]:
+def read_records(table: Table, task: Task, labels: Sequence[Any] | None, first_id: int = 0) -> Iterator[Record]:
     """The rows of a table, in its order.
 
     Args:
@@ -334,8 +332,8 @@ def read_records(
         yield Record(number, row, blank)
 
 
-def labels_of(table: Table, task: Task) -> list[int | float | list[int] | None]:
-    """The labels of a table's rows as `label_value` gives them, `None` for a blank cell."""
+def labels_of(table: Table, task: Task) -> list[Any]:
+    """The labels of a table's rows as `label_value`, or `tag_values`, gives them, `None` for a blank cell."""
     column = label_column(task)
     names = table.class_names.get(column)
     of_class = class_values(task, names, f"{table.name}, column {column!r}") if names else []

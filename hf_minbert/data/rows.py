@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
@@ -152,7 +152,7 @@ class PooledRows:
         return PooledRows(self.pooled[indices], labels, teacher)
 
 
-def tag_rows(rows: Sequence[Any]) -> np.ndarray:
+def tag_rows(rows: Iterable[Any]) -> np.ndarray:
     """The class ids of each row's words, from lists or arrays of them: [R] arrays, int64 [words]."""
     return ragged([np.asarray(row, dtype=np.int64) for row in rows])
 

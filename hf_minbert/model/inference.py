@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .kinds import KINDS
 from .packing import Packing
-from .spans import split
+from .spans import outside, split
 
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -382,6 +382,23 @@ class Decoded:
 def unread(logits: np.ndarray) -> np.ndarray:
     """Which words were not read, as `TokenRows.by_word` marks them; [words, C] -> [words]."""
     return np.asarray(np.isneginf(logits).all(axis=-1))
+
+
+def tagged(
+    labels: Sequence[str], words: Sequence[str], values: np.ndarray, probabilities: np.ndarray
+) -> dict[str, list[Any]]:
+    """A sentence with its tags, from a row of `Decoded`: `tokens`, `tags` and the `probabilities` of these tags.
+
+    A word that was not read has the tag O, or the first one where there is no O, and the probability `None`.
+    """
+    usual = outside(labels)
+    return {
+        "tokens": [*words],
+        "tags": [labels[value] if value >= 0 else labels[usual] for value in values.tolist()],
+        "probabilities": [
+            float(row[value]) if value >= 0 else None for value, row in zip(values, probabilities, strict=True)
+        ],
+    }
 
 
 def read_words(kind: str, logits: np.ndarray) -> Decoded:

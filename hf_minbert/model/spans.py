@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OUTSIDE = "O"
 BEGINS, ENDS = "BSU", "ESLU"  # prefixes of a word that begins an entity whatever stands before it, or ends one
@@ -53,6 +53,25 @@ def spans(tags: Sequence[str]) -> list[Span]:
 def outside(labels: Sequence[str]) -> int:
     """The tag of a word that the model does not see: O, or the first one where there is no O."""
     return list(labels).index(OUTSIDE) if OUTSIDE in labels else 0
+
+
+def with_entities(labels: Sequence[str], sentence: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """A sentence of `tokens` and `tags` with its `entities`, where tags of these labels mark some.
+
+    Each has its `type`, its `text`, and by `start` and `end` the places of its first word and of the word behind it.
+    """
+    if not mark_entities(labels):
+        return sentence
+    found = [
+        {
+            "type": one.type,
+            "text": " ".join(sentence["tokens"][one.start : one.end]),
+            "start": one.start,
+            "end": one.end,
+        }
+        for one in spans(sentence["tags"])
+    ]
+    return {**sentence, "entities": found}
 
 
 def words_of(text: str) -> list[tuple[int, int]]:
