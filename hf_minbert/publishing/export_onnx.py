@@ -304,7 +304,8 @@ README = """# ONNX export of a MinBERT model
 Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64, cut to {max_length} tokens. Each task has an
 output of its name, float32 `[batch, outputs]`; its labels or range are in `tasks.json`. Of `classes` the largest
 output is the answer, and the softmax gives probabilities; a `binary` task has one output z, and 1 / (1 + exp(-z)) is
-the probability of its second label; a `score` is the answer itself.
+the probability of its second label; a `score` is the answer itself. A task with `tags` has `[batch, length, outputs]`,
+and the answer for a word is that at its first token.
 
 In this folder, with `pip install onnxruntime transformers` (no torch is needed):
 {code}{scores}"""
@@ -338,6 +339,7 @@ ANSWERS = {
     "classes": '[task["labels"][place] for place in output.argmax(axis=1)]',
     "binary": '[task["labels"][int(z > 0)] for z in output[:, 0]]',
     "score": "output[:, 0]",
+    "tags": '[[task["labels"][place] for place in tokens] for tokens in output.argmax(axis=-1)]',
 }
 
 
