@@ -142,7 +142,7 @@ class Head(nn.Module, ABC):
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
         if labels.device.type == "cpu" and not KINDS[self.kind].is_score and not torch.compiler.is_compiling():
-            _check_ids(labels, task)
+            _check_ids(labels[labels != IGNORED] if self.tags else labels, task)
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
 
@@ -171,7 +171,7 @@ class Head(nn.Module, ABC):
 
 def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
     last = len(task["labels"]) - 1
-    wrong = labels[((labels < 0) | (labels > last)) & (labels != IGNORED)]
+    wrong = labels[(labels < 0) | (labels > last)]
     if len(wrong):
         raise ValueError(
             f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
