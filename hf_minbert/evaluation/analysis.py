@@ -92,10 +92,10 @@ def right_words(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def is_ordered(task: Task) -> bool:
-    """Whether the labels are known to be steps of a scale: the package's sentiments, or numbers that rise."""
+    """Whether the labels are known to be steps of a scale: by their kind, as sentiments of ours, or rising numbers."""
     if not task.traits.is_class or len(task.labels) < 3:
         return False
-    if task.labels == TASKS["sst"].labels:
+    if task.kind == "ordinal" or task.labels == TASKS["sst"].labels:
         return True
     numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in task.labels)
     numbers = [float(name) for name in task.labels] if numeric else []

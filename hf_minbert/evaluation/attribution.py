@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..model.inference import tells_segments
 from ..model.kinds import KINDS
+from ..model.losses import class_logits
 
 if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
@@ -127,6 +128,8 @@ def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
         return logits[:, 0]
     if kind == "binary":
         return logits[:, 0] if chosen else -logits[:, 0]
+    if kind == "ordinal":
+        logits = class_logits(logits)
     others = torch.cat([logits[:, :chosen], logits[:, chosen + 1 :]], dim=1)
     return logits[:, chosen] - others.logsumexp(dim=1)
 

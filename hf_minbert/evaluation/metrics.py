@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import MinBertError
 from ..model.inference import unread
-from ..settings.metrics import is_constant, metrics_of
+from ..settings.metrics import higher_is_better, is_constant, metrics_of
 from ..settings.tasks import LEADERBOARD, Task, has_leaderboard
 from .decoding import as_matrix, decode
 
@@ -22,9 +22,11 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
     """The metrics of `KIND_METRICS` for one task.
 
     `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
-    predicted); `f1` of a binary task's second label; `pearson` and `spearman` of the scores as predicted.
+    predicted); `f1` of a binary task's second label; of classes in order `quadratic_kappa` and, in places,
+    `mean_absolute_error`; `pearson` and `spearman` of the scores as predicted.
     A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
-    that says why; logits that are not finite make every metric 0.0, with `nonfinite_predictions`. Either is warned of.
+    that says why; logits that are not finite make every metric its worst, with `nonfinite_predictions`. Either is
+    warned of.
     Of tags `entity_f1`, `entity_precision` and `entity_recall` with `accuracy` by word, or, where the labels mark no
     entities, `accuracy` and `macro_f1` by word. A word that was not read counts as wrong, and as outside any predicted
     entity; how many there are is `unread_words`.
@@ -52,7 +54,7 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
             "%s: %d of %d predictions are not finite, so its metrics are reported as 0. The model has diverged: "
             "lower the learning rate.", task.name, broken, len(flat),
         )  # fmt: skip
-        return dict.fromkeys(metrics_of(task), 0.0) | {NONFINITE: 1.0}
+        return worst_metrics(task) | {NONFINITE: 1.0}
     scores = value_metrics(task, decode(task, logits).values, labels)
     return scores | ({"unread_words": float(missing.sum())} if missing.any() else {})
 
@@ -64,6 +66,12 @@ def _check_words(task: Task, logits: np.ndarray, labels: np.ndarray) -> None:
                 f"Task {task.name!r}, row {number}: each word needs a prediction and a label. Found {len(ours)} and "
                 f"{len(theirs)}."
             )
+
+
+def worst_metrics(task: Task) -> dict[str, float]:
+    """What a task without an answer scores: 0, and as an error the widest that there is."""
+    low, high = task.range or (0, len(task.labels) - 1)
+    return {name: 0.0 if higher_is_better(name) else float(high - low) for name in metrics_of(task)}
 
 
 def has_diverged(metrics: Mapping[str, object]) -> bool:

@@ -38,9 +38,11 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
             "spearman": lambda i: _pearson(_ranks(codes[0][i]), _ranks(codes[1][i])),
         }
     classes = len(task.labels)
-    if task.kind == "binary":
-        return found | {"f1": lambda i: float(_f1(values[i], labels[i], classes)[1])}
-    return found | {"macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean())}
+    by_class: dict[str, Statistic] = {
+        "f1": lambda i: float(_f1(values[i], labels[i], classes)[1]),
+        "macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean()),
+    }
+    return {name: by_class.get(name, statistic) for name, statistic in found.items()}
 
 
 def _of_tags(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, Statistic]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .kinds import KINDS
-from .losses import AUTO, COUNTED, DIVERGENCES, IGNORED, LOSSES, Loss, Outcome, options_of
+from .losses import AUTO, COUNTED, DIVERGENCES, IGNORED, LOSSES, Outcome, loss_of, options_of
 from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine, make_activation
 from .registry import Registry, unknown_in_words
 
@@ -32,7 +32,7 @@ def num_outputs(task: dict[str, Any]) -> int:
 
 
 class OutputLayer(nn.Linear, SelfInitialized):
-    """The last layer of a head. A fresh one for scores predicts the middle of their range.
+    """The last layer of a head. A fresh one for scores predicts the middle of their range, and for classes each alike.
 
     From zero, the squared error on scores up to 5 drowns the other tasks' losses for hundreds of steps.
 
@@ -42,15 +42,25 @@ class OutputLayer(nn.Linear, SelfInitialized):
 
     def __init__(self, in_features: int, task: dict[str, Any], scale: float = 1.0):
         super().__init__(in_features, num_outputs(task))
-        self.start = sum(task["range"]) / 2 / scale if KINDS[task["kind"]].is_score else 0.0
+        self.start = [start / scale for start in _start(task)]
 
     def init_weights(self) -> None:
-        init.constant_(self.bias, self.start)
+        init.copy_(self.bias, torch.tensor(self.start))
 
     def forward(self, input: Tensor) -> Tensor:
         # Not in half precision, where a score near 2.5 has steps of 0.016, and near outputs would be equal.
         with torch.autocast(input.device.type, enabled=False):
             return super().forward(input.to(self.weight.dtype))
+
+
+def _start(task: dict[str, Any]) -> list[float]:
+    """The outputs of a head that knows nothing."""
+    outputs = num_outputs(task)
+    if KINDS[task["kind"]].is_score:
+        return [sum(task["range"]) / 2]
+    if task["kind"] == "ordinal":  # of the classes from k on, which are equally likely, all but k are above it
+        return [math.log(outputs - k) for k in range(outputs)]
+    return [0.0] * outputs
 
 
 @dataclass(frozen=True)
@@ -177,12 +187,6 @@ def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
             f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
             f"{wrong[0].item():g}."
         )
-
-
-def loss_of(task: Mapping[str, Any]) -> Loss:
-    """The task's loss: the one that it names, or the first of its kind."""
-    losses = LOSSES[task["kind"]]
-    return losses[task["loss"] or next(iter(losses))]
 
 
 def default_dropout(config) -> float:

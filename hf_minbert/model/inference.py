@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .kinds import KINDS
+from .losses import class_logits
 from .packing import Packing
 from .spans import outside, split
 
@@ -373,10 +374,12 @@ class Decoded:
             for a word that was not read.
         probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score. Of tags, [N] arrays, [words, C]
             each, with zeros for a word that was not read.
+        expected: the mean place by these probabilities, float64 [N], where classes have an order.
     """
 
     values: np.ndarray
     probabilities: np.ndarray | None
+    expected: np.ndarray | None = None
 
 
 def unread(logits: np.ndarray) -> np.ndarray:
@@ -413,7 +416,7 @@ def read_words(kind: str, logits: np.ndarray) -> Decoded:
 
 
 def read_logits(kind: str, logits: np.ndarray) -> Decoded:
-    """What a head's own outputs say, float64 [N, C]; C = 1 for `binary` and `score`.
+    """What a head's own outputs say, float64 [N, outputs].
 
     A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
     (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
@@ -433,5 +436,9 @@ def read_logits(kind: str, logits: np.ndarray) -> Decoded:
         z = logits[:, 0]
         # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
         return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
+    if kind == "ordinal":
+        logits = class_logits(torch.from_numpy(logits)).numpy()
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    expected = probabilities @ np.arange(probabilities.shape[1]) if kind == "ordinal" else None
+    return Decoded(logits.argmax(axis=1), probabilities, expected)

@@ -59,10 +59,11 @@ class Kind:
 
 SINGLE = "single_label_classification"
 
-KindName = Literal["classes", "binary", "score", "tags"]
+KindName = Literal["classes", "binary", "ordinal", "score", "tags"]
 KINDS: dict[str, Kind] = {
     "classes": Kind("class", lambda labels: labels, (2, inf), SINGLE, "one of {count} classes"),
     "binary": Kind("class", lambda labels: 1, (2, 2), SINGLE, "yes or no"),
+    "ordinal": Kind("class", lambda labels: labels - 1, (3, inf), SINGLE, "one of {count} classes in order"),
     "score": Kind("score", lambda labels: 1, (0, 0), "regression", "a number from {low:g} to {high:g}"),
     "tags": Kind("tags", lambda labels: labels, (2, inf), SINGLE, "one of {count} tags for each word"),
 }

@@ -29,7 +29,7 @@ from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import counted_positions, sentences, taken_apart, tokens_of
 from .library import LibraryEncoder, library_key_mapping
-from .losses import IGNORED
+from .losses import IGNORED, stock_logits
 from .packing import Packing, packed_attention
 from .plugins import __name__ as _plugins  # noqa: F401  a saved folder's imports those of the model
 from .pooling import SelfInitialized, make_activation
@@ -664,8 +664,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
         Args:
             labels: [B]; class ids for classes and binary, scores for a score; [B, T] for tags, -100 at tokens without.
-            task: its name. Without one the active task answers, in the form that stock tools expect: a binary
-                head's one logit z then comes as the two logits (0, z), whose softmax is the sigmoid of z.
+            task: its name. Without one the active task answers, in the form that stock tools expect: see
+                `stock_logits`.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
             pooled: [B, S, D], what `pool` gave for the batch, in the place of all other inputs.
 
@@ -697,8 +697,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             vectors = head.sentence_dropout(pooled)
         logits = head(vectors)
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
-        if task is None and spec["kind"] == "binary":
-            logits = F.pad(logits, (1, 0))  # [B, 1] -> [B, 2]
+        if task is None:
+            logits = stock_logits(spec["kind"], logits)
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,

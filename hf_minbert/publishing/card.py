@@ -296,6 +296,7 @@ def _call(task: Task) -> list[str]:
     logits = f'model(**inputs, task="{task.name}").logits'
     asked = {
         "classes": f"print({logits}.softmax(-1))  # {', '.join(map(_line, task.labels))}",
+        "ordinal": f"print({logits}.sigmoid().cumprod(-1))  # more than: {', '.join(map(_line, task.labels[:-1]))}",
         "binary": f"print({logits}.sigmoid())  # of: {_line(task.labels[-1]) if task.labels else ''}",
         "score": f"print({logits})",
         "tags": f"print({logits}.softmax(-1))  # of each token: {', '.join(map(_line, task.labels))}",

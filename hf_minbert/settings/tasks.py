@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
 from ..model.kinds import KINDS, Kind, KindName
-from .metrics import KIND_METRICS, metrics_of
+from .metrics import KIND_METRICS, higher_is_better, metrics_of
 from .wording import in_words
 
 PairEncoding = Literal["single", "cross", "bi"]
@@ -188,8 +188,9 @@ class Task:
     Args:
         name: a lower-case word; it names the head in the model and the metrics (`eval_<name>_accuracy`).
         kind: `classes` (one of `labels`, one logit each), `binary` (one of two `labels`, a single logit
-            of the second), `score` (a number inside `range`, a single output) or `tags` (one of `labels` for each word
-            of one text, such as B-PER, I-PER and O).
+            of the second), `ordinal` (one of three or more `labels` that stand in order, one logit less), `score` (a
+            number inside `range`, a single output) or `tags` (one of `labels` for each word of one text, such as
+            B-PER, I-PER and O).
         text_columns: the one or two columns that hold the text.
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
@@ -283,6 +284,11 @@ class Task:
             object.__setattr__(self, "metric", next(iter(metrics_of(self))))
         if self.metric not in KIND_METRICS[self.kind] or self.metric not in metrics_of(self):
             raise MinBertError(f"{where}: {unknown_name('metric', self.metric, metrics_of(self))}")
+        if not higher_is_better(self.metric):
+            raise MinBertError(
+                f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
+                f"{self.metric!r}, which is reported anyway."
+            )
         self._check_labels(where)
         self._check_data(where)
 
@@ -534,9 +540,10 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
     changed = dict(entry)
     if "text_columns" in entry:
         changed.setdefault("pair_encoding", "")
-    if entry.get("kind", task.kind) != task.kind:
-        empty_fields = {"labels": (), "range": None, "metric": "", "loss": "", "loss_options": {}, "pooling": ""}
-        for name, empty in empty_fields.items():
+    if (kind := entry.get("kind", task.kind)) != task.kind:
+        other = KINDS.get(kind, task.traits)
+        of_labels = () if other.is_class and other.allows(len(task.labels)) else (("labels", ()), ("range", None))
+        for name, empty in (*of_labels, ("metric", ""), ("loss", ""), ("loss_options", {}), ("pooling", "")):
             changed.setdefault(name, empty)
     if entry.get("dataset") is not None:
         changed.setdefault("files", {})
