@@ -12,7 +12,7 @@ from . import plots
 from .builder import Builder
 from .document import Example, Examples, Table, Text
 from .runs import Answers
-from .words import listed, number, signed
+from .words import listed, number
 
 WORDS = ("never predicted", "never occurs", "neither occurs nor is predicted")
 
@@ -22,7 +22,7 @@ def opening(answers: Answers) -> list:
     values, labels = by_words(answers.values, answers.labels)
     right, missing = int((values == labels).sum()), int((values < 0).sum())
     names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} tags"
-    unread = f" {counted(missing, 'word was', 'were')} not read, and count as wrong." if missing else ""
+    unread = f" {counted(missing, 'word', 'was', 'were')} not read, which counts as wrong." if missing else ""
     return [
         Text(
             f"One of {names} for each word, on {counted(len(labels), 'word')} of "
@@ -65,8 +65,8 @@ def changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> lis
     gain, task = others - ours, answers.task.name
     blocks: list = [
         Text(
-            f"{task}: {counted(int((gain > 0).sum()), 'sentence has', 'have')} more right tags, "
-            f"{int((gain < 0).sum()):,} fewer; {signed(float(gain.sum()))} words in all."
+            f"{task}: {counted(int((gain > 0).sum()), 'sentence', 'has', 'have')} more right tags, "
+            f"{int((gain < 0).sum()):,} fewer; {int(gain.sum()):+,} in all."
         )
     ]
     for title, order in (("better", np.argsort(-gain, kind="stable")), ("worse", np.argsort(gain, kind="stable"))):
@@ -81,17 +81,22 @@ def changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> lis
 
 def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
     """What is right and what was said of a sentence; by two models if `other` is given."""
-    said = [f"label: {_shown(answers, answers.labels[row], row)}"]
-    for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
-        said.append(f"{who}: {_shown(answers, of.values[row], row)}")
+    ids = {"label": answers.labels[row], "predicted" if other is None else "before": answers.values[row]}
+    if other is not None:
+        ids["now"] = other.values[row]
+    tags = {who: tag_names(answers.task, of) for who, of in ids.items()}
+    # Where all have the same entities, or there are none, the tags themselves tell them apart.
+    by_word = not mark_entities(answers.task.labels) or len({tuple(spans(of)) for of in tags.values()}) == 1
+    words = split(answers.texts[row][0])
+    said = [f"{who}: {(_tagged if by_word else _marked)(words, of)}" for who, of in tags.items()]
     return "; ".join([*said, f"id {answers.ids[row]}"])
 
 
-def _shown(answers: Answers, ids: np.ndarray, row: int) -> str:
-    """The entities of a sentence, or each word with its tag where tags mark none."""
-    words, tags = split(answers.texts[row][0]), tag_names(answers.task, ids)
-    if not mark_entities(answers.task.labels):
-        return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
+def _tagged(words: list[str], tags: list[str]) -> str:
+    return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
+
+
+def _marked(words: list[str], tags: list[str]) -> str:
     return ", ".join(_named(words, span) for span in spans(tags)) or "no entity"
 
 
