@@ -197,12 +197,9 @@ def test_what_the_librarys_class_cannot_compute_is_refused(tiny_config, ner, fie
         ToClassifier("model", tiny_config(tasks=[task]), {"ner": task})
 
 
-@pytest.mark.skipif(
-    find_spec("onnxruntime") is None or find_spec("onnxscript") is None, reason="needs the extra export"
-)
 def test_an_onnx_graph_answers_for_each_token(tagged_run, predictor, tmp_path):
-    import onnxruntime
-
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     export(str(tagged_run), "onnx", tmp_path / "onnx")
     inputs = predictor.tokenizer([TEXT, "a dog"], padding=True, return_tensors="np")
     names = ("input_ids", "attention_mask", "token_type_ids")

@@ -171,6 +171,20 @@ def test_a_resumed_run_ends_with_the_same_bits(make, tiny_model, ner):
         assert torch.equal(resumed.model.state_dict()[name], value), name
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("arguments", [{}, {"regularizer": "smart"}, {"aggregator": "pcgrad", "bf16": True}], ids=str)
+def test_steps_with_tags_are_recorded_as_cuda_graphs(make, tiny_model, ner, arguments):
+    found = []
+    for graphs in ("off", "auto"):
+        given = {"packing": True, "cuda_graphs": graphs, "use_cpu": False, "max_steps": 12, "learning_rate": 0.01}
+        trainer = make(tiny_model([ner, *OTHERS]), **given, **arguments)
+        trainer.train()
+        found.append([parameter.detach().cpu() for parameter in trainer.model.parameters()])
+    assert {key[0] for key in trainer.step.graphs._recordings} == {"ner", *OTHERS}
+    for plain, graphed in zip(*found, strict=True):
+        torch.testing.assert_close(plain, graphed, atol=2e-3 if "bf16" in arguments else 1e-4, rtol=1e-3)
+
+
 @pytest.mark.slow
 def test_two_processes_are_one_that_accumulates(make, tiny_model, ner, sentences, together, tmp_path):
     """Each batch's loss is the mean over its words, and a step's the mean of its batches'."""
