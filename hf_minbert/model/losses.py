@@ -134,7 +134,9 @@ def word_cross_entropy(
     So a step of several processes, or of several accumulated batches, has the mean of its batches' means.
 
     Args:
-        class_weights, label_smoothing, focal_gamma: as for `cross_entropy`.
+        class_weights: one per label, as for `cross_entropy`; `auto` counts the words of the training rows.
+        label_smoothing: as for `cross_entropy`.
+        focal_gamma: as for `cross_entropy`.
     """
     labelled = outcome.labels != IGNORED
     labels = torch.where(labelled, outcome.labels, 0)

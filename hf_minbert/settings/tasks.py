@@ -208,10 +208,11 @@ class Task:
         head_options: options of the head's class, such as sizes and dropouts.
         loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
-        metric: the task's score in `eval_overall`; the first of `metrics_of` unless given.
+        metric: the task's score in `eval_overall`; the first of its kind unless given (`settings.metrics.metrics_of`).
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
             `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
-            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
+            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`, `.conll`; a folder is one of
+            `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.
