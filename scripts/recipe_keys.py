@@ -65,8 +65,8 @@ TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labe
 - A `.conll` file has a word a line, its columns separated by tabs or spaces, and a blank line between sentences; lines
   with `-DOCSTART-` are skipped. `tokens` is its first column and `tags` its last; each has its number too, from 0:
   `columns: {tokens: "1", label: "3"}`.
-- In `.jsonl`, `.parquet`, saved datasets and the Hub's, both are lists: `columns: {label: ner_tags}`. Tags are names or
-  ids, and ids of a `ClassLabel` count by its names. In `.csv` both are text with spaces between words.
+- In `.jsonl`, `.parquet`, saved datasets and the Hub's, both are lists: `columns: {label: ner_tags}`. Tags are names
+  or ids, and ids of a `ClassLabel` count by its names. In `.csv` both are text with spaces between words.
 - A tag that is none of the labels, more or fewer tags than words, and a sentence without a word are errors that name
   file and line.
 - The first piece of a word has its label and gives its answer; other pieces have none. The loss is the mean over the
@@ -77,8 +77,8 @@ TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labe
 - With `B-` and `I-` (or `E-`, `S-`, `L-`, `U-`) scores are by entity, `entity_f1` (the default metric),
   `entity_precision` and `entity_recall`, as conlleval counts: an `I-` behind `O` or another type begins an entity;
   and `accuracy` by word. Of other labels, `accuracy` and `macro_f1` by word.
-- There is no `pooling`, and no pair. `task_sampling: balanced` and `teachers` are for other kinds. The tokenizer must be
-  a fast one.
+- There is no `pooling`, and no pair. `task_sampling: balanced` and `teachers` are for other kinds. The tokenizer must
+  be a fast one.
 """
 
 A_FILE = """Wherever a recipe names a file of rows, in `files` of a task, of `held_out` and of `sources`, a mapping of
@@ -134,7 +134,8 @@ REGISTRIES = {
     "mixing": [*MIXING], "aggregator": [*AGGREGATORS, "torchjd.UPGrad and so on"],
     "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
     "mapping": [*MAPPINGS],
-    "pooling": [*POOLINGS], "join": [*JOINS], "loss": [*dict.fromkeys(name for of_kind in LOSSES.values() for name in of_kind)],
+    "pooling": [*POOLINGS], "join": [*JOINS],
+    "loss": [*dict.fromkeys(name for of_kind in LOSSES.values() for name in of_kind)],
 }  # fmt: skip
 
 HEAD = """# Recipes
