@@ -203,6 +203,8 @@ def type_of(name: str, hint: Any) -> str:
     options = [option for option in typing.get_args(hint) or [hint] if option is not type(None)]
     if options == [tuple[float, float]]:
         return "two numbers like [0, 5] or null"
+    if hint == float | list[float]:
+        return "a number, or a list of numbers like [0.5, 0.4]"
     if name == "files":
         files = "a path, a mapping like {path: a.tsv, quotes: false}, or a list of them"
         return (

@@ -178,6 +178,11 @@ def _say(answer: dict) -> None:
         for found in answer.get("entities", ()):
             typer.echo(f"{found['type']}: {found['text']}")
         return
+    if "labels" in answer:
+        typer.echo(", ".join(answer["labels"]) or "(none)")
+        for label, probability in answer["probabilities"].items():
+            typer.echo(f"  {probability:.3f}  {label}")
+        return
     if "label" not in answer:
         typer.echo(f"{answer['prediction']:.3f}")
         return

@@ -20,7 +20,7 @@ class PaddedCollator:
 
     Args:
         task: gives the labels their type, which is never guessed from their values: int64 for classes and
-            binary, float32 for a score.
+            binary, float32 for a score or a 0 or 1 for each label.
         pad_token_id: the tokenizer's.
         pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
             longest inputs would be padded past it.
@@ -47,8 +47,9 @@ class PaddedCollator:
 
         Returns:
             `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
-            that is encoded apart; `labels` [B] and `teacher` [B, C] where the rows have them; and `packing` where it
-            is asked for. Where each word has a label, `labels` are [B, T], `IGNORED` at all but first pieces.
+            that is encoded apart; `labels` [B], or [B, C] of kind `labels`, and `teacher` [B, C] where
+            the rows have them; and `packing` where it is asked for. Where each word has a label, `labels` are [B, T],
+            `IGNORED` at all but first pieces.
         """
         if isinstance(rows, PooledRows):
             return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}

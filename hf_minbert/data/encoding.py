@@ -226,11 +226,11 @@ class _Encoder:
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
-            features["labels"] = datasets.Value(self.task.traits.dtype)
+            label = datasets.Value(self.task.traits.dtype)
+            one_a_row = not (self.task.traits.is_set or self.task.traits.is_tags)
+            features["labels"] = label if one_a_row else [label]
         if self.task.traits.is_tags:
             features |= {"words": [datasets.Value("int32")], "num_words": datasets.Value("int64")}
-            if self.label_column:
-                features["labels"] = [features["labels"]]
         return datasets.Features(features)
 
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:

@@ -22,8 +22,8 @@ class EncodedRows(TokenRows):
     """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
 
     Args:
-        labels: [R], class ids in int64 or scores in float32, or where each word has one [R] arrays of class ids,
-            int64 [words]; or `None`.
+        labels: [R], class ids in int64 or scores in float32; float32 [R, C], a 0 or 1 for each label; where each word
+            has one, [R] arrays of class ids, int64 [words]; or `None`.
         teacher: float32 [R, C], what a teacher's head answers; or `None`. The rest as for `TokenRows`.
     """
 
@@ -39,12 +39,11 @@ class EncodedRows(TokenRows):
         library = sys.modules.get("datasets")
         if library is not None and isinstance(rows, library.Dataset):
             (ids, starts), (segments, _) = (_flat(rows, name, apart) for name in ("input_ids", "token_type_ids"))
-            labels = np.asarray(rows.data.column("labels")) if "labels" in rows.column_names else None
             words = _flat(rows, "words", False)[0] if "words" in rows.column_names else None
-            num_words = None if words is None else np.asarray(rows.data.column("num_words"))
-            if words is not None and labels is not None:
-                flat, first = _flat(rows, "labels", False)
-                labels = np.split(flat, first[1:-1])
+            num_words = None if words is None else _column(rows, "num_words")
+            labels = None
+            if "labels" in rows.column_names:
+                labels = _column(rows, "labels") if words is None else _parts(rows, "labels")
         else:
             ids, segments = ([row[name] for row in rows] for name in ("input_ids", "token_type_ids"))
             if apart:
@@ -155,6 +154,18 @@ class PooledRows:
 def tag_rows(rows: Iterable[Any]) -> np.ndarray:
     """The class ids of each row's words, from lists or arrays of them: [R] arrays, int64 [words]."""
     return ragged([np.asarray(row, dtype=np.int64) for row in rows])
+
+
+def _column(rows: datasets.Dataset, name: str) -> np.ndarray:
+    """A column of numbers, [R], or of equally long lists of them, [R, C]."""
+    array = rows.with_format(None).data.table.column(name).combine_chunks()
+    return np.asarray(array.flatten()).reshape(len(rows), -1) if array.type.num_fields else np.asarray(array)
+
+
+def _parts(rows: datasets.Dataset, name: str) -> list[np.ndarray]:
+    """A column of lists, each as an array."""
+    flat, starts = _flat(rows, name, False)
+    return np.split(flat, starts[1:-1])
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -48,7 +48,8 @@ class Table:
         size: how many rows there are.
         cells: the cells of the column at this place.
         lines: the line where each row begins. `None`: rows have no lines and are counted from 0.
-        class_names: the names of the classes, for a column that holds class ids and says what they are.
+        class_names: the names of the classes, for a column that holds class ids, or lists of them, and says what they
+            are.
         has_unlabelled: whether a label of -1 stands for none, as in the datasets of the Hub.
         by_word: whether the words of a row have a line each, from that where it begins.
         first: how many rows of the file stand before these, in a part of it.
@@ -342,7 +343,8 @@ def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
         file = pyarrow.parquet.ParquetFile(path)
         saved = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
     features = saved.get("info", {}).get("features", {})
-    class_names = {name: found for name, kind in features.items() if (found := _names_in(kind))}
+    ids = {name: kind.get("feature", kind) for name, kind in features.items() if isinstance(kind, dict)}
+    class_names = {name: kind["names"] for name, kind in ids.items() if "names" in kind}
     every, first = [*range(file.num_row_groups)], 0
     for groups in [every] if size is None else [[group] for group in every]:
         rows = sum(file.metadata.row_group(group).num_rows for group in groups)
@@ -355,12 +357,6 @@ def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
                 class_names=class_names, first=first + start,
             )  # fmt: skip
         first += rows
-
-
-def _names_in(kind: Any) -> list[str] | None:
-    """The names of the classes of a column, or of the items of its lists, as a Parquet file of the library says it."""
-    one = kind.get("feature", kind) if isinstance(kind, dict) else {}
-    return one.get("names") if isinstance(one, dict) else None
 
 
 def _cells_of(path: Path, file: Any, groups: list[int]) -> Callable[[int, int, int], list[Any]]:
@@ -410,8 +406,8 @@ def saved_splits(folder: Path) -> list[str]:
 def _class_names(features: datasets.Features) -> dict[str, list[str]]:
     import datasets
 
-    one = {name: kind.feature if isinstance(kind, datasets.List) else kind for name, kind in features.items()}
-    return {name: kind.names for name, kind in one.items() if isinstance(kind, datasets.ClassLabel)}
+    ids = {name: kind.feature if isinstance(kind, datasets.List) else kind for name, kind in features.items()}
+    return {name: kind.names for name, kind in ids.items() if isinstance(kind, datasets.ClassLabel)}
 
 
 #: The ending of a path to a function of it.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..model.inference import ragged
 from ..model.spans import OUTSIDE, spans
-from ..settings.metrics import by_words, class_scores, correlation, tag_names
+from ..settings.metrics import answered, by_words, class_scores, correlation, tag_names
 from ..settings.tasks import TASKS, Task
 from .metrics import value_metrics
 from .significance import mean_interval, share_interval
@@ -61,6 +61,25 @@ def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSc
             float(scores["precision"][i]) if predicted[i] else None,
             float(scores["recall"][i]) if support[i] else None,
             float(scores["f1"][i]) if support[i] or predicted[i] else None,
+        )
+        for i, name in enumerate(task.labels)
+    ]  # fmt: skip
+
+
+def by_label(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
+    """Each label of a task of kind `labels`, in its order.
+
+    Args:
+        values, labels: the probabilities, and a 0 or 1, of each label, both [N, C].
+    """
+    said, right = answered(task, values, labels)
+    hits, support, predicted = ((x.sum(axis=0)).tolist() for x in (said & right, right, said))
+    return [
+        ClassScores(
+            name, support[i], predicted[i],
+            hits[i] / predicted[i] if predicted[i] else None,
+            hits[i] / support[i] if support[i] else None,
+            2 * hits[i] / (support[i] + predicted[i]) if support[i] or predicted[i] else None,
         )
         for i, name in enumerate(task.labels)
     ]  # fmt: skip
@@ -182,7 +201,8 @@ def _merged(low: tuple[str, ...], high: tuple[str, ...], said: np.ndarray, right
 def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, float]]:
     """The best answer that is the same for every row, or word, of these labels, and its metrics.
 
-    The most frequent class, or the mean score, whose correlations are not defined and 0 here.
+    The most frequent class, or the mean score, whose correlations are not defined and 0 here. Where any labels may be
+    right there is no such answer, but probabilities: each label's frequency.
     """
     if task.traits.is_tags:
         most = int(np.bincount(by_words(labels)[0], minlength=len(task.labels)).argmax())
@@ -191,6 +211,8 @@ def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, fl
     if task.traits.is_score:
         answer = float(labels.mean())
         return answer, {"pearson": 0.0, "spearman": 0.0, **distances(np.full(len(labels), answer), labels)}
+    if task.traits.is_set:
+        return 0.0, value_metrics(task, np.tile(labels.mean(axis=0), (len(labels), 1)), labels)
     most = int(np.bincount(labels.astype(int), minlength=len(task.labels)).argmax())
     return most, value_metrics(task, np.full(len(labels), most), labels)
 
@@ -327,6 +349,14 @@ def worst_of_classes(
         if len(wrong):
             found[number] = wrong[np.argsort(-margin[wrong], kind="stable")][:most].tolist()
     return found
+
+
+def worst_of_sets(task: Task, values: np.ndarray, labels: np.ndarray, most: int) -> list[int]:
+    """The rows with a label too many or too few, those of the highest cross-entropy first, `most` at most."""
+    said, right = answered(task, values, labels)
+    losses = -np.log(np.where(right, values, 1 - values).clip(min=1e-300)).sum(axis=1)
+    wrong = (said != right).any(axis=1)
+    return [int(row) for row in np.argsort(-losses, kind="stable") if wrong[row]][:most]
 
 
 def worst_scores(values: np.ndarray, labels: np.ndarray, most: int) -> tuple[list[int], list[int]]:

@@ -6,13 +6,12 @@ import numpy as np
 
 from ..errors import DivergedError, MinBertError
 from ..model.inference import Decoded, read_logits, read_words
+from ..model.kinds import above_threshold
 from ..settings.tasks import Task
 
 
 def decode(task: Task, logits: np.ndarray) -> Decoded:
-    """Reads the head's own logits, [N, C] for classes, [N, 1] for binary and score, [N] arrays [words, C] for tags.
-
-    See `read_logits`, and `clip`.
+    """Reads the head's own logits, [N, outputs], of tags [N] arrays [words, outputs]: see `read_logits`, and `clip`.
 
     Raises:
         MinBertError: the logits have another shape, or, as a `DivergedError`, are not finite.
@@ -27,6 +26,12 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
 def clip(task: Task, values: np.ndarray) -> np.ndarray:
     """Scores moved into the task's range; class ids as they are."""
     return np.clip(values, *task.bounds) if task.traits.is_score else values
+
+
+def names_of(task: Task, probabilities: np.ndarray) -> list[list[str]]:
+    """The labels that are answered for each row, of kind `labels`, [N, C] -> [N]."""
+    said = above_threshold(probabilities, task.thresholds)
+    return [[name for name, holds in zip(task.labels, row, strict=True) if holds] for row in said.tolist()]
 
 
 def as_matrix(task: Task, logits: np.ndarray) -> np.ndarray:

@@ -23,7 +23,9 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
 
     `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
     predicted); `f1` of a binary task's second label; of classes in order `quadratic_kappa` and, in places,
-    `mean_absolute_error`; `pearson` and `spearman` of the scores as predicted.
+    `mean_absolute_error`; of kind `labels` `micro_f1`, `macro_f1`, `sample_f1` and `exact_match` of those answered,
+    and of the probabilities `lrap`, the label ranking average precision; `pearson` and `spearman` of the scores as
+    predicted.
     A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
     that says why; logits that are not finite make every metric its worst, with `nonfinite_predictions`. Either is
     warned of.
@@ -32,14 +34,14 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
     entity; how many there are is `unread_words`.
 
     Args:
-        logits: the head's own, [N, C] for classes, [N, 1] for binary and score; [N] arrays [words, C] for tags.
-        labels: class ids or scores, [N]; of tags [N] arrays [words].
+        logits: the head's own, [N, outputs]; of tags [N] arrays [words, outputs].
+        labels: class ids or scores, [N]; of kind `labels` [N, C], a 0 or 1 for each; of tags [N] arrays [words].
 
     Raises:
         MinBertError: the shapes do not fit, or N is 0.
     """
     logits, labels = as_matrix(task, logits), np.asarray(labels)
-    if labels.shape != logits.shape[:1] or not labels.size:
+    if labels.shape != (len(logits), *task.traits.shape(len(task.labels))) or not labels.size:
         raise MinBertError(
             f"Task {task.name!r}: {len(logits)} predictions need as many labels, and at least one. "
             f"Found labels of the shape {list(labels.shape)}."
@@ -83,7 +85,7 @@ def has_diverged(metrics: Mapping[str, object]) -> bool:
 
 
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """As `task_metrics`, of predictions that are decoded and finite: class ids or scores, [N]."""
+    """As `task_metrics`, of predictions that are decoded and finite: `Decoded.values`."""
     if task.traits.is_score:
         labels = labels.astype(np.float64)
     scores = {name: metric(task, values, labels) for name, metric in metrics_of(task).items()}

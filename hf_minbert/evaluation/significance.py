@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ..settings.metrics import entity_counts, is_constant, metrics_of
+from ..settings.metrics import BY_ROW, entity_counts, is_constant, metrics_of
 from ..settings.tasks import Task
 
 RESAMPLES = 1000
@@ -24,7 +24,8 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
     The numbers are those of `value_metrics`.
 
     Args:
-        values, labels: class ids or scores, both [N]; of tags [N] arrays [words], of which a row is a sentence.
+        values, labels: class ids or scores, both [N]; of kind `labels` probabilities and 0 or 1, both [N, C]; of tags
+            [N] arrays [words], of which a row is a sentence.
     """
     if task.traits.is_tags:
         return _of_tags(task, values, labels)
@@ -37,6 +38,9 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
             "pearson": lambda i: _pearson(values[i], labels[i]),
             "spearman": lambda i: _pearson(_ranks(codes[0][i]), _ranks(codes[1][i])),
         }
+    if task.traits.is_set:
+        rows = {name: by_row(task, values, labels) for name, by_row in BY_ROW.items()}
+        return found | {name: lambda i, of=of: float(of[i].mean()) for name, of in rows.items()}
     classes = len(task.labels)
     by_class: dict[str, Statistic] = {
         "f1": lambda i: float(_f1(values[i], labels[i], classes)[1]),

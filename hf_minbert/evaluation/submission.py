@@ -13,7 +13,7 @@ from ..io import json_line, write_atomically
 from ..model.inference import tagged
 from ..model.spans import split
 from ..settings.tasks import Task
-from .decoding import Decoded
+from .decoding import Decoded, names_of
 
 #: The course's column for each of its tasks, misspelt where the course misspells it.
 COURSE_COLUMNS = {
@@ -78,7 +78,8 @@ def csv_columns(task: Task) -> list[str]:
     """The columns of a file of predictions."""
     if task.traits.is_score:
         return ["id", "prediction"]
-    return ["id", "prediction", "label", *(f"probability_{number}" for number in range(len(task.labels)))]
+    said = ["labels"] if task.traits.is_set else ["prediction", "label"]
+    return ["id", *said, *(f"probability_{number}" for number in range(len(task.labels)))]
 
 
 def _header(task: Task) -> str:
@@ -99,6 +100,9 @@ def _tag_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence
 
 
 def _csv_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
+    if task.traits.is_set:
+        said = [task.label_delimiter.join(names) for names in names_of(task, decoded.values)]
+        return _as_csv(zip(ids, said, *decoded.values.T.tolist(), strict=True))
     values = decoded.values.tolist()
     columns = [ids, values]
     if decoded.probabilities is not None:
@@ -123,5 +127,5 @@ COURSE = Form("course", lambda task: f"id \t {COURSE_COLUMNS[task.name]} \n", _c
 
 def check_course(task: Task) -> None:
     """Raises `MinBertError` if the course has no such task."""
-    if task.name not in COURSE_COLUMNS:
+    if task.name not in COURSE_COLUMNS or task.traits.is_set:
         raise unknown_name("task of the course's format", task.name, COURSE_COLUMNS)

@@ -137,18 +137,22 @@ class Head(nn.Module, ABC):
 
         Args:
             vectors: [B, S, D], and logits [B, C], what the head made of them.
-            labels: [B] or [B, 1]; class ids for classes and binary, scores for a score; of tags [B, T], class ids,
-                and `IGNORED` at tokens that have none.
+            labels: [B] or [B, 1]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each label; of tags
+                [B, T], class ids, and `IGNORED` at tokens that have none.
             task: names the loss and its options.
 
         Raises:
             ValueError: not one label per example, an option of the loss is wrong, or, on the CPU, a label is no class
                 id. A GPU would have to wait for the look at its labels, and says so itself.
         """
-        if self.tags and labels.shape != logits.shape[:-1]:
-            shapes = list(logits.shape[:-1]), list(labels.shape)
-            raise ValueError(f"Expected a label per token, {shapes[0]}. Found labels of the shape {shapes[1]}.")
-        labels, logits = labels.reshape(-1), logits.flatten(0, -2)
+        if self.tags:
+            if labels.shape != logits.shape[:-1]:
+                shapes = list(logits.shape[:-1]), list(labels.shape)
+                raise ValueError(f"Expected a label per token, {shapes[0]}. Found labels of the shape {shapes[1]}.")
+            labels, logits = labels.flatten(), logits.flatten(0, 1)
+        shape = KINDS[self.kind].shape(logits.shape[1])
+        if labels.shape[1:] != shape:
+            labels = labels.reshape(-1, *shape)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
         if labels.device.type == "cpu" and not KINDS[self.kind].is_score and not torch.compiler.is_compiling():
@@ -180,11 +184,11 @@ class Head(nn.Module, ABC):
 
 
 def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
-    last = len(task["labels"]) - 1
+    last, of_each = (1, "numbers") if KINDS[task["kind"]].is_set else (len(task["labels"]) - 1, "ids")
     wrong = labels[(labels < 0) | (labels > last)]
     if len(wrong):
         raise ValueError(
-            f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
+            f"Task {task['name']!r}: labels must be {of_each} from 0 to {last}, of {', '.join(task['labels'])}. Found "
             f"{wrong[0].item():g}."
         )
 
@@ -460,7 +464,8 @@ def check_heads(config) -> None:
             # What is still to be counted counts as not given.
             options = {k: v for k, v in task["loss_options"].items() if k not in COUNTED or v != AUTO}
             try:
-                labels = torch.tensor([[1], [0]])
+                shape = (1,) if head.tags else KINDS[task["kind"]].shape(len(task["labels"]))
+                labels = torch.zeros(2, *shape, dtype=torch.long)
                 head.loss(vectors, head(vectors), labels, {**task, "loss_options": options})
             except ValueError as error:
                 raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error

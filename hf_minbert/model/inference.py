@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from .kinds import KINDS
-from .losses import class_logits
 from .packing import Packing
 from .spans import outside, split
 
@@ -370,8 +370,9 @@ class Decoded:
     """Predictions for N examples.
 
     Args:
-        values: class ids, int64 [N], or scores, float64 [N]. Of tags, class ids in [N] arrays, [words] each, with -1
-            for a word that was not read.
+        values: class ids, int64 [N], or scores, float64 [N]; where any labels may be right, `probabilities`, of which
+            `kinds.above_threshold` says what is answered. Of tags, class ids in [N] arrays, [words] each, with -1 for
+            a word that was not read.
         probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score. Of tags, [N] arrays, [words, C]
             each, with zeros for a word that was not read.
         expected: the mean place by these probabilities, float64 [N], where classes have an order.
@@ -415,12 +416,26 @@ def read_words(kind: str, logits: np.ndarray) -> Decoded:
     return Decoded(ragged(np.split(values, ends)), ragged(np.split(probabilities, ends)))
 
 
+def class_logits(logits: torch.Tensor) -> torch.Tensor:
+    """The logarithms of the classes' probabilities by an ordinal head's outputs, [..., C - 1] -> [..., C].
+
+    Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
+    of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
+    arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
+    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
+    """
+    # Added one after another: a sum by parts could round to more than the one before.
+    above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
+    return F.pad(above, (1, 0)) + F.pad(F.logsigmoid(-logits), (0, 1))
+
+
 def read_logits(kind: str, logits: np.ndarray) -> Decoded:
     """What a head's own outputs say, float64 [N, outputs].
 
     A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
     (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
-    and the rounding of the course's code have it (`round(0.5)` is 0). A score stays as predicted. Computed in float64.
+    and the rounding of the course's code have it (`round(0.5)` is 0). Where any labels may be right, each has the
+    sigmoid of its logit. A score stays as predicted. Computed in float64.
 
     Raises:
         ValueError: a logit is not finite, which is no answer.
@@ -432,6 +447,9 @@ def read_logits(kind: str, logits: np.ndarray) -> Decoded:
         )
     if KINDS[kind].is_score:
         return Decoded(logits[:, 0], None)
+    if KINDS[kind].is_set:
+        probabilities = np.exp(-np.logaddexp(0.0, -logits))
+        return Decoded(probabilities, probabilities)
     if kind == "binary":
         z = logits[:, 0]
         # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .inference import class_logits
 from .pooling import cosine
 from .registry import Registry
 
@@ -44,7 +44,8 @@ class Outcome:
         head: it, for further outputs and for the vectors that it compares by.
         vectors: [B, S, D], one per sentence.
         logits: [B, C], float32.
-        labels: [B]; class ids, or scores. Of tags B are all tokens of the batch, most with the label `IGNORED`.
+        labels: [B]; class ids, or scores; [B, C], a 0 or 1 for each label, where any of them may be right. Of tags B
+            are all tokens of the batch, most with the label `IGNORED`.
         range: lowest and highest score; `None` unless the task is a score.
     """
 
@@ -99,11 +100,7 @@ def _class_weights(
     weights = None
     if class_weights is not None:
         _refuse_auto("class_weights", class_weights)
-        classes = outcome.logits.shape[1]
-        if not isinstance(class_weights, Sequence) or len(class_weights) != classes:
-            raise ValueError(f"`class_weights` must be {classes} numbers, one per label. Found {class_weights!r}.")
-        # Filled on the device, as nothing can be sent there while a CUDA graph is recorded.
-        weights = torch.cat([outcome.logits.new_full((1,), _positive("class_weights", w)) for w in class_weights])
+        weights = _weights("class_weights", class_weights, outcome.logits)
     if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
         raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
     if _from_zero("focal_gamma", focal_gamma) and label_smoothing:
@@ -150,19 +147,6 @@ def word_cross_entropy(
 
 
 # ---- Classes in order ---------------------------------------------------------------------------------------------
-
-
-def class_logits(logits: Tensor) -> Tensor:
-    """The logarithms of the classes' probabilities by an ordinal head's outputs, [..., C - 1] -> [..., C].
-
-    Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
-    of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
-    arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
-    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
-    """
-    # Added one after another: a sum by parts could round to more than the one before.
-    above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
-    return F.pad(above, (1, 0)) + F.pad(F.logsigmoid(-logits), (0, 1))
 
 
 def conditional_cross_entropy(
@@ -255,6 +239,23 @@ def ranking_loss(scores: Tensor, positive: Tensor, with_own: bool = True) -> Ten
     return losses.sum() / counted.sum().clamp(min=1)
 
 
+# ---- Any of several labels ----------------------------------------------------------------------------------------
+
+
+def label_cross_entropy(outcome: Outcome, *, pos_weight: Sequence[float] | str | None = None) -> Tensor:
+    """Binary cross-entropy of each label by itself, the mean over labels and rows.
+
+    Args:
+        pos_weight: one per label, a factor on its loss in the rows that have it. `auto` is negatives / positives of
+            the training rows, label by label.
+    """
+    weights = None
+    if pos_weight is not None:
+        _refuse_auto("pos_weight", pos_weight)
+        weights = _weights("pos_weight", pos_weight, outcome.logits)
+    return F.binary_cross_entropy_with_logits(outcome.logits, outcome.labels.float(), pos_weight=weights)
+
+
 # ---- Scores -------------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +340,18 @@ def symmetric_bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
     return (a.sigmoid() - b.sigmoid()) * (a - b)
 
 
+def kl_by_label(logits: Tensor, other: Tensor) -> Tensor:
+    """The mean over labels of the KL(P||Q) of two coins, [B, C] and [B, C] -> [B]; a mean, as the loss is."""
+    nought = torch.zeros_like(logits)
+    return kl(torch.stack([nought, logits], dim=-1), torch.stack([nought, other], dim=-1)).mean(dim=-1)
+
+
+def symmetric_kl_by_label(logits: Tensor, other: Tensor) -> Tensor:
+    """The mean over labels of the KL of two coins both ways, [B, C] and [B, C] -> [B]."""
+    a, b = logits.float(), other.float()
+    return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean(dim=-1)
+
+
 def squared_difference(logits: Tensor, other: Tensor) -> Tensor:
     """[B, 1] and [B, 1] -> [B]"""
     return (logits.float()[:, 0] - other.float()[:, 0]).square()
@@ -357,6 +370,15 @@ def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a number above 0. Found {value!r}.")
     return float(value)
+
+
+def _weights(name: str, value: object, logits: Tensor) -> Tensor:
+    """A weight per label, from a list of [C], on the device of the logits [B, C]."""
+    labels = logits.shape[1]
+    if not isinstance(value, list | tuple) or len(value) != labels:
+        raise ValueError(f"`{name}` must be {labels} numbers, one per label. Found {value!r}.")
+    # Filled on the device, as nothing can be sent there while a CUDA graph is recorded.
+    return torch.cat([logits.new_full((1,), _positive(name, weight)) for weight in value])
 
 
 def _from_zero(name: str, value: object) -> float:
@@ -379,6 +401,7 @@ LOSSES: dict[str, Registry[Loss]] = {
     for kind, losses in {
         "classes": {"cross_entropy": cross_entropy},
         "ordinal": {"corn": conditional_cross_entropy},
+        "labels": {"label_bce": label_cross_entropy},
         "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
         "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
         "tags": {"cross_entropy": word_cross_entropy},
@@ -391,6 +414,7 @@ DIVERGENCES: dict[str, dict[str, Divergence]] = {
     "classes": {"symmetric_kl": symmetric_kl, "kl": kl},
     "ordinal": {"symmetric_kl": of_classes(symmetric_kl), "kl": of_classes(kl)},
     "binary": {"symmetric_kl": symmetric_bernoulli_kl, "kl": bernoulli_kl},
+    "labels": {"symmetric_kl": symmetric_kl_by_label, "kl": kl_by_label},
     "score": {"squared_error": squared_difference},
     "tags": {"symmetric_kl": symmetric_kl, "kl": kl},
 }

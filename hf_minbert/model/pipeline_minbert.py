@@ -24,7 +24,7 @@ from .inference import (
     shared_passes,
     tagged,
 )
-from .kinds import KINDS
+from .kinds import KINDS, above_threshold
 from .spans import joined, split, with_entities, words_of
 
 PIPELINE = "minbert-multitask"
@@ -83,9 +83,9 @@ class MultiTaskPipeline(Pipeline):
 
         Returns:
             for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
-            all labels, for classes in order with the `expected` place, their mean; of a task that predicts a number,
-            `score` and its `range`; of a task with tags, `tokens`, their `tags` and the tags' `probabilities`, and,
-            where tags mark them, `entities`.
+            all labels, for classes in order with the `expected` place, their mean; where any labels may hold, the
+            `labels` that do, and `scores`; of a task that predicts a number, `score` and its `range`; of a task with
+            tags, `tokens`, their `tags` and the tags' `probabilities`, and, where tags mark them, `entities`.
 
         Raises:
             ValueError: no such task, an empty sentence, an input that a named task, or every task, cannot read, or a
@@ -196,6 +196,11 @@ def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Ite
         values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
         for value in values:
             yield {"score": float(value), "range": list(task["range"])}
+        return
+    if KINDS[task["kind"]].is_set:
+        for row, said in zip(decoded.values, above_threshold(decoded.values, task["thresholds"]), strict=True):
+            scores = dict(zip(task["labels"], map(float, row), strict=True))
+            yield {"labels": [label for label, holds in zip(scores, said, strict=True) if holds], "scores": scores}
         return
     for place, (value, row) in enumerate(zip(decoded.values, decoded.probabilities, strict=True)):
         scores = dict(zip(task["labels"], map(float, row), strict=True))

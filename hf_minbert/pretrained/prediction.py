@@ -26,7 +26,7 @@ from ..data.encoding import (
 from ..data.labels import sentence_of
 from ..data.rows import tag_rows
 from ..errors import MinBertError, unknown_name
-from ..evaluation.decoding import Decoded, clip, decode
+from ..evaluation.decoding import Decoded, clip, decode, names_of
 from ..evaluation.metrics import NONFINITE, overall, task_metrics
 from ..model.inference import Progress, TokenRows, answer, shared_passes, tagged
 from ..model.modeling_minbert import MinBertForMultiTask
@@ -133,9 +133,9 @@ class Predictor:
 
         Returns:
             a dict per sentence: `prediction` (class id or score) and, where there are classes, the `label` and
-            the `probabilities` by label; of classes in order the `expected` place too, their mean. For tags `tokens`,
-            `tags` and `probabilities`, an item each per word, and, where tags mark them, `entities`; see
-            `inference.tagged`.
+            the `probabilities` by label; of classes in order the `expected` place too, their mean. Of kind `labels`
+            the `labels` that are answered, and the `probabilities`. For tags `tokens`, `tags` and `probabilities`, an
+            item each per word, and, where tags mark them, `entities`; see `inference.tagged`.
         """
         spec = self.task(task)
         columns = [_sentences("texts", texts)]
@@ -156,7 +156,7 @@ class Predictor:
         return self._answers(spec, decoded, clip_scores) if decoded else []
 
     def decode(self, task: str, rows: Any, progress: Progress | None = None) -> Decoded:
-        """Class ids or scores for rows with the task's text columns, in their order."""
+        """Class ids, scores or probabilities of labels for rows with the task's text columns, in their order."""
         return decode(self.task(task), self.logits(task, rows, progress))
 
     def logits(self, task: str, rows: Any, progress: Progress | None = None) -> np.ndarray:
@@ -224,6 +224,11 @@ class Predictor:
         if decoded.probabilities is None:
             values = clip(task, decoded.values) if clip_scores else decoded.values
             return [{"prediction": float(value)} for value in values]
+        if task.traits.is_set:
+            return [
+                {"labels": names, "probabilities": dict(zip(task.labels, map(float, row), strict=True))}
+                for names, row in zip(names_of(task, decoded.values), decoded.values, strict=True)
+            ]
         answers: list[dict[str, Any]] = [
             {
                 "prediction": int(value),

@@ -297,6 +297,7 @@ def _call(task: Task) -> list[str]:
     asked = {
         "classes": f"print({logits}.softmax(-1))  # {', '.join(map(_line, task.labels))}",
         "ordinal": f"print({logits}.sigmoid().cumprod(-1))  # more than: {', '.join(map(_line, task.labels[:-1]))}",
+        "labels": f"print({logits}.sigmoid())  # of each: {', '.join(map(_line, task.labels))}",
         "binary": f"print({logits}.sigmoid())  # of: {_line(task.labels[-1]) if task.labels else ''}",
         "score": f"print({logits})",
         "tags": f"print({logits}.softmax(-1))  # of each token: {', '.join(map(_line, task.labels))}",
@@ -338,8 +339,10 @@ def _limits(saved: SavedModel) -> str:
     lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
     for name, task in saved.tasks.items():
         if name not in LIMITS:
-            outside = "may leave its range" if task.traits.is_score else "always names one of its labels"
-            outside += " for each word" if task.traits.is_tags else ""
+            outside = {
+                "score": "may leave its range", "set": "names any of its labels, or none",
+                "tags": "always names one of its labels for each word",
+            }.get(task.traits.answer, "always names one of its labels")  # fmt: skip
             lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
     if any(not task.traits.is_score for task in saved.tasks.values()):
         lines.append("- Probabilities are those of the heads as trained; they were not calibrated.")

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..evaluation.attribution import Attribution, Reading, integrated_gradients, read
 from ..model.inference import encode_words, length_of, padded, ragged, read_logits, read_words, tagged
-from ..model.kinds import KINDS
+from ..model.kinds import KINDS, above_threshold
 from ..model.spans import Span, joined, mark_entities, spans, split, words_of
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Answer:
 
     Args:
         task: as the model's config has it.
-        chosen: the class id; 0 for a score.
+        chosen: the class id, of kind `labels` that of the likeliest label; 0 for a score.
         probabilities: one per label; empty for a score.
         score: as predicted, which may be outside the task's range; `None` where there are classes.
         scale: the lowest and highest score.
@@ -141,7 +142,8 @@ def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name:
     if decoded.probabilities is None:
         scale = model.heads.get(name).output_range or task["range"]
         return Answer(task, texts, reading, 0, (), float(decoded.values[0]), scale)
-    return Answer(task, texts, reading, int(decoded.values[0]), decoded.probabilities[0].tolist(), None, None)
+    chosen = decoded.probabilities[0].argmax() if KINDS[task["kind"]].is_set else decoded.values[0]
+    return Answer(task, texts, reading, int(chosen), decoded.probabilities[0].tolist(), None, None)
 
 
 # ---- HTML
@@ -216,9 +218,11 @@ def _answer(given: Answer) -> str:
             f"{high:g}{outside}</span></div>{_track(share)}"
             f'<div class="mb-ends mb-quiet"><span>{low:g}</span><span>{high:g}</span></div>'
         )
-    bars = []
+    bars, said = [], [given.chosen]
+    if KINDS[given.task["kind"]].is_set:
+        said = np.flatnonzero(above_threshold(np.array(given.probabilities), given.task["thresholds"]))
     for number, (label, share) in enumerate(zip(given.task["labels"], given.probabilities, strict=True)):
-        tag = "b" if number == given.chosen else "span"
+        tag = "b" if number in said else "span"
         bars.append(
             f'<div class="mb-bar"><{tag}>{escape(label)}</{tag}>{_track(share)}'
             f'<{tag} class="mb-number">{share:.1%}</{tag}></div>'

@@ -46,6 +46,7 @@ PROBLEMS = {
     "classes": "single_label_classification",
     "two logits": "single_label_classification",
     "one logit": "multi_label_classification",
+    "labels": "multi_label_classification",
     "score": "regression",
     "tags": None,  # a token classifier looks at no such word
 }
@@ -171,6 +172,8 @@ class ToClassifier:
             ]
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
+        if self.form == "labels":
+            return [f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities."]
         if self.form == "two logits":
             return [
                 "It has two outputs, 0 and z, whose softmax gives both labels' probabilities.",

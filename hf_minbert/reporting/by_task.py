@@ -9,9 +9,10 @@ import numpy as np
 from ..data.rounds import rows_of_epoch
 from ..evaluation import analysis
 from ..model.spans import mark_entities
+from ..settings.metrics import exact_by_row
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from . import plots, tagged
+from . import label_sets, plots, tagged
 from .builder import Builder
 from .document import Example, Examples, Table, Text
 from .runs import Answers, Run
@@ -32,6 +33,12 @@ def task_sections(build: Builder, run: Run, answers: Answers) -> None:
         build.section(f"{name}-scatter", "Each row", lambda: scatter(build, answers), 3)
         build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
         build.section(f"{name}-calibration", "Calibration and residuals", lambda: residuals(build, answers), 3)
+    elif answers.task.traits.is_set:
+        build.section(f"{name}-labels", "Label by label", lambda: label_sets.labels(answers), 3)
+        build.section(
+            f"{name}-distribution", "Labels against answers", lambda: label_sets.distribution(build, answers), 3
+        )
+        build.section(f"{name}-calibration", "Calibration", lambda: label_sets.calibration(build, answers), 3)
     else:
         build.section(f"{name}-classes", "Confusion of classes", lambda: classes(build, answers), 3)
         if build.is_ordered(answers.task):
@@ -52,6 +59,8 @@ def opening(answers: Answers) -> list:
     task, rows = answers.task, len(answers.ids)
     if answers.is_score:
         return [Text(f"A score from {task.bounds[0]:g} to {task.bounds[1]:g}, on {counted(rows, 'dev row')}.")]
+    if task.traits.is_set:
+        return label_sets.opening(answers)
     right = int((answers.values == answers.labels).sum())
     names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} labels"
     return [Text(f"One of {names}, on {counted(rows, 'dev row')}: {right:,} right, {rows - right:,} wrong.")]
@@ -227,14 +236,18 @@ def _drawn(run: Run, task: Task, rows: int) -> str:
 
 
 def _measure(answers: Answers) -> str:
-    if answers.task.traits.is_tags:
-        return "share of right words"
-    return "mean distance to the label" if answers.is_score else "accuracy"
+    names = {
+        "score": "mean distance to the label", "set": "share of rows with exactly their labels",
+        "tags": "share of right words",
+    }  # fmt: skip
+    return names.get(answers.task.traits.answer, "accuracy")
 
 
 def _in_bins(answers: Answers, x: np.ndarray, label: str) -> tuple:
     if answers.task.traits.is_tags:
         y = analysis.right_words(answers.values, answers.labels) / [len(row) for row in answers.labels]
+    elif answers.task.traits.is_set:
+        y = exact_by_row(answers.task, answers.values, answers.labels)
     else:
         y = np.abs(answers.values - answers.labels) if answers.is_score else answers.values == answers.labels
     found = analysis.binned(x, y, analysis.quantile_edges(x))
@@ -242,6 +255,8 @@ def _in_bins(answers: Answers, x: np.ndarray, label: str) -> tuple:
 
 
 def errors(build: Builder, answers: Answers) -> list:
+    if answers.task.traits.is_set:
+        return label_sets.errors(build, answers)
     if answers.is_score:
         high, low = analysis.worst_scores(answers.values, answers.labels, 2 * build.examples)
         titles = ("Scored too high", "Scored too low")

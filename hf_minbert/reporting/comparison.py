@@ -12,7 +12,7 @@ from ..evaluation.metrics import value_metrics
 from ..evaluation.significance import mcnemar
 from ..settings.metrics import metrics_of
 from ..settings.wording import counted
-from . import tagged
+from . import label_sets, tagged
 from .builder import Builder
 from .by_task import remark, shown_value
 from .differences import HOW, compare, interval_text, score, table
@@ -114,6 +114,8 @@ def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> li
     task, labels = answers.task, answers.labels
     if task.traits.is_tags:
         return tagged.changes(build, answers, theirs, name)
+    if task.traits.is_set:
+        return label_sets.changes(build, answers, theirs, name)
     if answers.is_score:
         nearer = int((np.abs(theirs.values - labels) < np.abs(answers.values - labels)).sum())
         farther = int((np.abs(theirs.values - labels) > np.abs(answers.values - labels)).sum())

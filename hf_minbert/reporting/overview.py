@@ -157,6 +157,11 @@ def _baselines(run: Run) -> list[Block]:
             continue
         task, labels = answers.task, answers.labels
         answer, constant = analysis.constant_answer(task, labels)
+        if task.traits.is_set:
+            model = value_metrics(task, answers.values, labels)
+            always = f"{task.name}: each label with its frequency, for every row"
+            rows += [[always, metric, number(constant[metric]), number(model[metric])] for metric in constant]
+            continue
         if task.traits.is_score:
             far, base = analysis.distances(answers.values, labels), {k: constant[k] for k in ("mae", "rmse")}
             for metric, words in (("mae", "mean distance to the label"), ("rmse", "root mean squared distance")):

@@ -43,9 +43,11 @@ class Answers:
     Args:
         task: the task, with where its data lies.
         ids: of the rows, [N].
-        values: class ids, int64 [N], or scores, float64 [N]; of tags [N] arrays [words], -1 where a word was not read.
+        values: class ids, int64 [N], or scores, float64 [N]; of kind `labels` the probabilities; of tags [N] arrays
+            [words], -1 where a word was not read.
         probabilities: float64 [N, C]; C = 0 of a score, and of tags.
-        labels: class ids or scores, [N], of tags [N] arrays [words]; empty where the data is not there.
+        labels: class ids or scores, [N]; of kind `labels` a 0 or 1 for each, [N, C]; of tags [N] arrays [words]; empty
+            where the data is not there.
         texts: one or two of each row; empty where the data is not there.
         missing: why `labels` and `texts` are not there.
     """
@@ -362,8 +364,10 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                 f"write it anew by minbert predict."
             )
         ids = [row[0] for row in rows]
-        places = [header.index(name) for name in older[1:]]
+        places = [header.index(name) for name in older[1:] if name != "labels"]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
+        if task.traits.is_set:
+            return Answers(task, ids, numbers, numbers)
         values = numbers[:, 0]
         if task.traits.is_class:
             values = values.astype(np.int64)
@@ -417,5 +421,5 @@ def _add_rows(answers: Answers, data: RunData) -> None:
     ):  # kept as float32: by its digits 2.8 is 2.8 again, not the 2.7999999523 of a bin further down
         answers.labels = np.asarray(columns["label"], dtype=np.float32).astype(str).astype(np.float64)
     else:
-        answers.labels = np.asarray(columns["label"], dtype=np.int64)
+        answers.labels = np.asarray(columns["label"], dtype=np.int64)  # of kind `labels` a row of 0 and 1
     answers.texts = list(zip(*(columns[name] for name in task.text_columns), strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..model.kinds import above_threshold
 from ..model.registry import Registry
 from ..model.spans import mark_entities, outside, spans
 
@@ -21,10 +22,13 @@ class Labelled(Protocol):
     @property
     def labels(self) -> Sequence[str]: ...
 
+    @property
+    def thresholds(self) -> float | Sequence[float]: ...
 
-#: From a task, its predictions and labels (class ids or scores, both [N]) to a finite number. Higher is better, unless
-#: its name says otherwise: see `higher_is_better`. Of tags both are [N] arrays of class ids, [words] each, and a word
-#: that was not read has the prediction -1.
+
+#: From a task, its predictions and labels to a finite number: class ids or scores, both [N]; of kind `labels` the
+#: probabilities, and a 0 or 1, of each label, both [N, C]; of tags class ids in [N] arrays, [words] each, -1 predicted
+#: for a word that was not read. Higher is better, unless its name says otherwise: see `higher_is_better`.
 Metric = Callable[["Labelled", "np.ndarray", "np.ndarray"], float]
 
 
@@ -63,6 +67,66 @@ def quadratic_kappa(task: Labelled, values: np.ndarray, labels: np.ndarray) -> f
 def mean_absolute_error(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     """How many places predictions are off, in the mean."""
     return float(abs(values - labels).mean())
+
+
+def answered(task: Labelled, values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which labels are answered and which are right, bool [N, C] both."""
+    return above_threshold(values, task.thresholds), labels > 0
+
+
+def micro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """F1 of all answers, whatever their row and label; 0 where there is none and none is right."""
+    said, right = answered(task, values, labels)
+    return 2 * float((said & right).sum()) / max(1, int(said.sum() + right.sum()))
+
+
+def label_macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The plain mean over labels of their F1; 0 for one that is neither there nor answered."""
+    said, right = answered(task, values, labels)
+    either = said.sum(axis=0) + right.sum(axis=0)
+    return float((2 * (said & right).sum(axis=0) / either.clip(min=1)).mean())
+
+
+def f1_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """F1 of each row's answers, [N]; 1 for a row without a label and without an answer, which is right."""
+    said, right = answered(task, values, labels)
+    either = said.sum(axis=1) + right.sum(axis=1)
+    return (2 * (said & right).sum(axis=1) + (either == 0)) / either.clip(min=1)
+
+
+def ranking_precision_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of each row, [N], the mean over its labels of the share of its labels among those at least as likely.
+
+    1 for a row without a label or with all of them, of which any order is right (as in scikit-learn).
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    right = labels > 0
+    among_all, among_right = (
+        rankdata(-scores, "max", axis=1) for scores in (values, np.where(right, values, -np.inf))
+    )
+    counts = right.sum(axis=1)
+    shares = np.where(right, among_right / among_all, 0.0).sum(axis=1) / counts.clip(min=1)
+    return np.where((counts == 0) | (counts == right.shape[1]), 1.0, shares)
+
+
+def exact_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Whether a row's answers are all its labels and no other, [N]."""
+    said, right = answered(task, values, labels)
+    return (said == right).all(axis=1)
+
+
+#: Metrics that are the mean of a number for each row.
+BY_ROW: dict[str, Callable[[Labelled, np.ndarray, np.ndarray], np.ndarray]] = {
+    "sample_f1": f1_by_row,
+    "lrap": ranking_precision_by_row,
+    "exact_match": exact_by_row,
+}
+
+
+def _mean_of(name: str) -> Metric:
+    return lambda task, values, labels: float(BY_ROW[name](task, values, labels).mean())
 
 
 def word_accuracy(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
@@ -161,6 +225,7 @@ KIND_METRICS: dict[str, Registry[Metric]] = {
             "quadratic_kappa": quadratic_kappa,
             "mean_absolute_error": mean_absolute_error,
         },
+        "labels": {"micro_f1": micro_f1, "macro_f1": label_macro_f1, **{name: _mean_of(name) for name in BY_ROW}},
         "score": {"pearson": pearson, "spearman": spearman},
         "tags": {
             "entity_f1": entity_f1,

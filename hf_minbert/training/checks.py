@@ -223,6 +223,12 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
             args.chosen_tasks(option, tasks)
     regularizer = regularizer_of(args)
     trained = [tasks[name] for name in args.chosen_tasks("train_tasks", tasks)]
+    for task in trained:
+        if task.traits.is_set and args.by_task("task_sampling").get(task.name) == "balanced":
+            raise MinBertError(
+                f"`task_sampling: balanced` of {task.name!r} needs rows with one label each, and its rows have any "
+                f"number. Leave it out, or weigh the labels by `loss_options: {{pos_weight: auto}}`."
+            )
     if not any(args.by_task("task_weights").get(task.name, 1.0) for task in trained):
         raise MinBertError(
             f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "

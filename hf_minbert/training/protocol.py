@@ -247,7 +247,8 @@ def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
     kind = KINDS[task["kind"]]
-    labels = torch.ones((2, 1) if kind.is_tags else 2, dtype=getattr(torch, kind.dtype), device=device)
+    shape = (1,) if kind.is_tags else kind.shape(len(task["labels"]))
+    labels = torch.ones(2, *shape, dtype=getattr(torch, kind.dtype), device=device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     return {"task": name, **inputs, "labels": labels}
 
