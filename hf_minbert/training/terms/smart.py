@@ -6,6 +6,7 @@ In shapes: B examples, S sentences of an example that are encoded apart (1 or 2)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import get_args
 
 import torch
@@ -17,7 +18,7 @@ from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
 from ..noise import noise_like_words
-from ..protocol import Head, TaskModel, layers_of
+from ..protocol import TaskModel, layers_of
 from .base import (
     AnyNoiseKey,
     Batch,
@@ -26,6 +27,7 @@ from .base import (
     Term,
     check_count,
     check_number,
+    divergence,
     embedded,
     is_token,
     own_loss,
@@ -41,7 +43,9 @@ VARIANTS: dict[str, tuple[str, str]] = {
     "smart_1": ("kl", "kl"),
     "smart_2": ("kl", "symmetric_kl"),
 }
-Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, [B, C] each -> [B]
+Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, [B, C] or [B, T, C] each -> [B]
+#: As `base.divergence` for a batch: two outputs and the name of a divergence -> [B].
+NamedDivergence = Callable[[Tensor, Tensor, str], Tensor]
 
 
 # ---- The forms -----------------------------------------------------------------------------------------------------
@@ -83,27 +87,27 @@ class AlgorithmOne:
         return epsilon, 10 * epsilon, epsilon
 
     def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
-        """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
+        """[B, C] or [B, T, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
 
-    def ascended(self, head: Head, name: str) -> Divergence:
+    def ascended(self, apart: NamedDivergence, name: str) -> Divergence:
         """What the search ascends, for a divergence of this name."""
-        return lambda clean, perturbed: head.divergence(clean, perturbed, name)
+        return lambda clean, perturbed: apart(clean, perturbed, name)
 
     def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
         """The gradient of each row's divergence, up to a positive factor per row, which normalising removes."""
         outputs = perturbed.detach().float().requires_grad_()
-        (slope,) = torch.autograd.grad(divergence(clean, outputs).sum(), outputs)  # [B, C]
+        (slope,) = torch.autograd.grad(divergence(clean, outputs).sum(), outputs)  # [B, C] or [B, T, C]
         # Where outputs hardly differ, the gradient is 1e-8 and less, below the range of float16.
-        slope = normalised(slope, "inf", "token")
+        slope = normalised(slope.flatten(1), "inf", "token").view_as(slope)
         return torch.autograd.grad(perturbed, delta, slope.to(perturbed.dtype))[0]
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
         moved = delta + self.step_size * normalised(gradient, self.norm, self.level)
         return projected(moved, self.epsilon, self.norm, self.level)
 
-    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return head.divergence(clean, perturbed, name).mean()
+    def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        return apart(clean, perturbed, name).mean()
 
 
 class MtDnn(AlgorithmOne):
@@ -142,10 +146,10 @@ class MtDnn(AlgorithmOne):
         moved = delta + self.step_size * gradient
         return moved / (size_of(moved, "inf", "token") + self.epsilon)
 
-    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+    def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         if name != "symmetric_kl":
-            return super().term(head, name, clean, perturbed)
-        there, back = (head.divergence(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
+            return super().term(apart, name, clean, perturbed)
+        there, back = (apart(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
         return (there + back).mean()
 
 
@@ -161,11 +165,11 @@ class SmartPytorch(MtDnn):
     searches by a KL one way, its gradient is that of the mean over rows and this one's of the sum: as tiny.
     """
 
-    def ascended(self, head: Head, name: str) -> Divergence:
-        return super().ascended(head, "kl" if name == "symmetric_kl" else name)
+    def ascended(self, apart: NamedDivergence, name: str) -> Divergence:
+        return super().ascended(apart, "kl" if name == "symmetric_kl" else name)
 
-    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
-        mean = super().term(head, name, clean, perturbed)
+    def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        mean = super().term(apart, name, clean, perturbed)
         return mean * len(clean) if name == "symmetric_kl" else mean
 
 
@@ -280,12 +284,13 @@ class Smart(Term):
                 return self.form.outputs(model, inputs, delta)
 
         head = model.heads.get(batch["task"])
+        apart = partial(divergence, head, batch["labels"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
         noise = self.noise_std * noise_like_words(batch, word_size(model, batch["task"]), key)
         with parameters_fixed(model):
-            search = self.form.ascended(head, ascended)
+            search = self.form.ascended(apart, ascended)
             delta, ok = self._worst(perturbed, clean.detach(), search, noise, is_token(batch))
-        term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
+        term = torch.where(ok, self.form.term(apart, taken, clean, perturbed(delta)), 0.0)
         logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
         return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, **logged})
 
