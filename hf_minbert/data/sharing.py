@@ -13,12 +13,13 @@ import numpy as np
 from ..errors import MinBertError
 from ..settings.tasks import Task, data_files
 from ..settings.wording import counted
-from .encoding import column_of, labels_in
+from .encoding import column_of, with_labels
 from .files import (
     Record,
     Row,
     complete,
-    label_column,
+    has_labels,
+    label_columns,
     labels_of,
     located,
     no_labels,
@@ -71,7 +72,7 @@ def load_together(
     first_id = 0
     for table in tables_of(tasks[0], data_dir, split):
         for task in tasks:
-            if label_column(task) not in table.columns:
+            if not has_labels(table, task):
                 raise no_labels(task, table, f"split {split!r}")
         records = [[*read_records(table, task, labels_of(table, task), first_id)] for task in tasks]
         merged = [_merged(tasks, of_row) for of_row in zip(*records, strict=True)]
@@ -95,7 +96,7 @@ def _merged(tasks: Sequence[Task], records: Sequence[Record]) -> Record:
     first = records[0]
     blank = [name for name in tasks[0].text_columns if not first.row[name]]
     if not any("label" in record.row for record in records):
-        blank += map(label_column, tasks)
+        blank += [column for task in tasks for column in label_columns(task)]
     return replace(first, blank=blank)
 
 
@@ -119,16 +120,17 @@ def encode_together(
     for name, dataset in datasets.items():
         same = (other for other in encoded if _same_texts(datasets, tasks[other], tasks[name]))
         first = next(same, None)
-        tokens = encode(dataset, tasks[name]) if first is None else encoded[first]
-        labels, labelled = labels_in(dataset, tasks[name])
-        encoded[name] = replace(tokens, labels=labels, labelled=labelled)
+        unlabelled = None if first is None else replace(encoded[first], labels=None, labelled=None)
+        tokens = encode(dataset, tasks[name]) if unlabelled is None else unlabelled
+        encoded[name] = tokens if tokens.labels is not None else with_labels(tokens, dataset, tasks[name])
     return encoded
 
 
 def _same_texts(datasets: Mapping[str, Any], task: Task, other: Task) -> bool:
     """Whether two tasks make the same inputs of their rows, as far as can be seen before they are encoded."""
     rows, others = datasets[task.name], datasets[other.name]
-    if (task.pair_encoding == "bi") != (other.pair_encoding == "bi") or len(rows) != len(others):
+    forms = {(one.pair_encoding == "bi", one.traits.is_tags) for one in (task, other)}
+    if len(forms) > 1 or len(rows) != len(others):
         return False
     columns = [column_of(rows, name) for name in task.text_columns]
     return None not in columns and columns == [column_of(others, name) for name in other.text_columns]

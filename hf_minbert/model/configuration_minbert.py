@@ -467,6 +467,7 @@ def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     new = {**task, "kind": kind, "labels": labels, "range": None}
     if (kind, len(labels)) != (task["kind"], len(task["labels"])):
         new.update(loss="", loss_options={})  # which may weigh labels that are gone
+        new.pop("thresholds", None)
     if kind != task["kind"]:
         new.pop("metric", None)
     return new
@@ -505,7 +506,10 @@ def _plain_task(task: Any) -> dict[str, Any]:
             f"Task {given['name']!r}: `range` is for a score, and `kind` is {given['kind']}. Found "
             f"{given['range']!r}. Leave it out."
         )
-    task = {**TASK_DEFAULTS, **given}
+    silent = {**TASK_DEFAULTS, "pooling": ""} if KINDS[given["kind"]].is_tags else TASK_DEFAULTS
+    task = {**silent, **given}
+    if KINDS[task["kind"]].is_set:
+        task.setdefault("thresholds", 0.5)
     for key in ("pooling", "layers", "join", "head", "loss"):
         if not isinstance(task[key], str):
             raise ValueError(f"Task {task['name']!r}: `{key}` must be text. Found {task[key]!r}.")

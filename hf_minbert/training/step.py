@@ -139,13 +139,10 @@ class RoundStep:
 
     def _backward(self, task: str, batch: Batch, step: int, factor: float, weight: Tensor | None) -> dict[str, Tensor]:
         """Adds the gradient of `factor` and `weight` times the loss. Returns what `task_loss` does, detached."""
-        # This process's share of the current round of the current step.
-        batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
-        key = NoiseKey(self.seed, step, batches_before * len(batch["labels"]))
+        key = self._key(step, len(batch["labels"]))
         inputs: dict[str, Any] = {"batch": batch}
         if self.word_noise is not None:
-            # Not inside a graph, where a pass that repeats dropout begins with the graph's first random number.
-            inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task))
+            inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task), key)
         if weight is not None:
             inputs["weight"] = weight  # and no part of `factor`, for which a CUDA graph is recorded anew
         if self.graphs is None:
@@ -177,13 +174,12 @@ class RoundStep:
 
     def _forward_together(self, batch: Batch, step: int) -> dict[str, dict[str, Tensor]]:
         """What `task_loss` returns for each task of a group, from one pass; its losses times the task's share."""
-        key = NoiseKey(self.seed, step, 0)  # not read: terms of outputs draw no noise
-        model, answers = self.model(), batch["answers"]
+        model, answers, first = self.model(), batch["answers"], batch["task"]
         inputs = {name: value for name, value in batch.items() if name not in ("task", "answers")}
         reading = [task for task, answer in answers.items() if "pooled" not in answer]
-        noisy = nullcontext()
+        key, noisy = self._key(step, len(batch["input_ids"]) if reading else 0), nullcontext()
         if self.word_noise is not None:
-            noisy = self.word_noise.added(batch, self.word_noise.draw(batch, word_size(model, batch["task"])))
+            noisy = self.word_noise.added(batch, self.word_noise.draw(batch, word_size(model, first), key))
         found = {}
         with self.autocast():
             with noisy:
@@ -199,6 +195,11 @@ class RoundStep:
                     name: value if name == "logits" or share == 1 else value * share for name, value in outputs.items()
                 }
         return found
+
+    def _key(self, step: int, rows: int) -> NoiseKey:
+        """That of this process's share, so many rows, of the current round of the current step."""
+        batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
+        return NoiseKey(self.seed, step, batches_before * rows)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""

@@ -160,6 +160,29 @@ def test_packing_says_where_the_tokens_are(tiny_tokenizer):
     assert batch["packing"]["tokens"].tolist() == batch["attention_mask"].flatten().nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_batches_that_are_filled_have_few_shapes_and_ask_for_the_same_words(tiny_tokenizer, whole_words):
+    rows = rows_of(tiny_tokenizer, SENTENCES * 8)
+    shapes, plain = set(), MaskingCollator(tiny_tokenizer, 0.15, whole_words, packing=True)
+    for epoch in range(40):
+        texts = TrainingTexts(rows, [len(rows)], 1, seed=epoch)
+        chosen = [texts[index] for index in range(16)]
+        batch = MaskingCollator(tiny_tokenizer, 0.15, whole_words, packing=True, fill_to=12)(chosen)
+        size, real = batch["labels"].numel(), batch["predicted"] < batch["labels"].numel()
+        assert batch["input_ids"].shape == (16, 12) and (batch["predicted"][~real] == size).all()
+        expected = plain(chosen)
+        words = expected["labels"].flatten()[expected["predicted"]]
+        assert batch["labels"].flatten()[batch["predicted"][real]].tolist() == words.tolist()
+        assert (expected["labels"] != -100).sum() == len(words) == real.sum()
+        shapes.add((len(batch["packing"]["tokens"]), len(batch["predicted"])))
+    assert len(shapes) <= 3
+
+
+def test_a_batch_with_more_words_than_usual_finds_room(tiny_tokenizer):
+    collator = MaskingCollator(tiny_tokenizer, 0.01, packing=True, fill_to=12)
+    assert collator._words(64, 9) == 16 and collator._words(64, 8) == 8
+
+
 # ---- The order
 
 
