@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from datasets import Dataset
 
-from hf_minbert import MultiTaskTrainer, Task, get_tasks
+from hf_minbert import MultiTaskTrainer, MultiTaskTrainingArguments, Task, get_tasks
 from hf_minbert.data import encoding
 from hf_minbert.errors import MinBertError
 from hf_minbert.training.terms.base import NoiseKey
@@ -106,6 +107,69 @@ def test_each_tasks_row_is_the_gradient_of_its_own_pass(shared, options):
     assert list(trainer.step.gradients.rows) == NAMES
     for task, row in trainer.step.gradients.rows.items():
         assert_near({names[i]: gradient for i, gradient in row.items()}, expected[task])
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_every_kind_of_task_shares_a_pass(shared, tiny_model, missing):
+    """Words and sentences too: their inputs are the same, where words are separated by spaces."""
+    tasks = [
+        *TASKS,
+        Task("level", "ordinal", ("text",), label_column="level", labels=("low", "middle", "high")),
+        Task("topics", "labels", ("text",), label_column="topics", labels=("a", "b", "c")),
+        Task("parts", "tags", ("text",), label_column="parts", labels=("O", "X")),
+    ]
+    train = rows(9, mood=lambda i: i % 4) if missing else rows(9)
+    for i, row in enumerate(train):
+        row |= {
+            "level": i % 3,
+            "topics": [0.0, 1.0, float(i % 2)],
+            "parts": [k % 2 for k in range(len(row["text"].split()))],
+        }
+        if missing and i % 3 == 0:
+            row |= {"topics": None, "parts": None}
+    names = [task.name for task in tasks]
+    trainer = shared(train, tasks=names, model=tiny_model(tasks), aggregator="pcgrad", per_device_train_batch_size=9)
+    assert trainer.sharing == [names]
+    batches = first_batches(trainer)
+    assert len(batches["intent"]["answers"]["parts"]["labels"]) == (6 if missing else 9)
+    expected = separate(trainer, batches)
+    trainer.training_step(trainer.model, batches)
+    parameters = [name for name, _ in trainer.model.named_parameters()]
+    for task, row in trainer.step.gradients.rows.items():
+        assert_near({parameters[i]: gradient for i, gradient in row.items()}, expected[task])
+
+
+def test_an_adapter_is_part_of_the_pass(shared, tiny_model):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(3)
+    settings = {"r": 2, "target_modules": ["query", "value"], "modules_to_save": ["heads"]}
+    lora = peft.LoraConfig(**settings, init_lora_weights=False)
+    trainer = shared(model=peft.get_peft_model(tiny_model(TASKS), lora), per_device_train_batch_size=12)
+    batches = first_batches(trainer)
+    expected: dict[str, torch.Tensor] = {}
+    trained = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
+    (batch,) = batches.values()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    losses = [trainer.model(**inputs, task=t, labels=a["labels"]).loss for t, a in batch["answers"].items()]
+    gradients = torch.autograd.grad(sum(losses), list(trained.values()), allow_unused=True)
+    expected = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
+    trainer.training_step(trainer.model, batches)
+    assert any("lora_" in name for name in expected)
+    assert_near({name: p.grad for name, p in trained.items() if p.grad is not None}, expected)
+
+
+def test_rows_are_kept_encoded_without_their_labels(counted, tiny_model, tiny_tokenizer, tmp_path):
+    """Other labels of the same texts find the encoded rows of an earlier run."""
+    texts = Dataset.from_list(rows())  # whose columns of labels are called as the tasks
+    given = {"intent": texts, "urgency": texts.select_columns(["text", "urgency"])}
+    args = MultiTaskTrainingArguments(str(tmp_path / "run"), use_cpu=True, share_rows=True, train_tasks=[*given])
+    for _ in range(2):
+        trainer = MultiTaskTrainer(
+            tiny_model(TASKS), args, train_dataset=given, processing_class=tiny_tokenizer,
+            cache_dir=str(tmp_path / "cache"),
+        )  # fmt: skip
+        assert len(counted) == 12
+        assert trainer.train_dataset["urgency"].labels.tolist() == [i % 2 for i in range(12)]
 
 
 @pytest.fixture
