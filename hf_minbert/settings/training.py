@@ -102,13 +102,9 @@ class TrainingKeys:
     )
     share_rows: bool = key(
         False,
-        "Tasks whose training rows are the same texts take the same rows in each round, and their heads share one "
-        "forward pass, with one dropout mask and one noise of NEFTune: those with the same training files (or "
-        "dataset) and text columns, with no `sources` and no private layers, such as two labels of one file. A row "
-        "may lack the labels of some of them. A task's loss is the mean over its labelled rows of a batch; where a "
-        "batch has none of them, the task has no loss there. Off unless given, as each task then draws rows of its "
-        "own. Not with a `regularizer`, `proximal`, `torch_compile`, or a `mixing` with one task a step. Shared "
-        "passes are not recorded as CUDA graphs.",
+        "Whether tasks with the same training files and text columns, such as two labels of one file, take the same "
+        "rows in a round, and share one forward pass with one dropout mask. A row may lack the labels of some of "
+        "them. Unless so, each task draws rows of its own.",
         objectives="tasks",
     )
     aggregator: str = key(

@@ -73,7 +73,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         args: every task that they name must be one of the model's.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
-            accepted where the model has one task or an active one.
+            accepted where the model has one task or an active one. With `args.share_rows`, tasks with the same texts
+            may be given the same rows, with a column for each label, in which some may be `None`.
         eval_dataset: likewise.
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
