@@ -66,18 +66,18 @@ def shared_groups(
     Rows without a label of a task in the group are left out; of a task in no group, those without its own.
 
     Raises:
-        MinBertError: no tasks have rows and layers in common, tasks of a group are to draw rows in different ways, or
-            other arguments need what rows without a label do not give.
+        MinBertError: tasks of a group are to draw rows in different ways, or other arguments need what rows without a
+            label do not give.
     """
     reads = {name: next(first for first in rows if same_tokens(rows[first], of)) for name, of in rows.items()}
     groups = [group for group in shared_passes(cast(Any, model), reads) if len(group) > 1]
-    if not groups:
-        raise MinBertError(
-            f"`share_rows: true`: among the tasks in training, {', '.join(rows)}, no two have the same texts and "
-            "layers. Name the same training files and text columns, without `sources` and `private_layers`, or leave "
-            "it out."
-        )
-    require(model, "pooled", "share_rows: true")
+    if groups:
+        require(model, "pooled", "share_rows: true")
+    else:  # no error: a study trains tasks of one recipe together and alone
+        logger.warning(
+            "`share_rows: true` has no effect: of %s no two have the same texts and layers. Such tasks have the same "
+            "training files and text columns, and neither `sources` nor `private_layers`.", ", ".join(rows),
+        )  # fmt: skip
     found = {name: having_labels(of) for name, of in rows.items()}
     for group in groups:
         _check_group(args, group)

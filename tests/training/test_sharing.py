@@ -393,12 +393,17 @@ def test_weights_that_follow_the_losses_go_with_rows_that_have_all_labels(shared
     assert {f"weight_{name}" for name in NAMES} <= trainer.state.log_history[0].keys()
 
 
-@pytest.mark.parametrize("why", ["texts", "layers"])
-def test_nothing_in_common_is_an_error(shared, tiny_model, why):
-    train = {"intent": rows(), "urgency": rows(11)} if why == "texts" else rows()
-    model = tiny_model(TASKS, private_layers=1 if why == "layers" else 0)
-    with pytest.raises(MinBertError, match="no two have the same texts and layers"):
-        shared(train, model=model)
+@pytest.mark.parametrize("why", ["texts", "layers", "alone"])
+def test_with_nothing_in_common_each_task_has_its_own_labelled_rows(shared, tiny_model, caplog, why):
+    train = {name: rows(12, urgency=lambda i: i % 3) for name in ("intent", "urgency")}
+    if why == "texts":
+        train["intent"] = rows(11)
+    if why == "alone":
+        del train["intent"]
+    trainer = shared(train, model=tiny_model(TASKS, private_layers=1 if why == "layers" else 0))
+    assert "`share_rows: true` has no effect" in caplog.text and trainer.sharing == []
+    assert len(trainer.train_dataset["urgency"]) == 8
+    trainer.train()
 
 
 def test_a_task_without_a_label_is_an_error(shared):
