@@ -505,6 +505,48 @@ def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monke
     assert caplog.text.count("in all, 1 at a time") == 1
 
 
+# ---- Tasks alone and together
+
+
+def test_affinity_trains_each_group_once_measures_conflicts_once_and_goes_on(recipe, here, tmp_path, minbert):
+    worker, root = here(), tmp_path / "affinity"
+    words = ["affinity", recipe, "--output-dir", root, "--steps", 2]
+    ended = minbert(*words, "--seeds", 1)
+    assert ended.status == 0, ended.err
+    assert worker.trained == [(row, "seed-1", False) for row in ("sst", "sts", "sst+sts")]
+    assert ended.out.splitlines()[-2] == "sst and sts: one seed: says nothing of others."
+    found = json.loads((root / "affinity.json").read_text())
+    for row, seed in (("sst", 1), ("sst+sts", 1)):
+        metrics = json.loads((run_folder(root, row, seed) / "metrics.json").read_text())
+        assert metrics["global_step"] == 2 and ("eval_sts_pearson" in metrics) == ("sts" in row)
+    conflicts = json.loads((root / "conflicts.json").read_text())["measured"]
+    assert conflicts["steps"] == 2
+    pair = next(line for line in found["gains"] if not line["task"])
+    assert (pair["conflict"], pair["cosine"]) == (conflicts["conflict_sst_sts"], conflicts["cosine_sst_sts"])
+    before = (root / "conflicts.json").stat().st_mtime_ns
+    ended = minbert(*words, "--seeds", 2)
+    assert ended.status == 0, ended.err
+    assert [seed for _, seed, _ in worker.trained[3:]] == ["seed-2"] * 3
+    assert (root / "conflicts.json").stat().st_mtime_ns == before
+    assert all(line["p_holm"] is not None for line in json.loads((root / "affinity.json").read_text())["gains"])
+    refused = minbert("affinity", recipe, "--output-dir", root, "--steps", 3)
+    assert refused.status == 2 and "Row 'sst' has max_steps = 3" in refused.err
+
+
+def test_affinity_takes_the_conflicts_that_runs_log_and_says_what_failed(recipe, here, tmp_path, minbert):
+    here()
+    root = tmp_path / "surgery"
+    ended = minbert("affinity", recipe, "aggregator=pcgrad", "--output-dir", root, "--steps", 2, "--seeds", 1)
+    assert ended.status == 0, ended.err
+    metrics = json.loads((run_folder(root, "sst+sts", 1) / "metrics.json").read_text())
+    pair = next(line for line in json.loads((root / "affinity.json").read_text())["gains"] if not line["task"])
+    assert pair["conflict"] == metrics["train_conflict_sst_sts"] and not (root / "conflicts.json").exists()
+    here(breaks=("sst+sts",))
+    ended = minbert("affinity", recipe, "--output-dir", tmp_path / "broken", "--steps", 2, "--seeds", 1)
+    assert ended.status == 1 and "1 run failed. --retry runs what failed again." in ended.err
+    assert "sst+sts: seed 1: It broke." in ended.out
+
+
 # ---- Processes
 
 

@@ -18,7 +18,21 @@ import typer
 
 from .. import __version__
 from ..errors import DivergedError, MinBertError, did_you_mean
-from . import conflicts, demo, evaluate, export, merge, predict, publish, quickstart, report, search, study, train
+from . import (
+    affinity,
+    conflicts,
+    demo,
+    evaluate,
+    export,
+    merge,
+    predict,
+    publish,
+    quickstart,
+    report,
+    search,
+    study,
+    train,
+)
 
 app = typer.Typer(
     name="minbert",
@@ -35,6 +49,7 @@ app.command("export")(export.export)
 app.command("conflicts")(conflicts.conflicts)
 app.command("search")(search.search)
 app.command("study")(study.study)
+app.command("affinity")(affinity.affinity)
 app.command("report")(report.report)
 app.command("publish")(publish.publish)
 app.command("quickstart")(quickstart.quickstart)
@@ -47,7 +62,7 @@ def _say_version(wanted: bool) -> None:
 
 
 #: Verbs that say themselves what several processes are to them.
-KNOW_PROCESSES = ("train", "search", "study")
+KNOW_PROCESSES = ("train", "search", "study", "affinity")
 
 
 @app.callback()

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .losses import AUTO, COUNTED, DIVERGENCES, LOSSES, Loss, Outcome, options_of
+from .kinds import KINDS
+from .losses import AUTO, COUNTED, DIVERGENCES, IGNORED, LOSSES, Outcome, loss_of, options_of
 from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine, make_activation
 from .registry import Registry, unknown_in_words
 
@@ -27,11 +28,11 @@ LAYERS = ("last", "mix")
 
 def num_outputs(task: dict[str, Any]) -> int:
     """C: how many numbers a head gives per example."""
-    return len(task["labels"]) if task["kind"] == "classes" else 1
+    return KINDS[task["kind"]].outputs(len(task["labels"]))
 
 
 class OutputLayer(nn.Linear, SelfInitialized):
-    """The last layer of a head. A fresh one for scores predicts the middle of their range.
+    """The last layer of a head. A fresh one for scores predicts the middle of their range, and for classes each alike.
 
     From zero, the squared error on scores up to 5 drowns the other tasks' losses for hundreds of steps.
 
@@ -41,15 +42,25 @@ class OutputLayer(nn.Linear, SelfInitialized):
 
     def __init__(self, in_features: int, task: dict[str, Any], scale: float = 1.0):
         super().__init__(in_features, num_outputs(task))
-        self.start = sum(task["range"]) / 2 / scale if task["kind"] == "score" else 0.0
+        self.start = [start / scale for start in _start(task)]
 
     def init_weights(self) -> None:
-        init.constant_(self.bias, self.start)
+        init.copy_(self.bias, torch.tensor(self.start))
 
     def forward(self, input: Tensor) -> Tensor:
         # Not in half precision, where a score near 2.5 has steps of 0.016, and near outputs would be equal.
         with torch.autocast(input.device.type, enabled=False):
             return super().forward(input.to(self.weight.dtype))
+
+
+def _start(task: dict[str, Any]) -> list[float]:
+    """The outputs of a head that knows nothing."""
+    outputs = num_outputs(task)
+    if KINDS[task["kind"]].is_score:
+        return [sum(task["range"]) / 2]
+    if task["kind"] == "ordinal":  # of the classes from k on, which are equally likely, all but k are above it
+        return [math.log(outputs - k) for k in range(outputs)]
+    return [0.0] * outputs
 
 
 @dataclass(frozen=True)
@@ -82,34 +93,40 @@ class Head(nn.Module, ABC):
         super().__init__()
         self.kind, self.range = task["kind"], task["range"]
         self.sentences = 2 if task["pair_encoding"] == "bi" else 1
-        self.pooling = POOLINGS[task["pooling"]](config, **task["pooling_options"])
+        self.tags = KINDS[task["kind"]].is_tags
+        self.pooling = None if self.tags else POOLINGS[task["pooling"]](config, **task["pooling_options"])
         self.layer_mix = LayerMix(config.num_hidden_layers) if task["layers"] == "mix" else None
         self.sentence_dropout = nn.Dropout(check_rate("sentence_dropout", task["sentence_dropout"]))
         self.join = task["join"] or "concat"  # by name: the functions are no part of a pickled model
-        size = self.pooling.output_size
+        size = config.hidden_size if self.pooling is None else self.pooling.output_size
         self.input_size = size if self.compares or self.sentences == 1 else JOINS[self.join].size(size)
 
     @property
     def trains_pooling(self) -> bool:
         """Whether what it pools changes while the head alone is trained."""
-        return self.layer_mix is not None or any(True for _ in self.pooling.parameters())
+        learned = self.pooling is not None and any(True for _ in self.pooling.parameters())
+        return self.layer_mix is not None or learned
 
     def pooled(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, [B, S, D], as the pooling gives it."""
+        """One vector per sentence, [B, S, D], as the pooling gives it; of tags one per token, [B, T, H]."""
         states = encoded.states[-1] if self.layer_mix is None else self.layer_mix(encoded.states)
+        if self.pooling is None:
+            return states
         return self.pooling(states, encoded.mask, encoded.pooled).unflatten(0, (-1, self.sentences))
 
     def vectors(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, [B, S, D], as the head takes it."""
+        """One vector per sentence, or of tags per token, [B, S, D], as the head takes it."""
         return self.sentence_dropout(self.pooled(encoded))
 
     def joined(self, vectors: Tensor) -> Tensor:
-        """An example's sentences as one vector, [B, S, D] -> [B, input_size]."""
+        """An example's sentences as one vector, [B, S, D] -> [B, input_size]; of tags each token's as it is."""
+        if self.tags:
+            return vectors
         return vectors[:, 0] if self.sentences == 1 else JOINS[self.join].function(*vectors.unbind(dim=1))
 
     @abstractmethod
     def forward(self, vectors: Tensor) -> Tensor:
-        """[B, S, D] -> logits [B, C]"""
+        """[B, S, D] -> logits [B, C]; of tags [B, T, H] -> [B, T, C]"""
 
     def embed(self, vectors: Tensor) -> Tensor:
         """The vectors whose cosine tells how near two sentences are, [B, S, D] -> [B, S, any size]."""
@@ -120,32 +137,41 @@ class Head(nn.Module, ABC):
 
         Args:
             vectors: [B, S, D], and logits [B, C], what the head made of them.
-            labels: [B] or [B, 1]; class ids for classes and binary, scores for a score.
+            labels: [B] or [B, 1]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each label; of tags
+                [B, T], class ids, and `IGNORED` at tokens that have none.
             task: names the loss and its options.
 
         Raises:
             ValueError: not one label per example, an option of the loss is wrong, or, on the CPU, a label is no class
                 id. A GPU would have to wait for the look at its labels, and says so itself.
         """
-        labels = labels.reshape(-1)
+        if self.tags:
+            if labels.shape != logits.shape[:-1]:
+                shapes = list(logits.shape[:-1]), list(labels.shape)
+                raise ValueError(f"Expected a label per token, {shapes[0]}. Found labels of the shape {shapes[1]}.")
+            labels, logits = labels.flatten(), logits.flatten(0, 1)
+        shape = KINDS[self.kind].shape(logits.shape[1])
+        if labels.shape[1:] != shape:
+            labels = labels.reshape(-1, *shape)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
-        if labels.device.type == "cpu" and self.kind != "score" and not torch.compiler.is_compiling():
-            _check_ids(labels, task)
+        if labels.device.type == "cpu" and not KINDS[self.kind].is_score and not torch.compiler.is_compiling():
+            _check_ids(labels[labels != IGNORED] if self.tags else labels, task)
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
-        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal.
+        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal; of tags [B, T].
 
         Args:
-            name: `symmetric_kl` (KL both ways), the default for classes and for the coin of a binary task; `kl`,
-                from the first to the second; `squared_error`, the default for scores and for them alone. A score has
+            name: `symmetric_kl` (KL both ways), the default for classes, in order or not, for the coin of a binary
+                task and, as the mean over labels, for the coins of kind `labels`; `kl`, from the first to the second;
+                `squared_error`, the default for scores and for them alone. A score has
                 no distribution: the two KL take its share of the range for a coin's chance, from 0.01 to 0.99. A
                 score beyond these counts as the nearer one, and has no gradient.
         """
         kind = self.kind
-        if kind == "score" and name in DIVERGENCES["binary"]:
+        if KINDS[kind].is_score and name in DIVERGENCES["binary"]:
             kind, logits, other = "binary", self._as_coin(logits), self._as_coin(other)
         divergences = DIVERGENCES[kind]
         return divergences[name or next(iter(divergences))](logits, other)
@@ -159,19 +185,13 @@ class Head(nn.Module, ABC):
 
 
 def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
-    last = len(task["labels"]) - 1
+    last, of_each = (1, "numbers") if KINDS[task["kind"]].is_set else (len(task["labels"]) - 1, "ids")
     wrong = labels[(labels < 0) | (labels > last)]
     if len(wrong):
         raise ValueError(
-            f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
+            f"Task {task['name']!r}: labels must be {of_each} from 0 to {last}, of {', '.join(task['labels'])}. Found "
             f"{wrong[0].item():g}."
         )
-
-
-def loss_of(task: Mapping[str, Any]) -> Loss:
-    """The task's loss: the one that it names, or the first of its kind."""
-    losses = LOSSES[task["kind"]]
-    return losses[task["loss"] or next(iter(losses))]
 
 
 def default_dropout(config) -> float:
@@ -324,7 +344,7 @@ class CosineHead(Head):
             if self.kind != "binary" or type(value) not in (int, float) or not lowest < value < math.inf:
                 above = " above 0" if lowest == 0 else ""
                 raise ValueError(f"`{name}` must be a number{above}, and is for binary tasks. Found {value!r}.")
-        if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):
+        if mapping is not None and (not KINDS[self.kind].is_score or mapping not in ("raw", "shifted", "relu")):
             raise ValueError(f"`mapping` must be raw, shifted or relu, and is for scores. Found {mapping!r}.")
         trains_share = task["loss"] == "cosine_mse"
         if trains_share and mapping in ("raw", "shifted"):
@@ -346,7 +366,7 @@ class CosineHead(Head):
         if self.kind == "binary":
             # Of models made before there was a choice: 5 and 0.
             self.logit = CosineLogit(5.0 if initial_scale is None else initial_scale, initial_offset or 0.0)
-        if self.kind == "score":
+        if KINDS[self.kind].is_score:
             self.output_range = (-1.0, 1.0) if self.mapping == "raw" else tuple(self.range)
 
     def embed(self, vectors: Tensor) -> Tensor:
@@ -414,9 +434,10 @@ def build_head(config, task: dict[str, Any]) -> Head:
     where = f"Task {task['name']!r}"
     _check_names(where, config, task)
     _check_combination(where, task)
-    for key, builder in (
-        ("pooling", POOLINGS[task["pooling"]]), ("head", HEADS[task["head"]]), ("loss", loss_of(task)),
-    ):  # fmt: skip
+    builders = {"head": HEADS[task["head"]], "loss": loss_of(task)}
+    if task["pooling"]:
+        builders["pooling"] = POOLINGS[task["pooling"]]
+    for key, builder in builders.items():
         known = options_of(builder)
         for option in task[f"{key}_options"]:
             if option not in known:
@@ -439,11 +460,14 @@ def check_heads(config) -> None:
         heads = TaskHeads(config)
         for task in config.tasks:
             head = heads.get(task["name"])
-            vectors = torch.zeros(2, head.sentences, head.pooling.output_size)
+            size = config.hidden_size if head.pooling is None else head.pooling.output_size
+            vectors = torch.zeros(2, head.sentences, size)
             # What is still to be counted counts as not given.
             options = {k: v for k, v in task["loss_options"].items() if k not in COUNTED or v != AUTO}
             try:
-                head.loss(vectors, head(vectors), torch.tensor([1, 0]), {**task, "loss_options": options})
+                shape = (1,) if head.tags else KINDS[task["kind"]].shape(len(task["labels"]))
+                labels = torch.zeros(2, *shape, dtype=torch.long)
+                head.loss(vectors, head(vectors), labels, {**task, "loss_options": options})
             except ValueError as error:
                 raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error
 
@@ -465,10 +489,15 @@ def _check_names(where: str, config, task: dict[str, Any]) -> None:
 def _check_combination(where: str, task: dict[str, Any]) -> None:
     bi, head = task["pair_encoding"] == "bi", HEADS[task["head"]]
     needs_bi = "needs a pair that is encoded apart. Set `pair_encoding: bi`, or choose another"
+    pooled = task["pooling"] or task["pooling_options"] or task["pair_encoding"] != "single"
+    if KINDS[task["kind"]].is_tags and pooled:
+        raise ValueError(f"{where}: kind 'tags' reads the state of each word of one text. Leave the pooling out.")
     if head.compares and not bi:
         raise ValueError(f"{where}: `head: {task['head']}` {needs_bi} head.")
-    if head.compares and task["kind"] == "classes":
-        raise ValueError(f"{where}: `head: {task['head']}` gives one number, and classes need one each. Use linear.")
+    if head.compares and (outputs := num_outputs(task)) > 1:
+        raise ValueError(
+            f"{where}: `head: {task['head']}` gives one number, and kind {task['kind']!r} needs {outputs}. Use linear."
+        )
     if task["join"] and (head.compares or not bi):
         why = f"`head: {task['head']}` compares the two vectors itself" if bi else "there are no two vectors to join"
         raise ValueError(f"{where}: `join: {task['join']}` has no meaning: {why}. Leave it out.")

@@ -12,7 +12,7 @@ import numpy as np
 from ..evaluation import effects
 from ..evaluation.effects import HIGHER, LEVEL, LOWER, OPEN, Effect, Sample, difference, holm, influence, seeds_to_tell
 from ..evaluation.metrics import overall
-from ..settings.metrics import KIND_METRICS
+from ..settings.metrics import metrics_of
 from ..settings.study import Claim
 from ..settings.tasks import Task
 from .document import Table
@@ -118,11 +118,11 @@ def compare(
             found[name] = replace(found[name], effect=difference(*samples), without_rows=why)
         if other and {name, other} <= theirs.keys():
             found[name] = replace(found[name], claimed=theirs[name] - theirs[other])
-    return _judged(found)
+    return judged(found)
 
 
-def _judged(cells: Cells) -> Cells:
-    """With verdicts: of the rows of which both sources of chance are known."""
+def judged(cells: Cells) -> Cells:
+    """With verdicts, by Holm's method over all cells: of the rows of which both sources of chance are known."""
     found = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
     told = {name: effect for name, effect in found.items() if effect.over_seeds and effect.over_rows}
     for (name, effect), p in zip(told.items(), holm([effect.p for effect in told.values()]), strict=True):
@@ -169,10 +169,10 @@ def score(run: Run, metric: str, reduction: str = "best") -> float | None:
 
 def weights(metric: str, tasks: Mapping[str, Task]) -> dict[tuple[str, str], float]:
     """The tasks and their metrics that a metric is a sum of, with their weights; empty where it is no such sum."""
-    single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in KIND_METRICS[task.kind]}
+    single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in metrics_of(task)}
     if metric in single:
         return {single[metric]: 1.0}
-    nought = {name: dict.fromkeys(KIND_METRICS[task.kind], 0.0) for name, task in tasks.items()}
+    nought = {name: dict.fromkeys(metrics_of(task), 0.0) for name, task in tasks.items()}
     base = overall(tasks.values(), nought) if tasks else {}
     found = {}
     for name, own in single.values() if metric in base else ():
@@ -183,11 +183,11 @@ def weights(metric: str, tasks: Mapping[str, Task]) -> dict[tuple[str, str], flo
 
 def _samples(runs: Sequence[Run], others: Sequence[Run], metric: str, reduction: str) -> tuple[Sample, Sample, str]:
     """Both rows' runs, and why they are without dev rows."""
-    why = next(filter(None, (_why_not(run, others[0], metric) for run in (*runs, *others))), "")
+    why = next(filter(None, (why_not(run, others[0], metric) for run in (*runs, *others))), "")
     found = []
     for of in (runs, others):
         scores = np.array([score(run, metric, reduction) for run in of])
-        found.append(Sample(scores, () if why else _influence(of, _parts(others[0], metric))))
+        found.append(Sample(scores, () if why else influence_of(of, _parts(others[0], metric))))
     return found[0], found[1], why
 
 
@@ -195,7 +195,7 @@ def _parts(run: Run, metric: str) -> dict[tuple[str, str], float]:
     return weights(metric, {name: run.tasks[name] for name in run.data.scored(run.tasks)})
 
 
-def _why_not(run: Run, first: Run, metric: str) -> str:
+def why_not(run: Run, first: Run, metric: str) -> str:
     """Why a run's dev rows cannot be set beside those of another; `""` where they can."""
     parts = _parts(run, metric)
     if not parts or parts != _parts(first, metric):
@@ -211,7 +211,8 @@ def _why_not(run: Run, first: Run, metric: str) -> str:
     return ""
 
 
-def _influence(runs: Sequence[Run], parts: Mapping[tuple[str, str], float]) -> list[np.ndarray]:
+def influence_of(runs: Sequence[Run], parts: Mapping[tuple[str, str], float]) -> list[np.ndarray]:
+    """What the dev rows add to a sum of metrics, for each of its parts [S, N]. See `weights`."""
     found = []
     for (task, own), weight in parts.items():
         answers = [run.answers[task] for run in runs]

@@ -84,27 +84,40 @@ def summarize(
         failed: why a run has failed, by row and seed.
         same: of rows that are the same training as one before them, that one.
     """
-    runs: dict[str, list[Run]] = {row.name: [] for row in study.rows}
-    rows = []
-    for row in study.rows:
-        missing: dict[str, list[str]] = defaultdict(list)
-        for seed in () if row.not_run else study.seeds:
-            found = failed.get((row.name, seed)) or _read(run_folder(root, row.name, seed))
-            if isinstance(found, Run):
-                runs[row.name].append(found)
-            else:
-                missing[found].append(str(seed))
-        said = [f"seed{'s' * (len(of) > 1)} {listed(of)}: {why}" for why, of in missing.items()]
-        made = _table_row(row, runs[row.name], [f"not run: {row.not_run}"] if row.not_run else said)
-        rows.append(replace(made, same=(same or {}).get(row.name, "")))
+    runs, missing = finished_runs(study, root, failed)
+    made = [_table_row(row, runs[row.name], missing[row.name]) for row in study.rows]
+    rows = [replace(row, same=(same or {}).get(row.row.name, "")) for row in made]
     reported = {row.name: row.reported for row in study.rows}
     every = [run for of in runs.values() for run in of]
     names = [*(study.metrics or _main_metrics(every)), *(name for claim in study.claims for name in claim.metrics)]
     metrics = {
         name: compare(runs, study.against, name, study.reduction, reported, same) for name in dict.fromkeys(names)
     }
-    devices = [*dict.fromkeys(str(run.environment["device"]) for run in every if "device" in run.environment)]
-    return StudyTable(study, rows, metrics, _selection(runs, study.reduction), devices)
+    return StudyTable(study, rows, metrics, selection(runs, study.reduction), devices(every))
+
+
+def finished_runs(
+    study: Study, root: Path, failed: Mapping[tuple[str, int], str]
+) -> tuple[dict[str, list[Run]], dict[str, list[str]]]:
+    """The runs of each row that have finished, and what is missing of it, a sentence each. See `summarize`."""
+    runs: dict[str, list[Run]] = {row.name: [] for row in study.rows}
+    missing: dict[str, list[str]] = {}
+    for row in study.rows:
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for seed in () if row.not_run else study.seeds:
+            found = failed.get((row.name, seed)) or _read(run_folder(root, row.name, seed))
+            if isinstance(found, Run):
+                runs[row.name].append(found)
+            else:
+                reasons[found].append(str(seed))
+        said = [f"seed{'s' * (len(of) > 1)} {listed(of)}: {why}" for why, of in reasons.items()]
+        missing[row.name] = [f"not run: {row.not_run}"] if row.not_run else said
+    return runs, missing
+
+
+def devices(runs: Sequence[Run]) -> list[str]:
+    """What the runs trained on."""
+    return [*dict.fromkeys(str(run.environment["device"]) for run in runs if "device" in run.environment)]
 
 
 def _read(folder: Path) -> Run | str:
@@ -137,7 +150,7 @@ def _table_row(row: Row, runs: Sequence[Run], missing: Sequence[str]) -> TableRo
     )  # fmt: skip
 
 
-def _selection(runs: Mapping[str, Sequence[Run]], reduction: str) -> list[str]:
+def selection(runs: Mapping[str, Sequence[Run]], reduction: str) -> list[str]:
     """What was chosen on what; with the rows' names where not all are alike, but for the most of them."""
     rows: dict[str, dict[str, None]] = defaultdict(dict)
     for name, of in runs.items():

@@ -176,17 +176,18 @@ def read_study(path: str | Path, overrides: str | Path | None = None, words: Ite
         _claim(f"{where}: claim {number}", claim, by_name, given["reference"])
         for number, claim in enumerate(_list(f"{where}: `claims`", read.get("claims")), 1)
     )
-    return Study(**given, overrides={} if overrides is None else _overrides(overrides), words=_words(words))
+    return Study(**given, overrides={} if overrides is None else _overrides(overrides), words=read_words(words))
 
 
-def _words(words: Iterable[str]) -> dict[str, Value]:
+def read_words(words: Iterable[str]) -> dict[str, Value]:
+    """Reads `key=value` words for every row. Raises `MinBertError` where one is none, or of a key not to be given."""
     found = {}
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise MinBertError(f"{word!r} is not `key=value`. Write for example learning_rate=1e-4.")
         found[key] = read_value(text, f"`{key}`")
-    _keys("Behind the study's name", found)
+    _keys("On the command line", found)
     return found
 
 

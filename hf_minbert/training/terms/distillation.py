@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...data.rows import EncodedRows
 from ...errors import MinBertError
+from ...model.kinds import KINDS
 from ...settings.tasks import Task
 from ..base_args import BaseArguments
 from ..protocol import Head, TaskModel
@@ -47,8 +48,9 @@ class Distillation(Term):
     """Mixes a task's loss with the divergence from a teacher's outputs.
 
     (1 - weight) * loss + weight * T^2 * KL(teacher || student), both softened by the temperature T; for a score, which
-    has no distribution, the squared error instead of the KL. The task's own loss alone has the factor: terms
-    within it keep their weights. The teacher's outputs are the batch's `teacher`, `[B, C]`.
+    has no distribution, the squared error instead of the KL; for classes in order T softens each of the conditional
+    probabilities whose logits a head gives. The task's own loss alone has the factor: terms within it keep their
+    weights. The teacher's outputs are the batch's `teacher`, `[B, C]`.
 
     Args:
         weight: the teacher's share of the loss.
@@ -81,7 +83,7 @@ class Distillation(Term):
     def divergence(self, head: Head, logits: Tensor, teacher: Tensor) -> Tensor:
         """The term of a batch before its weight, from two `[B, C]`."""
         logits, teacher = logits.float(), teacher.float()
-        if head.kind == "score":
+        if KINDS[head.kind].is_score:
             return head.divergence(teacher, logits, "squared_error").mean()
         softened = (teacher / self.temperature, logits / self.temperature)
         return self.temperature**2 * head.divergence(*softened, "kl").mean()

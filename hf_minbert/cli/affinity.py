@@ -1,0 +1,71 @@
+"""`minbert affinity`"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..settings.recipe import packaged_recipes, read_recipe
+from ..settings.study import Study
+from ..settings.wording import counted
+from ..settings.words import check_words
+from .recipe import Overrides, Recipe
+
+
+def affinity(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(min=1, help="How many rounds each run takes.")] = 300,
+    seeds: Annotated[int, typer.Option(min=1, help="How many runs of each group of tasks, with seeds from 1.")] = 3,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="The folder of all runs.", show_default="runs/affinity/ and the recipe's name")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
+    retry: Annotated[bool, typer.Option("--retry", help="Run what failed again, from its checkpoints.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask about what takes more than an hour.")] = False,
+) -> None:
+    """Should these tasks train together? Trains each alone, each pair and all, and compares them with intervals.
+
+    The same command goes on where it was cut off, and --seeds 5 adds two to three. It ends with status 1 where runs
+    failed.
+    """
+    check_words(read_recipe(recipe, overrides or ()))
+    from ..run.affinity import conflicts_of, study_of
+    from ..run.study import begin, run_study
+    from ..run.workers import alone_in
+
+    study = study_of(recipe, overrides or (), steps=steps, seeds=seeds)
+    root = output_dir or Path("runs/affinity") / (recipe if str(recipe) in packaged_recipes() else recipe.stem)
+
+    def agree(said: str) -> bool:
+        return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Go on?"))
+
+    runs, measured = begin(study, root, retry), {}
+    with alone_in(root):
+        try:
+            run_study(study, runs, parallel=jobs, agree=agree)
+            if all(run.has_ended and not run.has_failed for run in runs):
+                measured = conflicts_of(runs, root)
+        finally:  # also where it was stopped
+            _write(study, root, measured)
+    if failed := [run for run in runs if run.has_failed]:
+        typer.echo(f"{counted(len(failed), 'run')} failed. --retry runs what failed again.", err=True)
+    if not all(run.has_ended and not run.has_failed for run in runs):
+        raise typer.Exit(1)
+
+
+def _write(study: Study, root: Path, measured: Mapping[str, float]) -> None:
+    from ..reporting.affinity import lines, summarize, write
+    from ..run.study import failures
+
+    made = summarize(study, root, failures(study, root), measured)
+    if any(cell.scores for cell in made.alone.values()):
+        write(made, root)
+        typer.echo("\n".join(lines(made)))
+        typer.echo(f"The matrix, with intervals: {root / 'affinity.html'}, .md, .csv and .json.")
+    else:
+        typer.echo("No task has finished alone, so there is nothing to compare with yet.")
