@@ -12,15 +12,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, unknown_name
 from ..model.inference import LONE_SURROGATE
+from ..model.spans import split
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .delimited import shortened
-from .labels import Label, class_values, flag_value, is_number, label_value
+from .labels import Label, check_tags, class_values, flag_value, is_number, label_value, sentence_of, tag_values
 from .tables import Table, dataset_table, read_table, saved_splits
 
 if TYPE_CHECKING:
@@ -172,8 +174,9 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     features: dict[str, Any] = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
     if "label" in rows[0]:
         names = list(task.labels)
-        number = datasets.ClassLabel(names=names) if task.traits.is_class else datasets.Value("float32")
-        features["label"] = [number] if task.traits.is_set else number
+        number = datasets.Value(task.traits.dtype)
+        one = number if task.traits.is_score or task.traits.is_set else datasets.ClassLabel(names=names)
+        features["label"] = [one] if task.traits.is_set or task.traits.is_tags else one
     columns = {name: [row[name] for row in rows] for name in features}
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
@@ -318,7 +321,12 @@ def read_records(
     for number, (id_, *cells) in enumerate(zip(ids, *texts, strict=True)):
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
-        row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
+        if task.traits.is_tags:
+            row[names[0]] = sentence = sentence_of(task, cells[0], where)
+            if labels is not None and isinstance(tags := labels[number], list):
+                check_tags(task, len(tags), len(split(sentence)), where)
+        else:
+            row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
         blank = [name for name in names if not row[name]]
         if labels is not None:
             if (label := labels[number]) is None:
@@ -329,13 +337,19 @@ def read_records(
 
 
 def labels_of(table: Table, task: Task) -> list[Any]:
-    """The labels of a table's rows as `label_value` gives them, `None` for a blank cell."""
+    """The labels of a table's rows as `label_value`, or `tag_values`, gives them, `None` for a blank cell."""
     column, *others = label_columns(task)
     if others:
         columns = [table.column(name) for name in (column, *others)]
         return [_flags(cells, task, table.where(number)) for number, cells in enumerate(zip(*columns, strict=True))]
     names = table.class_names.get(column)
     of_class = class_values(task, names, f"{table.name}, column {column!r}") if names else []
+    if task.traits.is_tags:
+        cells = enumerate(table.column(column))
+        return [
+            None if cell in (None, "") else tag_values(task, cell, partial(table.where, number), of_class)
+            for number, cell in cells
+        ]
     return [_label(cell, task, table, of_class, table.where(n)) for n, cell in enumerate(table.column(column))]
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ..errors import MinBertError
+from ..model.inference import LONE_SURROGATE
+from ..model.spans import joined
 from ..settings.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -103,6 +107,61 @@ def flag_value(task: Task, value: Any, where: str) -> float:
     if number not in (0, 1):
         raise MinBertError(f"{where}: a label of task {task.name!r} must be 0 or 1. Found {value!r:.50}.")
     return number
+
+
+def tag_values(task: Task, tags: Any, where: Callable[[int], str], of_class: Sequence[float] = ()) -> list[int]:
+    """The class ids of a sentence's words.
+
+    Args:
+        tags: one for each word, as `label_value` takes them, in a list or in a text with spaces between them.
+        where: the place of a word, for an error, from its number.
+        of_class: what `class_values` gives where the tags are ids of a column that names its classes.
+
+    Raises:
+        MinBertError: as `label_value`, or it is no list.
+    """
+    if isinstance(tags, str):
+        tags = tags.split()
+    if not isinstance(tags, list | tuple | np.ndarray):
+        raise MinBertError(
+            f"{where(0)}: the tags of task {task.name!r} must be a list, one for each word. Found {tags!r:.50}."
+        )
+    ids = {name: number for number, name in enumerate(task.labels)}
+    found = []
+    for word, tag in enumerate(tags):
+        value = ids.get(tag) if isinstance(tag, str) else None
+        if value is None:
+            known = type(tag) is int and 0 <= tag < len(of_class)
+            value = int(label_value(task, of_class[tag] if known else tag, where(word)))
+        found.append(value)
+    return found
+
+
+def sentence_of(task: Task, cell: Any, where: str) -> str:
+    """A sentence's words as one text, `spans.joined`.
+
+    Args:
+        cell: a list of words, or a text with spaces between them.
+        where: the place to name in the error.
+
+    Raises:
+        MinBertError: there is no word, or one is no text or blank.
+    """
+    words = cell.split() if isinstance(cell, str) else cell
+    if not isinstance(words, list | tuple | np.ndarray) or len(words) == 0:
+        raise MinBertError(
+            f"{where}: a sentence of task {task.name!r} must be a list of words, one or more. Found {cell!r:.50}."
+        )
+    for number, word in enumerate(words):
+        if not isinstance(word, str) or not word.strip() or LONE_SURROGATE.search(word):
+            raise MinBertError(f"{where}: word {number} must be text that is not blank. Found {ascii(word):.50}.")
+    return joined(words)
+
+
+def check_tags(task: Task, tags: int, words: int, where: str) -> None:
+    """Raises `MinBertError` unless there are as many tags as words."""
+    if tags != words:
+        raise MinBertError(f"{where}: task {task.name!r} needs a tag for each word. Found {words} words, {tags} tags.")
 
 
 def _no_label(task: Task, value: Any, where: str) -> MinBertError:

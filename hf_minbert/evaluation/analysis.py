@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..settings.metrics import answered, class_scores, correlation
+from ..model.inference import ragged
+from ..model.spans import OUTSIDE, spans
+from ..settings.metrics import answered, by_words, class_scores, correlation, tag_names
 from ..settings.tasks import TASKS, Task
 from .metrics import value_metrics
 from .significance import mean_interval, share_interval
@@ -52,7 +54,7 @@ class ClassScores:
 def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
     """Each class of the task, in its order."""
     scores = class_scores(values, labels, len(task.labels))
-    support, predicted = (np.bincount(x, minlength=len(task.labels)).tolist() for x in (labels, values))
+    support, predicted = (np.bincount(x[x >= 0], minlength=len(task.labels)).tolist() for x in (labels, values))
     return [
         ClassScores(
             name, support[i], predicted[i],
@@ -81,6 +83,31 @@ def by_label(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSc
         )
         for i, name in enumerate(task.labels)
     ]  # fmt: skip
+
+
+# ---- Tags --------------------------------------------------------------------------------------------------------
+
+
+def by_type(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
+    """Each type of entity, in the order of its first label."""
+    counts: dict[str, list[int]] = {name.partition("-")[2]: [0, 0, 0] for name in task.labels if name != OUTSIDE}
+    for pair in zip(values, labels, strict=True):
+        predicted, there = ({*spans(tag_names(task, ids))} for ids in pair)
+        for place, found in enumerate((predicted & there, predicted, there)):
+            for span in found:
+                counts[span.type][place] += 1
+    return [
+        ClassScores(
+            name, there, predicted, hits / predicted if predicted else None, hits / there if there else None,
+            2 * hits / (predicted + there) if predicted or there else None,
+        )
+        for name, (hits, predicted, there) in counts.items()
+    ]  # fmt: skip
+
+
+def right_words(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How many words of each sentence have the right tag, [N]."""
+    return np.array([(ours == theirs).sum() for ours, theirs in zip(values, labels, strict=True)])
 
 
 def is_ordered(task: Task) -> bool:
@@ -172,11 +199,14 @@ def _merged(low: tuple[str, ...], high: tuple[str, ...], said: np.ndarray, right
 
 
 def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, float]]:
-    """The best answer that is the same for every row of these labels, and its metrics.
+    """The best answer that is the same for every row, or word, of these labels, and its metrics.
 
     The most frequent class, or the mean score, whose correlations are not defined and 0 here. Where any labels may be
     right there is no such answer, but probabilities: each label's frequency.
     """
+    if task.traits.is_tags:
+        most = int(np.bincount(by_words(labels)[0], minlength=len(task.labels)).argmax())
+        return most, value_metrics(task, ragged([np.full(len(row), most) for row in labels]), labels)
     labels = np.asarray(labels)
     if task.traits.is_score:
         answer = float(labels.mean())

@@ -506,7 +506,8 @@ def _plain_task(task: Any) -> dict[str, Any]:
             f"Task {given['name']!r}: `range` is for a score, and `kind` is {given['kind']}. Found "
             f"{given['range']!r}. Leave it out."
         )
-    task = {**TASK_DEFAULTS, **given}
+    silent = {**TASK_DEFAULTS, "pooling": ""} if KINDS[given["kind"]].is_tags else TASK_DEFAULTS
+    task = {**silent, **given}
     if KINDS[task["kind"]].is_set:
         task.setdefault("thresholds", 0.5)
     for key in ("pooling", "layers", "join", "head", "loss"):

@@ -19,14 +19,15 @@ class Kind:
 
     Args:
         answer: what a row is labelled with and what is answered: `class`, the id of one of the task's labels, int64;
-            `set`, a 0 or 1 for each of them, float32; or `score`, a number within its range, float32.
-        outputs: how many numbers a head gives per example, from the number of the task's labels.
+            `set`, a 0 or 1 for each of them, float32; `tags`, such an id for each word of a text, int64; or `score`, a
+            number within its range, float32.
+        outputs: how many numbers a head gives per example, or per word, from the number of the task's labels.
         labels: the fewest and the most labels that a task may have.
         problem_type: the library's word for it, in a config.
         words: what is answered, for people; with the task's `count` of labels, or the bounds `low` and `high`.
     """
 
-    answer: Literal["class", "set", "score"]
+    answer: Literal["class", "set", "tags", "score"]
     outputs: Callable[[int], int]
     labels: tuple[int, float]
     problem_type: str
@@ -43,6 +44,11 @@ class Kind:
         return self.answer == "set"
 
     @property
+    def is_tags(self) -> bool:
+        """Whether each word of a text has an answer: rows of labels and of predictions are arrays, [words]."""
+        return self.answer == "tags"
+
+    @property
     def is_score(self) -> bool:
         """Whether the task has a `range`, and no labels; its outputs have no distribution."""
         return self.answer == "score"
@@ -50,7 +56,7 @@ class Kind:
     @property
     def dtype(self) -> str:
         """Of labels, as numpy, torch and datasets call it."""
-        return "int64" if self.is_class else "float32"
+        return "int64" if self.is_class or self.is_tags else "float32"
 
     def shape(self, labels: int) -> tuple[int, ...]:
         """Of a row's label, where the task has so many of them."""
@@ -63,13 +69,14 @@ class Kind:
 
 SINGLE = "single_label_classification"
 
-KindName = Literal["classes", "binary", "ordinal", "labels", "score"]
+KindName = Literal["classes", "binary", "ordinal", "labels", "score", "tags"]
 KINDS: dict[str, Kind] = {
     "classes": Kind("class", lambda labels: labels, (2, inf), SINGLE, "one of {count} classes"),
     "binary": Kind("class", lambda labels: 1, (2, 2), SINGLE, "yes or no"),
     "ordinal": Kind("class", lambda labels: labels - 1, (3, inf), SINGLE, "one of {count} classes in order"),
     "labels": Kind("set", lambda labels: labels, (2, inf), "multi_label_classification", "any of {count} labels"),
     "score": Kind("score", lambda labels: 1, (0, 0), "regression", "a number from {low:g} to {high:g}"),
+    "tags": Kind("tags", lambda labels: labels, (2, inf), SINGLE, "one of {count} tags for each word"),
 }
 
 

@@ -20,6 +20,7 @@ from .inference import class_logits
 from .pooling import cosine
 from .registry import Registry
 
+IGNORED = -100  # the label of a word, or of a token, that is not to be predicted
 AUTO = "auto"
 #: Options that may be `auto`: what they come to is counted from the training rows.
 COUNTED = ("class_weights", "pos_weight")
@@ -43,7 +44,8 @@ class Outcome:
         head: it, for further outputs and for the vectors that it compares by.
         vectors: [B, S, D], one per sentence.
         logits: [B, C], float32.
-        labels: [B]; class ids, or scores; [B, C], a 0 or 1 for each label, where any of them may be right.
+        labels: [B]; class ids, or scores; [B, C], a 0 or 1 for each label, where any of them may be right. Of tags B
+            are all tokens of the batch, most with the label `IGNORED`.
         range: lowest and highest score; `None` unless the task is a score.
     """
 
@@ -83,22 +85,65 @@ def cross_entropy(
         focal_gamma: makes it the focal loss (Lin et al. 2017, arXiv:1708.02002, equation 5), in which a row counts
             (1 - p)^gamma times; p is the probability of its label. Not beside `label_smoothing`.
     """
+    weights = _class_weights(outcome, class_weights, label_smoothing, focal_gamma)
+    if not focal_gamma:
+        return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
+    losses = F.cross_entropy(outcome.logits, outcome.labels, weight=weights, reduction="none")
+    losses = _doubt(outcome.logits, outcome.labels, focal_gamma) * losses
+    return losses.mean() if weights is None else losses.sum() / weights[outcome.labels].sum()
+
+
+def _class_weights(
+    outcome: Outcome, class_weights: Sequence[float] | str | None, label_smoothing: float, focal_gamma: float
+) -> Tensor | None:
+    """The options of a cross-entropy, checked: the weight of each class, [C], where there are such."""
     weights = None
     if class_weights is not None:
         _refuse_auto("class_weights", class_weights)
         weights = _weights("class_weights", class_weights, outcome.logits)
     if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
         raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
-    if not _from_zero("focal_gamma", focal_gamma):
-        return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
-    if label_smoothing:
+    if _from_zero("focal_gamma", focal_gamma) and label_smoothing:
         raise ValueError("`focal_gamma` is for one label per row, and `label_smoothing` for all. Leave one out.")
+    return weights
+
+
+def _doubt(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """(1 - p)^gamma, p the probability of the label; [B, C] and [B] -> [B]."""
     # 1 - p by its logarithm: where p rounds to 1, a power of the difference would have no gradient, or none that is
     # finite.
-    others = outcome.logits.scatter(1, outcome.labels[:, None], -math.inf).logsumexp(dim=1)
-    losses = F.cross_entropy(outcome.logits, outcome.labels, weight=weights, reduction="none")
-    losses = (focal_gamma * (others - outcome.logits.logsumexp(dim=1))).exp() * losses
-    return losses.mean() if weights is None else losses.sum() / weights[outcome.labels].sum()
+    others = logits.scatter(1, labels[:, None], -math.inf).logsumexp(dim=1)
+    return (gamma * (others - logits.logsumexp(dim=1))).exp()
+
+
+# ---- Tags ---------------------------------------------------------------------------------------------------------
+
+
+def word_cross_entropy(
+    outcome: Outcome,
+    *,
+    class_weights: Sequence[float] | str | None = None,
+    label_smoothing: float = 0.0,
+    focal_gamma: float = 0.0,
+) -> Tensor:
+    """Cross-entropy over the words of a batch that have a label: each counts alike, whatever its sentence's length.
+
+    So a step of several processes, or of several accumulated batches, has the mean of its batches' means.
+
+    Args:
+        class_weights: one per label, as for `cross_entropy`; `auto` counts the words of the training rows.
+        label_smoothing: as for `cross_entropy`.
+        focal_gamma: as for `cross_entropy`.
+    """
+    labelled = outcome.labels != IGNORED
+    labels = torch.where(labelled, outcome.labels, 0)
+    weights = _class_weights(outcome, class_weights, label_smoothing, focal_gamma)
+    losses = F.cross_entropy(outcome.logits, labels, weight=weights, label_smoothing=label_smoothing, reduction="none")
+    if focal_gamma:
+        losses = _doubt(outcome.logits, labels, focal_gamma) * losses
+    counts = labelled.float() if weights is None else labelled * weights[labels]
+    # Of no labelled word the loss is 0, where a mean would be NaN.
+    return torch.where(labelled, losses, 0.0).sum() / counts.sum().clamp(min=torch.finfo(losses.dtype).tiny)
 
 
 # ---- Classes in order ---------------------------------------------------------------------------------------------
@@ -359,6 +404,7 @@ LOSSES: dict[str, Registry[Loss]] = {
         "labels": {"label_bce": label_cross_entropy},
         "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
         "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
+        "tags": {"cross_entropy": word_cross_entropy},
     }.items()
 }
 #: Losses that compare the rows of a batch with each other: a batch of one teaches them nothing.
@@ -370,6 +416,7 @@ DIVERGENCES: dict[str, dict[str, Divergence]] = {
     "binary": {"symmetric_kl": symmetric_bernoulli_kl, "kl": bernoulli_kl},
     "labels": {"symmetric_kl": symmetric_kl_by_label, "kl": kl_by_label},
     "score": {"squared_error": squared_difference},
+    "tags": {"symmetric_kl": symmetric_kl, "kl": kl},
 }
 
 

@@ -307,7 +307,8 @@ Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64, cut to {ma
 output of its name, float32 `[batch, outputs]`; its labels or range are in `tasks.json`. Of `classes` the largest
 output is the answer, and the softmax gives probabilities; a `binary` task has one output z, and 1 / (1 + exp(-z)) is
 the probability of its second label; of an `ordinal` one output k is the logit of a label after k where it is none
-before; of `labels` each output is the logit of a label; a `score` is the answer itself.
+before; of `labels` each output is the logit of a label; a `score` is the answer itself. A task with `tags` has
+`[batch, length, outputs]`, and the answer for a word is that at its first token.
 
 In this folder, with `pip install onnxruntime transformers` (no torch is needed):
 {code}{scores}"""
@@ -343,6 +344,7 @@ ANSWERS = {
     "labels": '[[name for name, yes in zip(task["labels"], row) if yes] for row in said]',
     "binary": '[task["labels"][int(z > 0)] for z in output[:, 0]]',
     "score": "output[:, 0]",
+    "tags": '[[task["labels"][place] for place in tokens] for tokens in output.argmax(axis=-1)]',
 }
 
 

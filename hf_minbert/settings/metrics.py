@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..model.kinds import above_threshold
 from ..model.registry import Registry
+from ..model.spans import mark_entities, outside, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +17,9 @@ class Labelled(Protocol):
     """A `Task`, as far as a metric needs it."""
 
     @property
+    def kind(self) -> str: ...
+
+    @property
     def labels(self) -> Sequence[str]: ...
 
     @property
@@ -23,8 +27,8 @@ class Labelled(Protocol):
 
 
 #: From a task, its predictions and labels to a finite number: class ids or scores, both [N]; of kind `labels` the
-#: probabilities, and a 0 or 1, of each label, both [N, C]. Higher is better, unless its name says otherwise: see
-#: `higher_is_better`.
+#: probabilities, and a 0 or 1, of each label, both [N, C]; of tags class ids in [N] arrays, [words] each, -1 predicted
+#: for a word that was not read. Higher is better, unless its name says otherwise: see `higher_is_better`.
 Metric = Callable[["Labelled", "np.ndarray", "np.ndarray"], float]
 
 
@@ -125,6 +129,58 @@ def _mean_of(name: str) -> Metric:
     return lambda task, values, labels: float(BY_ROW[name](task, values, labels).mean())
 
 
+def word_accuracy(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The share of all words whose tag is right."""
+    return accuracy(task, *by_words(values, labels))
+
+
+def word_macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The plain mean over the task's tags of F1 by word."""
+    return macro_f1(task, *by_words(values, labels))
+
+
+def entity_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The harmonic mean of `entity_precision` and `entity_recall`, as conlleval computes it."""
+    hits, predicted, there = entity_counts(task, values, labels).sum(axis=0).tolist()
+    return 2 * hits / (predicted + there) if hits else 0.0
+
+
+def entity_precision(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The share of predicted entities that are there, with the same words and type; 0 where none is predicted."""
+    hits, predicted, _ = entity_counts(task, values, labels).sum(axis=0).tolist()
+    return hits / predicted if predicted else 0.0
+
+
+def entity_recall(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The share of entities that are predicted, with the same words and type; 0 where there is none."""
+    hits, _, there = entity_counts(task, values, labels).sum(axis=0).tolist()
+    return hits / there if there else 0.0
+
+
+def entity_counts(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How many entities of each sentence are found, are predicted, and are there; int64 [N, 3]."""
+    import numpy as np
+
+    counts = np.empty((len(labels), 3), dtype=np.int64)
+    for row, pair in enumerate(zip(values, labels, strict=True)):
+        predicted, there = (set(spans(tag_names(task, ids))) for ids in pair)
+        counts[row] = len(predicted & there), len(predicted), len(there)
+    return counts
+
+
+def tag_names(task: Labelled, ids: np.ndarray) -> list[str]:
+    """The tags of a sentence's words; that of a word outside for one that was not read, -1."""
+    names = [*task.labels, task.labels[outside(task.labels)]]  # the last one is that of -1
+    return [names[id_] for id_ in ids.tolist()]
+
+
+def by_words(*rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """[N] arrays as one of all words."""
+    import numpy as np
+
+    return tuple(map(np.concatenate, rows))
+
+
 def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
     """`precision`, `recall` and `f1` of each class, `[num_classes]`; 0 for one that is neither there nor predicted."""
     from sklearn.metrics import precision_recall_fscore_support
@@ -171,5 +227,23 @@ KIND_METRICS: dict[str, Registry[Metric]] = {
         },
         "labels": {"micro_f1": micro_f1, "macro_f1": label_macro_f1, **{name: _mean_of(name) for name in BY_ROW}},
         "score": {"pearson": pearson, "spearman": spearman},
+        "tags": {
+            "entity_f1": entity_f1,
+            "entity_precision": entity_precision,
+            "entity_recall": entity_recall,
+            "accuracy": word_accuracy,
+            "macro_f1": word_macro_f1,
+        },
     }.items()
 }
+
+
+def metrics_of(task: Labelled) -> dict[str, Metric]:
+    """Those of a task's kind, the first of which is its score unless it names another.
+
+    Of tags those that go with its labels: of entities where they mark some, else `accuracy` and `macro_f1`.
+    """
+    known, others = dict(KIND_METRICS[task.kind]), ()
+    if task.kind == "tags":
+        others = ("macro_f1",) if mark_entities(task.labels) else ("entity_f1", "entity_precision", "entity_recall")
+    return {name: metric for name, metric in known.items() if name not in others}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
 from ..model.kinds import KINDS, Kind, KindName
-from .metrics import KIND_METRICS, higher_is_better
+from .metrics import KIND_METRICS, higher_is_better, metrics_of
 from .wording import in_words
 
 PairEncoding = Literal["single", "cross", "bi"]
@@ -194,7 +194,8 @@ class Task:
         name: a lower-case word; it names the head in the model and the metrics (`eval_<name>_accuracy`).
         kind: `classes` (one of `labels`, one logit each), `binary` (one of two `labels`, a single logit
             of the second), `ordinal` (one of three or more `labels` that stand in order, one logit less), `labels`
-            (any of the `labels`, or none, one logit each) or `score` (a number inside `range`, a single output).
+            (any of the `labels`, or none, one logit each), `score` (a number inside `range`, a single output) or
+            `tags` (one of `labels` for each word of one text, such as B-PER, I-PER and O).
         text_columns: the one or two columns that hold the text.
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
@@ -204,7 +205,8 @@ class Task:
         pair_encoding: `single` for one text; for two texts `cross`, both joined in one input as the
             tokenizer joins them, or `bi`, each through the encoder by itself. `single` or `cross` by the number of
             `text_columns` unless given.
-        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`.
+        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`, `pooler`
+            unless given. Tags have none: their heads read the token states.
         pooling_options: options of the pooling's class.
         layers: which layers of the encoder are pooled: `last`, or `mix`, a learned mean of all.
         sentence_dropout: dropout on each sentence's vector, before two of them are joined or compared.
@@ -213,10 +215,11 @@ class Task:
         head_options: options of the head's class, such as sizes and dropouts.
         loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
-        metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
+        metric: the task's score in `eval_overall`; the first of its kind unless given (`settings.metrics.metrics_of`).
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
             `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
-            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
+            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`, `.conll`; a folder is one of
+            `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.
@@ -236,7 +239,7 @@ class Task:
     thresholds: float | list[float] = 0.5
     range: tuple[float, float] | None = None
     pair_encoding: PairEncoding | Literal[""] = ""
-    pooling: str = "pooler"
+    pooling: str = ""
     pooling_options: dict[str, Any] = field(default_factory=dict)
     layers: Literal["last", "mix"] = "last"
     sentence_dropout: float = 0.0
@@ -287,10 +290,11 @@ class Task:
                 f"{where}: `pair_encoding` must be {' or '.join(encodings)} with {len(self.text_columns)} text "
                 f"column(s). Found {self.pair_encoding!r}."
             )
+        self._settle_pooling(where)
         if not self.metric:
-            object.__setattr__(self, "metric", next(iter(KIND_METRICS[self.kind])))
-        if self.metric not in KIND_METRICS[self.kind]:
-            raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
+            object.__setattr__(self, "metric", next(iter(metrics_of(self))))
+        if self.metric not in KIND_METRICS[self.kind] or self.metric not in metrics_of(self):
+            raise MinBertError(f"{where}: {unknown_name('metric', self.metric, metrics_of(self))}")
         if not higher_is_better(self.metric):
             raise MinBertError(
                 f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
@@ -323,6 +327,21 @@ class Task:
         numbers = self.range is None or isinstance(self.range, tuple)
         if not numbers or not all(type(bound) in (int, float) for bound in self.range or ()):
             raise MinBertError(f"{where}: `range` must be two numbers like [0, 5]. Found {self.range!r}.")
+
+    def _settle_pooling(self, where: str) -> None:
+        if not self.traits.is_tags:
+            object.__setattr__(self, "pooling", self.pooling or "pooler")
+            return
+        if self.pooling:
+            raise MinBertError(
+                f"{where}: `pooling: {self.pooling}` makes a sentence one vector, and kind 'tags' reads the state of "
+                f"each word. Leave it out."
+            )
+        if self.is_pair:
+            raise MinBertError(
+                f"{where}: kind 'tags' takes one text, and `text_columns` names two: {', '.join(self.text_columns)}. "
+                f"Name one."
+            )
 
     def _check_data(self, where: str) -> None:
         for name in ("dataset", "dataset_config", "dataset_revision"):
@@ -569,7 +588,7 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
     if (kind := entry.get("kind", task.kind)) != task.kind:
         other = KINDS.get(kind, task.traits)
         of_labels = () if other.is_class and other.allows(len(task.labels)) else (("labels", ()), ("range", None))
-        for name, empty in (*of_labels, ("metric", ""), ("loss", ""), ("loss_options", {})):
+        for name, empty in (*of_labels, ("metric", ""), ("loss", ""), ("loss_options", {}), ("pooling", "")):
             changed.setdefault(name, empty)
     if entry.get("dataset") is not None:
         changed.setdefault("files", {})
@@ -639,12 +658,12 @@ LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
 def metric_names(tasks: Iterable[Task]) -> list[str]:
     """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
     tasks = list(tasks)
-    names = [f"{task.name}_{metric}" for task in tasks for metric in (*KIND_METRICS[task.kind], "loss")]
+    names = [f"{task.name}_{metric}" for task in tasks for metric in (*metrics_of(task), "loss")]
     return [*names, "overall", *(["leaderboard"] if has_leaderboard(tasks) else [])]
 
 
 def has_leaderboard(tasks: list[Task]) -> bool:
-    metrics = {task.name: KIND_METRICS[task.kind] for task in tasks}
+    metrics = {task.name: metrics_of(task) for task in tasks}
     return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import MinBertError
 from ..model.losses import AUTO, COMPARING, COUNTED
 from ..settings import wording
+from ..settings.metrics import by_words
 from ..settings.tasks import Task
 from .base_args import BaseArguments
 from .data import batch_sizes_of, is_balanced, samplers_of
@@ -43,10 +44,12 @@ def prepare_losses(
             continue
         if auto_options(tasks[name]) and (labels := rows[name].labels) is not None:
             labels = labels[samplers[name].within_reach()]
+            if tasks[name].traits.is_tags:
+                (labels,) = by_words(labels)
             numbers = counted(tasks[name], labels)
             saved["loss_options"].update(numbers)
             tasks[name] = Task.from_config(saved)
-            among = wording.counted(len(labels), "training row")
+            among = wording.counted(len(labels), "tag" if tasks[name].traits.is_tags else "training row")
             logger.info("Counted from %s of %s: %s.", among, name, in_words(numbers))
         for warning in warnings_of(tasks[name], is_balanced(args, name)):
             logger.warning(warning)
@@ -74,7 +77,7 @@ def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
     of the second, negatives / positives; where any labels may be right, this of each of them.
 
     Args:
-        labels: of the rows that training may see.
+        labels: of the rows, or of all words of the rows, that training may see.
 
     Raises:
         MinBertError: a label has no row, so its weight would be infinite.
