@@ -566,7 +566,9 @@ def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
     assert said() == ["not measured yet", "not measured yet", "not run: no data"]
     assert said(stored("b"), stored("c"))[:2] == ["holds", "not measured yet"]  # without `against`: the reference
     assert said(stored("c", against="a"))[1] == "not measured yet"
-    assert said(stored("c", against="b", claim="does not hold"))[1] == "does not hold"
+    smaller = stored("c", against="b", verdict="cannot be told", high=0.09, low=-0.01, p_holm=0.2)
+    assert said(smaller)[1] == "smaller"
+    assert said({**smaller, "high": 0.11})[1] == "cannot be told"
     assert said(stored("b", difference=None, p_holm=None, verdict="", claim="not run"))[0] == "not measured yet"
     same = stored("b", difference=None, p_holm=None, verdict="the same training", claim="the same training")
     assert said(same)[0] == "the same training"
@@ -590,7 +592,9 @@ def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_
     text = "\n".join(PAGE["_claims"](judged))
     line = "| B beats a. | b | a | overall | +0.100 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | **holds** |"
     assert line in text.splitlines()
-    assert "Not measured yet:\n\n- C beats b. (overall)" in text and "Not run: no data:\n\n- D as a." in text
+    assert (
+        "Not measured yet:\n\n- C beats b. (c against b: overall)" in text and "Not run: no data:\n\n- D as a." in text
+    )
     counts = [*PAGE["_counts"]({"Report 000": judged})]
     assert "| Report 000 | 3 | 1 | 0 | 0 | 2 |" in counts
 
