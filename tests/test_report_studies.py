@@ -596,7 +596,7 @@ def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_
         "Not measured yet:\n\n- C beats b. (c against b: overall)" in text and "Not run: no data:\n\n- D as a." in text
     )
     counts = [*PAGE["_counts"]({"Report 000": judged})]
-    assert "| Report 000 | 3 | 1 | 0 | 0 | 2 |" in counts
+    assert "| Report 000 | 3 | 1 | 0 | 0 | 0 | 2 |" in counts
 
 
 def test_a_claim_on_two_rows_that_are_one_training_is_not_judged(claimed):
