@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from small_encoders import saved
+from small_encoders import TAKEN, saved, small
 from transformers import AutoModel
 
 from hf_minbert import MinBertError, MinBertForMultiTask, Predictor, get_tasks
@@ -195,7 +195,7 @@ def tasked(plain, tiny_tokenizer, tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TAKEN)
 def test_the_encoder_goes_back_into_its_own_class(tasked, tmp_path, name):
     folder = tasked(name)
     export(folder, "encoder", tmp_path / "out")
@@ -206,13 +206,13 @@ def test_the_encoder_goes_back_into_its_own_class(tasked, tmp_path, name):
     assert all(torch.equal(value, weights[key]) for key, value in stock.state_dict().items())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TAKEN)
 @pytest.mark.parametrize("task", ["sst", "para"])
 def test_sentence_transformers_embeds_as_the_task_pools(tasked, tmp_path, name, task):
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     folder = tasked(name)
-    if (name, task) == ("mpnet", "sst"):
-        with pytest.raises(MinBertError, match="pools by the pooler of a mpnet, which sentence-transformers does not"):
+    if task == "sst" and parts_of(small(name)).pools:
+        with pytest.raises(MinBertError, match=f"pools by the pooler of a {name}, which sentence-transformers does n"):
             export(folder, "sentence-transformers", tmp_path / "st", task=task)
         return
     export(folder, "sentence-transformers", tmp_path / "st", task=task)
@@ -222,7 +222,7 @@ def test_sentence_transformers_embeds_as_the_task_pools(tasked, tmp_path, name, 
     with torch.no_grad():
         ours = predictor.model.pool(task, **inputs)[:, 0]
     theirs = torch.from_numpy(library.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts))
-    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=0)
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
