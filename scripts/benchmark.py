@@ -3,6 +3,7 @@
 python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step, in turns
 python scripts/benchmark.py smart --model google-bert/bert-base-uncased   one step with SMART and one without, in turns
 python scripts/benchmark.py surgery                                       a step of three tasks, summed and by surgery
+python scripts/benchmark.py sharing --tasks 4                             a step of tasks that share rows, and do not
 python scripts/benchmark.py train --model $MINILM --random-size base      whole training loops
 python scripts/benchmark.py predict --model $MINILM                       answers to many pairs, in turns
 python scripts/benchmark.py all --model $MINILM                           train and predict at several batch sizes
@@ -23,7 +24,7 @@ from benchmarks.encoders import encoders
 from benchmarks.everything import everything
 from benchmarks.growth import growth
 from benchmarks.predict import predict
-from benchmarks.step import smart, step, surgery
+from benchmarks.step import sharing, smart, step, surgery
 from benchmarks.train import train
 from transformers.utils import is_datasets_available
 from typer.core import TyperGroup
@@ -42,7 +43,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-for command in (step, smart, surgery, train, predict, growth, encoders):
+for command in (step, smart, surgery, sharing, train, predict, growth, encoders):
     app.command()(command)
 app.command("all")(everything)
 

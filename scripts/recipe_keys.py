@@ -83,6 +83,30 @@ TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labe
   be a fast one.
 """
 
+SHARED = """With `share_rows: true`, tasks whose training rows are the same texts share them: those with the same
+training files (or `dataset`) and text columns, without `sources`.
+[`examples/shared_rows`](examples/shared_rows.yaml) explains such a recipe.
+
+- The training file is read once and each text is tokenized once. In a round all these tasks take the same rows, and
+  their heads read one forward pass of the encoder. A message names the groups. Other tasks, and those with layers of
+  their own (`private_layers`), draw rows of their own.
+- Each task's gradient is that of a pass of its own, up to rounding. One dropout mask of the encoder and one noise of
+  NEFTune serve all tasks; the heads' dropouts are their own. With `aggregator: sum` there is one backward pass too;
+  with an aggregator of rows there is one for each task, through the one graph.
+- A label may be blank: the row counts for the other tasks. A task's loss is the mean over its labelled rows of a
+  batch; several processes weigh theirs by how many they have, so that they do what one does on all. Where a batch
+  has none, the task has no loss in that round, which counts as 0 in the mean over accumulated rounds. A row with a
+  blank text, or without a label of any of the tasks, is left out (`strict_data: true` makes it an error). Of kind
+  `labels` an empty cell of a text file is a row with none of the labels, and not blank. Dev rows are each task's own
+  labelled ones.
+- As the rows are the same, `task_batch_sizes` and `rows_per_epoch` must be, and `task_sampling` is `shuffle`.
+- Teachers answer for labelled rows. A frozen encoder without dropout reads each row once for each task, and then no
+  more. Shared passes are not recorded as CUDA graphs.
+- Refused in one line: `regularizer` and `proximal`, whose passes are of one task; a `mixing` with one task a step;
+  `torch_compile`; `compile_layers` with an aggregator of rows, as compiled layers are differentiated once; where a
+  label is missing, `task_weights` that follow the losses, and on several processes `train_metrics: running`.
+"""
+
 A_FILE = """Wherever a recipe names a file of rows, in `files` of a task, of `held_out` and of `sources`, a mapping of
 these keys can stand for its path. `minbert predict` and `evaluate` take the same for `--input`, as
 `--read '{quotes: false}'`.
@@ -293,6 +317,8 @@ def render() -> str:
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
         "### A tag for each word",
         TAGS,
+        "### Rows with labels of several tasks",
+        SHARED,
         "### How a file is read",
         A_FILE,
         own_keys(DataFile, [f.name for f in fields(DataFile)]),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from transformers import BertTokenizer, TrainerCallback
 
-from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert import TASKS, MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, Task
 from hf_minbert.training.aggregation.base import Aggregator
 from hf_minbert.training.aggregation.registry import AGGREGATORS
 
@@ -84,8 +84,10 @@ class Scenarios:
         self.target, self.rank, self.processes = target, rank, processes
         self.recorded: dict[str, dict] = {}
 
-    def trainer(self, name: str, *, rows: int, model=None, **options) -> MultiTaskTrainer:
-        """A trainer on the first `rows` training rows of sst, its longest task, and a record of what it does."""
+    def trainer(self, name: str, *, rows: int, model=None, train=None, **options) -> MultiTaskTrainer:
+        """A trainer and a record of what it does: on `train` alone, or with dev rows on the training rows of all
+        tasks, of sst, the longest, the first `rows`.
+        """
         settings = {
             "output_dir": str(self.target / name),
             "max_steps": STEPS,
@@ -100,12 +102,13 @@ class Scenarios:
         }
         model = copy.deepcopy(self.model) if model is None else model
         recorder = Recorder()
-        train = {**self.rows["train"], "sst": self.rows["train"]["sst"][:rows]}
+        dev = self.rows["dev"] if train is None else None
+        train = train or {**self.rows["train"], "sst": self.rows["train"]["sst"][:rows]}
         trainer = MultiTaskTrainer(
             model,
             MultiTaskTrainingArguments(**{**settings, **options}),
             train_dataset=train,
-            eval_dataset=self.rows["dev"],
+            eval_dataset=dev,
             processing_class=self.tokenizer,
             callbacks=[recorder],
         )
@@ -172,6 +175,7 @@ class Scenarios:
         smart = {"regularizer": "smart", "smart_epsilon": 0.01, "proximal": "momentum"}
         self.train("smart", rows=48, per_device_train_batch_size=own, aggregator="pcgrad", **smart, **twice)
         self.compare_surgery(four, own, twice)
+        self.compare_sharing(four)
         self.train("clipped", rows=48, per_device_train_batch_size=four, max_grad_norm=1.0)
         self.train("two_of_three", rows=48, per_device_train_batch_size=four, train_tasks=["sst", "sts"])
         trainer = self.trainer("evaluation", rows=8, per_device_eval_batch_size=4)
@@ -202,6 +206,20 @@ class Scenarios:
         if PEFT:
             self.train("surgery_lora", model=with_lora(copy.deepcopy(self.model)), **given)
         self.train("surgery_bf16", bf16=True, **given)
+
+    def compare_sharing(self, four: int) -> None:
+        """Rows with labels of two tasks, of which one has few: there are steps without any, and more processes."""
+        train = self.rows["train"]["sst"]
+        second = [{**row, "label": row["label"] % 2 if i % 6 == 0 else None} for i, row in enumerate(train)]
+        tasks = [TASKS["sst"], Task("tone", "binary", ("sentence",), labels=("no", "yes"))]
+        torch.manual_seed(5)
+        model = MinBertForMultiTask(MinBertConfig(**{**self.model.config.to_dict(), "tasks": tasks}))
+        given = {"rows": 48, "train": {"sst": train, "tone": second}, "share_rows": True}
+        for aggregator in ("sum", "pcgrad"):
+            self.train(
+                f"sharing_{aggregator}", model=copy.deepcopy(model), per_device_train_batch_size=four,
+                aggregator=aggregator, **given,
+            )  # fmt: skip
 
     def resume(self) -> None:
         """A run of three epochs, and its end again from a checkpoint in the middle of one, with AdamW, dropout and

@@ -55,6 +55,7 @@ def bench(benchmarks, tmp_path_factory):
         ("step", "stock", {"minbert", "stock"}),
         ("smart", "plain", {"plain", "smart"}),
         ("surgery", "sum", {"sum", "pcgrad", "gradvac", "naive"}),
+        ("sharing", "sum", {"sum", "sum, shared", "pcgrad", "pcgrad, shared"}),
     ],
 )
 def test_a_step(bench, command, first, ways):

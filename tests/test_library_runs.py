@@ -220,7 +220,7 @@ def test_sentence_transformers_embeds_as_the_task_pools(tasked, tmp_path, name, 
     texts = ["a good film", "the man plays the bad dog ."]
     inputs = dict(predictor.tokenizer(texts, padding=True, return_tensors="pt"))
     with torch.no_grad():
-        ours = predictor.model.pool(task, **inputs)[:, 0]
+        ours = predictor.model.pooled_of([task], **inputs)[task][:, 0]
     theirs = torch.from_numpy(library.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts))
     torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..errors import MinBertError
@@ -12,7 +13,7 @@ from ..model.inference import filled, padded
 from ..model.losses import IGNORED
 from ..settings.tasks import Task
 from .labels import label_value, tag_values
-from .rows import EncodedRows, PooledRows
+from .rows import EncodedRows, PooledRows, SharedRows
 
 
 class PaddedCollator:
@@ -51,18 +52,28 @@ class PaddedCollator:
             the rows have them; and `packing` where it is asked for. Where each word has a label, `labels` are [B, T],
             `IGNORED` at all but first pieces.
         """
-        if isinstance(rows, PooledRows):
-            return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}
-        if not isinstance(rows, EncodedRows):
+        if not isinstance(rows, EncodedRows | PooledRows):
             task = self.task
             rows = EncodedRows.of(list(map(self._checked, rows)), task.traits.dtype, task.pair_encoding == "bi")
+        inputs = self.inputs(rows)
+        return {"task": self.task.name, **inputs, **self.answers(rows, inputs)}
+
+    def inputs(self, rows: EncodedRows | PooledRows) -> dict[str, Any]:
+        """What a batch has of the rows beside labels and teacher."""
+        if isinstance(rows, PooledRows):
+            return {"pooled": torch.from_numpy(rows.pooled)}
         width = self.fill_to or -(-rows.lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
-        inputs = padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
-        answers = _answers(rows)
-        if rows.words is not None and rows.labels is not None:
-            is_token = inputs["attention_mask"].bool().numpy()
+        return padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
+
+    def answers(self, rows: EncodedRows | PooledRows, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The `labels` of the rows and their `teacher`, where they have them; `inputs` are those of the batch."""
+        columns = {"labels": rows.labels, "teacher": rows.teacher}
+        there = {name: column for name, column in columns.items() if column is not None and column.dtype != object}
+        answers = {name: torch.from_numpy(column) for name, column in there.items()}
+        if isinstance(rows, EncodedRows) and rows.words is not None and rows.labels is not None:
+            is_token = np.arange(inputs["input_ids"].shape[-1]) < rows.lengths[:, None]
             answers["labels"] = filled(rows.token_labels, is_token, IGNORED)
-        return {"task": self.task.name, **inputs, **answers}
+        return answers
 
     def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if "labels" not in row:
@@ -75,19 +86,38 @@ class PaddedCollator:
 class RoundCollator:
     """Makes one training step's input: a round `{task: [rows]}` becomes `{task: batch}`.
 
+    The batch of tasks that share rows has, beside the inputs, `answers`: to each task its `labels` and `teacher`, the
+    places in the batch of the `rows` that these are of, unless that is all, and its `share` as in `SharedRows`; or
+    `pooled`, of these rows, in the place of `rows`. Where no row has a label, the first one stands for it.
+
     A round is the item of its dataset, so the `DataLoader` must have `batch_size=1`.
     """
 
     def __init__(self, collators: Mapping[str, PaddedCollator]):
         self.collators = dict(collators)
 
-    def __call__(self, rounds: Sequence[Mapping[str, EncodedRows]]) -> dict[str, dict[str, Any]]:
+    def __call__(self, rounds: Sequence[Mapping[str, EncodedRows | SharedRows]]) -> dict[str, dict[str, Any]]:
         if len(rounds) != 1:
             raise MinBertError(f"A step takes one round: `batch_size` of the loader must be 1. Found {len(rounds)}.")
-        return {name: self.collators[name](rows) for name, rows in rounds[0].items()}
+        return {
+            name: self._shared(name, rows) if isinstance(rows, SharedRows) else self.collators[name](rows)
+            for name, rows in rounds[0].items()
+        }
 
-
-def _answers(rows: EncodedRows | PooledRows) -> dict[str, torch.Tensor]:
-    columns = {"labels": rows.labels, "teacher": rows.teacher}
-    there = {name: column for name, column in columns.items() if column is not None and column.dtype != object}
-    return {name: torch.from_numpy(column) for name, column in there.items()}
+    def _shared(self, first: str, shared: SharedRows) -> dict[str, Any]:
+        inputs: dict[str, Any] = {}
+        answers: dict[str, dict[str, Any]] = {}
+        for name, rows in shared.rows.items():
+            collator = self.collators[name]
+            answer: dict[str, Any] = {"share": shared.shares[name]}
+            if isinstance(rows, EncodedRows):
+                inputs = inputs or collator.inputs(rows)
+            if rows.labelled is not None:
+                places = np.flatnonzero(rows.labelled) if rows.labelled.any() else np.zeros(1, dtype=np.int64)
+                if isinstance(rows, EncodedRows):
+                    answer["rows"] = torch.from_numpy(places)
+                rows = rows.take(places)
+            if isinstance(rows, PooledRows):
+                answer |= collator.inputs(rows)
+            answers[name] = answer | collator.answers(rows, inputs)
+        return {"task": first, **inputs, "answers": answers}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -18,7 +19,7 @@ from ..model.losses import IGNORED
 from ..settings.tasks import Task
 from .cache import EncodedCache
 from .labels import check_tags, class_values, label_value, sentence_of, tag_values
-from .rows import EncodedRows
+from .rows import EncodedRows, tag_rows
 
 if TYPE_CHECKING:
     import datasets
@@ -49,6 +50,7 @@ def encode(
     max_length: int,
     cache_dir: str | Path | None = None,
     config: Any = None,
+    labels: bool = True,
 ) -> EncodedRows:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
@@ -65,6 +67,7 @@ def encode(
         cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
         config: the model's. With it, ids in rows that are encoded already must be in its vocabulary, and segment ids
             are those that it reads.
+        labels: whether labels are read.
 
     Returns:
         the rows in memory, unpadded.
@@ -73,7 +76,7 @@ def encode(
         MinBertError: no rows, a column is missing, a text is not text, a token id is not one of the model's, or a
             label is not one of the task's.
     """
-    rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config)
+    rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config, labels)
     warn_of_cut(task.name, cut, len(rows), max_length)
     warn_of_unread(task.name, rows)
     return rows
@@ -93,16 +96,22 @@ def warn_of_unread(task: str, rows: EncodedRows) -> None:
 
 
 def encode_and_count(
-    dataset: Any, task: Task, tokenizer: Any, max_length: int, cache_dir: str | Path | None = None, config: Any = None
+    dataset: Any,
+    task: Task,
+    tokenizer: Any,
+    max_length: int,
+    cache_dir: str | Path | None = None,
+    config: Any = None,
+    labels: bool = True,
 ) -> tuple[EncodedRows, int]:
     """As `encode`; and how many rows were cut, in the place of the line in the log."""
     size, form = _size(dataset, task), (task.traits.dtype, task.pair_encoding == "bi")
     if not _is_hf_dataset(dataset):
-        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config)
+        encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config, labels)
         # Batch by batch: a token takes 5 bytes in an array, and 40 in a list.
         rows = EncodedRows.joined([EncodedRows.of(part, *form) for part in _batches(dataset, size, task, encoder)])
         return rows.read_by(config), encoder.cut
-    encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config)
+    encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config, labels)
     dataset = _with_own_ids(dataset, task, encoder.label_column)
     if cache_dir is None or tokenizer is None or encoder.is_encoded:
         encoded, cut = _map(dataset, encoder), encoder.cut
@@ -114,6 +123,63 @@ def encode_and_count(
             cache.write(*kept)
         encoded, cut = kept
     return EncodedRows.of(encoded, *form).read_by(config), cut  # not before: what is kept is any model's
+
+
+def label_column_in(columns: Iterable[str], task: Task) -> str | None:
+    """The column that holds a task's labels, if one does."""
+    columns = {*columns}
+    return next((name for name in ("labels", "label", task.label_column) if name in columns), None)
+
+
+def with_labels(rows: EncodedRows, dataset: Any, task: Task) -> EncodedRows:
+    """Encoded rows with the labels of a task, of which some may be `None`: where they are stands one to be ignored.
+
+    Args:
+        rows: those of `dataset`, without labels.
+
+    Raises:
+        MinBertError: there are no labels, or one is not one of the task's.
+    """
+    if _is_hf_dataset(dataset):
+        column = label_column_in(dataset.column_names, task)
+        dataset = _with_own_ids(dataset, task, column)
+    else:
+        names = chain.from_iterable(_row(dataset, number, task) for number in range(len(dataset)))
+        column = label_column_in(names, task)
+    cells = [] if column is None else column_of(dataset, column) or []
+    labelled = np.array([cell is not None for cell in cells], dtype=bool)
+    if not labelled.any():
+        raise MinBertError(f"The rows of {task.name!r} have no labels. Add a column `label`.")
+    labels = []
+    for number, cell in enumerate(cells):
+        words = 0 if rows.num_words is None else int(rows.num_words[number])
+        labels.append(_ignored(task, words) if cell is None else _label(task, cell, words, number))
+    column = tag_rows(labels) if task.traits.is_tags else np.array(labels, dtype=task.traits.dtype)
+    return replace(rows, labels=column, labelled=None if labelled.all() else labelled)
+
+
+def _label(task: Task, value: Any, words: int, number: int) -> Any:
+    """The label of a row of so many words."""
+    if not task.traits.is_tags:
+        return label_value(task, value, f"Row {number}")
+    tags = tag_values(task, value, lambda word: f"Row {number}, word {word}")
+    check_tags(task, len(tags), words, f"Row {number}")
+    return tags
+
+
+def _ignored(task: Task, words: int) -> Any:
+    """A label that the task allows."""
+    if task.traits.is_score:
+        return task.bounds[0]
+    return [0] * words if task.traits.is_tags else [0.0] * len(task.labels) if task.traits.is_set else 0
+
+
+def column_of(dataset: Any, name: str) -> list[Any] | None:
+    """A column of rows; a cell that a dict lacks is `None`. `None` where there is no such column."""
+    if _is_hf_dataset(dataset):
+        return dataset.with_format(None)[name][:] if name in dataset.column_names else None
+    cells = [dataset[number].get(name) for number in range(len(dataset))]
+    return None if all(cell is None for cell in cells) else cells
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
@@ -175,15 +241,18 @@ def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> 
 class _Encoder:
     """Encodes batches of columns, and counts the inputs that were cut."""
 
-    def __init__(self, task: Task, tokenizer: Any, max_length: int, columns: list[str], config: Any):
+    def __init__(
+        self, task: Task, tokenizer: Any, max_length: int, columns: list[str], config: Any, labels: bool = True
+    ):
         self.task, self.tokenizer, self.max_length, self.cut = task, tokenizer, max_length, 0
         sizes = {"input_ids": "vocab_size"}
         if tells_segments(config):  # others get zeros
             sizes["token_type_ids"] = "type_vocab_size"
         # Models of other packages may not say them.
         self.sizes = {name: (size, getattr(config, size)) for name, size in sizes.items() if hasattr(config, size)}
-        self.label_column = next((name for name in ("labels", "label", task.label_column) if name in columns), None)
         self.is_encoded = "input_ids" in columns
+        needed = self.is_encoded and task.traits.is_tags  # they say where words are
+        self.label_column = label_column_in(columns, task) if labels or needed else None
         self.has_segments = "token_type_ids" in columns
         self.has_mask = "attention_mask" in columns
         self.apart = task.pair_encoding == "bi"
@@ -209,18 +278,15 @@ class _Encoder:
             encoded["labels"] = self._tags(encoded, batch[self.label_column], numbers)
         elif self.label_column:
             pairs = zip(batch[self.label_column], numbers, strict=True)
-            encoded["labels"] = [label_value(self.task, value, f"Row {number}") for value, number in pairs]
+            encoded["labels"] = [_label(self.task, value, 0, number) for value, number in pairs]
         return encoded
 
     def _tags(self, encoded: dict[str, list], column: list, numbers: Sequence[int]) -> list[list[int]]:
         """The class ids of each row's words. Rows that were encoded already have a label per token."""
         if self.is_encoded:
             column = [[label for label in labels if label != IGNORED] for labels in column]
-        found = []
-        for tags, words, number in zip(column, encoded["num_words"], numbers, strict=True):
-            found.append(tag_values(self.task, tags, lambda word, number=number: f"Row {number}, word {word}"))
-            check_tags(self.task, len(found[-1]), words, f"Row {number}")
-        return found
+        rows = zip(column, encoded["num_words"], numbers, strict=True)
+        return [_label(self.task, tags, words, number) for tags, words, number in rows]
 
     def features(self) -> datasets.Features:
         import datasets

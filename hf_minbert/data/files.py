@@ -61,7 +61,7 @@ def read_rows(
     if columns:
         task = replace(task, columns={**task.columns, **columns})
     table = read_table(file)
-    if labelled and not _has_labels(table, task):
+    if labelled and not has_labels(table, task):
         raise no_labels(task, table, table.name)
     return _rows([table], task, labelled, strict)
 
@@ -85,7 +85,7 @@ def load_split(
         task = hub.on_hub(task)  # whose columns have other names
     tables = tables_of(task, data_dir, split)
     optional = labelled is None and split == "test"
-    without = [table for table in tables if not _has_labels(table, task)]
+    without = [table for table in tables if not has_labels(table, task)]
     labelled = not without if optional else labelled is not False
     if labelled and without:
         raise no_labels(task, without[0], f"split {split!r}")
@@ -420,7 +420,7 @@ def label_columns(task: Task) -> list[str]:
     return found if isinstance(found, list) else [found]
 
 
-def _has_labels(table: Table, task: Task) -> bool:
+def has_labels(table: Table, task: Task) -> bool:
     return {*label_columns(task)} <= {*table.columns}
 
 

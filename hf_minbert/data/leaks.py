@@ -19,6 +19,7 @@ from ..settings.tasks import TASKS, Task, data_files, get_tasks
 from ..settings.wording import counted
 from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
 from .mappings import borrowed_rows, origin_of
+from .sharing import by_training_rows, load_together
 
 if TYPE_CHECKING:
     import datasets
@@ -174,7 +175,7 @@ def scored_rows(task: Task) -> str:
 
 def load_training(
     tasks: Mapping[str, Task], names: Iterable[str], data_dir: str | Path | None, *, seed: int, held_out: HeldOut,
-    drop_sentences: bool = False, strict: bool = False,
+    drop_sentences: bool = False, strict: bool = False, together: bool = False,
 ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:  # fmt: skip
     """The training rows of the tasks `names`: their own, then those borrowed from their sources.
 
@@ -182,6 +183,7 @@ def load_training(
 
     Args:
         tasks: all tasks of the recipe, by name: sources may name them.
+        together: whether tasks that read the same rows have them together, as `sharing.load_together` gives them.
 
     Returns:
         task to rows; and counts: `given`, task to what `overlap` says of its own rows; `borrowed`, task to a list with
@@ -196,10 +198,15 @@ def load_training(
         for number in range(1, len(tasks[name].sources) + 1):
             origin_of(tasks[name], number, tasks)
     loaded, counts = {}, {"given": {}, "borrowed": {}}
+    groups = by_training_rows([tasks[name] for name in names], data_dir) if together else []
+    shared: dict[str, datasets.Dataset] = {}
+    for group in groups:
+        if len(group) > 1:
+            shared |= load_together(group, data_dir, "train", strict)
     for task in (tasks[name] for name in names):
         parts = []
         if has_training_data(task, data_dir):
-            own = load_split(task, data_dir, "train", strict=strict)
+            own = shared.get(task.name) or load_split(task, data_dir, "train", strict=strict)
             parts.append(own)
             columns = own[:]  # as lists: a column by itself is read row by row
             texts = zip(*(columns[name] for name in task.text_columns), strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -17,6 +17,7 @@ from ..errors import MinBertError
 from ..model.registry import Registry
 from ..settings.tasks import Task
 from ..settings.wording import counted
+from .rows import EncodedRows, SharedRows
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -171,6 +172,8 @@ class Rounds(Dataset, ABC):
         seed: of which tasks a round holds, where that is drawn.
         temperature: of `Temperature`.
         epochs: how many there will be, for `Annealed`.
+        groups: of tasks that share rows, each with one sampler and one batch size. A round has them under the first
+            of them, as `SharedRows`. A task of which no process has a labelled row there is not in it.
 
     Attributes:
         whole: whether every round has every task.
@@ -188,12 +191,14 @@ class Rounds(Dataset, ABC):
         seed: int = 0,
         temperature: float = 2.0,
         epochs: int = 1,
+        groups: Sequence[Sequence[str]] = (),
     ):
         self.datasets = dict(datasets)
         self.batch_sizes = {task: batch_sizes[task] for task in datasets}
         self.samplers = {task: samplers[task] for task in datasets}
         self.num_processes = num_processes
         self.seed, self.temperature, self.epochs = seed, temperature, epochs
+        self.groups = {task: group for group in groups for task in group}
         self.epoch = 0
         self._orders: dict[tuple[str, int], np.ndarray] = {}
 
@@ -214,8 +219,13 @@ class Rounds(Dataset, ABC):
     def __len__(self) -> int:
         return max(self.rounds_with(task) for task in self.datasets)
 
-    def __getitem__(self, index: int) -> dict[str, Rows]:
-        return {task: self._batch(task, index) for task in self.datasets if index < self.rounds_with(task)}
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        items: dict[str, Any] = {}
+        for task in self.datasets:
+            group = self.groups.get(task, (task,))
+            if task == group[0] and index < self.rounds_with(task):
+                items[task] = self._batch(task, index) if len(group) == 1 else self._shared(group, index)
+        return items
 
     @property
     def num_rows(self) -> int:
@@ -223,12 +233,29 @@ class Rounds(Dataset, ABC):
         return sum(self.rounds_with(task) * size for task, size in self.batch_sizes.items())
 
     def _batch(self, task: str, index: int) -> Rows:
+        return fetch(self.datasets[task], self._rows(task, index))
+
+    def _shared(self, group: Sequence[str], index: int) -> SharedRows:
+        first, rows, shares = index - index % self.num_processes, {}, {}
+        for task in group:
+            labelled = cast(EncodedRows, self.datasets[task]).labelled
+            if labelled is not None:  # how many each process has at this step
+                counts = [labelled[self._rows(task, first + rank)].sum() for rank in range(self.num_processes)]
+                if not any(counts):
+                    continue
+            mean = 1.0 if labelled is None else float(sum(counts) / self.num_processes)
+            shares[task] = 1.0 if labelled is None else float(counts[index - first]) / mean
+            rows[task] = self._batch(task, index)
+        return SharedRows(rows, shares)
+
+    def _rows(self, task: str, index: int) -> list[int]:
+        """Which rows of a task a round has."""
         size, rows = self.batch_sizes[task], self.samplers[task].rows
         places = (divmod(position, rows) for position in range(index * size, (index + 1) * size))
-        return fetch(self.datasets[task], [int(self._order(task, number)[place]) for number, place in places])
+        return [int(self._order(task, number)[place]) for number, place in places]
 
     def _order(self, task: str, number: int) -> np.ndarray:
-        key = (task, number)
+        key = (self.samplers[task].task, number)
         if key not in self._orders:
             self._orders[key] = self.samplers[task].order(self.epoch, number)
         return self._orders[key]

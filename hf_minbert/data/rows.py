@@ -24,11 +24,14 @@ class EncodedRows(TokenRows):
     Args:
         labels: [R], class ids in int64 or scores in float32; float32 [R, C], a 0 or 1 for each label; where each word
             has one, [R] arrays of class ids, int64 [words]; or `None`.
-        teacher: float32 [R, C], what a teacher's head answers; or `None`. The rest as for `TokenRows`.
+        teacher: float32 [R, C], what a teacher's head answers; or `None`.
+        labelled: [R], which rows have a label, where some have none and share their inputs with another task; else
+            `None`. The rest as for `TokenRows`.
     """
 
     labels: np.ndarray | None = None
     teacher: np.ndarray | None = None
+    labelled: np.ndarray | None = None
 
     @classmethod
     def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], dtype: str, apart: bool) -> EncodedRows:
@@ -98,9 +101,7 @@ class EncodedRows(TokenRows):
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
-        labels = None if self.labels is None else self.labels[indices]
-        teacher = None if self.teacher is None else self.teacher[indices]
-        return replace(super().take(indices), labels=labels, teacher=teacher)
+        return replace(super().take(indices), **_taken(self, indices))
 
     @property
     def token_labels(self) -> np.ndarray:
@@ -127,12 +128,13 @@ class PooledRows:
 
     Args:
         pooled: float32 [R, S, D], what the task's head pools.
-        labels, teacher: as for `EncodedRows`.
+        labels, teacher, labelled: as for `EncodedRows`.
     """
 
     pooled: np.ndarray
     labels: np.ndarray | None
     teacher: np.ndarray | None = None
+    labelled: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.pooled)
@@ -147,8 +149,32 @@ class PooledRows:
     def take(self, indices: Sequence[int] | np.ndarray) -> PooledRows:
         """The rows at these places, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
-        labels, teacher = (None if column is None else column[indices] for column in (self.labels, self.teacher))
-        return PooledRows(self.pooled[indices], labels, teacher)
+        return PooledRows(self.pooled[indices], **_taken(self, indices))
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """What a round takes of tasks that share rows.
+
+    Args:
+        rows: task to rows; the inputs are the same in all.
+        shares: task to the factor on the mean loss over its labelled rows here, with which the mean over processes is
+            that over the labelled rows of all. 0 where none of these rows has a label.
+    """
+
+    rows: dict[str, EncodedRows | PooledRows]
+    shares: dict[str, float]
+
+
+def having_labels(rows: EncodedRows) -> EncodedRows:
+    """The rows that have a label."""
+    return rows if rows.labelled is None else replace(rows.take(np.flatnonzero(rows.labelled)), labelled=None)
+
+
+def _taken(rows: EncodedRows | PooledRows, indices: np.ndarray) -> dict[str, np.ndarray | None]:
+    """What belongs to a task of the rows at these places."""
+    columns = {"labels": rows.labels, "teacher": rows.teacher, "labelled": rows.labelled}
+    return {name: None if column is None else column[indices] for name, column in columns.items()}
 
 
 def tag_rows(rows: Iterable[Any]) -> np.ndarray:

@@ -670,7 +670,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             task: its name. Without one the active task answers, in the form that stock tools expect: see
                 `stock_logits`.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
-            pooled: [B, S, D], what `pool` gave for the batch, in the place of all other inputs.
+            pooled: [B, S, D], what `pooled_of` gave for the batch, in the place of all other inputs.
 
         Returns:
             `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, which is the same in both forms. Hidden
@@ -709,21 +709,29 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             attentions=outputs.attentions,
         )
 
-    def pool(
+    def pooled_of(
         self,
-        task: str,
+        tasks: Sequence[str],
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         packing: dict[str, Any] | None = None,
-    ) -> Tensor:
-        """What a task's head pools of a batch, [B, S, D]: all it needs of the encoder. Inputs as for `forward`."""
+    ) -> dict[str, Tensor]:
+        """What several tasks' heads pool of the same inputs, from one pass through the encoder.
+
+        Args:
+            tasks: their names; all with the same `encoder_path`, and `bi` in all of them or in none. The rest as in
+                `forward`.
+
+        Returns:
+            of each task [B, S, D], all that its head needs of the encoder: `pooled` of `forward`.
+        """
         inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
             "position_ids": None, "inputs_embeds": None,
         }  # fmt: skip
-        encoded, _ = self._encode([task], inputs, packing, output_hidden_states=False)
-        return self.heads.get(task).pooled(encoded)
+        encoded, _ = self._encode(tasks, inputs, packing, output_hidden_states=False)
+        return {name: self.heads.get(name).pooled(encoded) for name in tasks}
 
     def encoder_path(self, task: str) -> list[nn.Module]:
         """The encoder and the layers that a task's sentences go through: tasks with the same ones can share a pass."""
@@ -746,13 +754,9 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         Returns:
             each task's logits [B, C], as `forward` gives them where the task is named.
         """
-        inputs = {
-            "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
-            "position_ids": None, "inputs_embeds": None,
-        }  # fmt: skip
-        encoded, _ = self._encode(tasks, inputs, packing, output_hidden_states=False)
+        pooled = self.pooled_of(tasks, input_ids, attention_mask, token_type_ids, packing)
         heads = {name: self.heads.get(name) for name in tasks}
-        return {name: head(head.vectors(encoded)) for name, head in heads.items()}
+        return {name: head(head.sentence_dropout(pooled[name])) for name, head in heads.items()}
 
     def _encode(
         self,

@@ -443,7 +443,7 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
     held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, data_dir), data_dir)
     train, leaks = load_training(
         by_name, args.chosen_tasks("train_tasks", by_name), data_dir, seed=args.seed, held_out=held_out,
-        drop_sentences=settings.drop_shared_sentences, strict=strict,
+        drop_sentences=settings.drop_shared_sentences, strict=strict, together=args.share_rows,
     )  # fmt: skip
     evaluated = args.chosen_tasks("eval_tasks", by_name)
     dev, scored = {}, {}

@@ -100,6 +100,13 @@ class TrainingKeys:
         "Whether each epoch draws its `rows_per_epoch` anew, or all epochs keep the first draw.",
         objectives="tasks",
     )
+    share_rows: bool = key(
+        False,
+        "Whether tasks with the same training files and text columns, such as two labels of one file, take the same "
+        "rows in a round, and share one forward pass with one dropout mask. A row may lack the labels of some of "
+        "them. Unless so, each task draws rows of its own.",
+        objectives="tasks",
+    )
     aggregator: str = key(
         "sum",
         "How the tasks' gradients become one. `sum`; `pcgrad` and `gradvac`, gradient surgery; or `unconditional`, "

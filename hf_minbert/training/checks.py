@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from ..data.rounds import MIXING
+from ..data.rounds import MIXING, Drawn
 from ..errors import MinBertError, explain, unknown_name
 from ..settings.services import check_services
 from ..settings.table import names
@@ -74,6 +74,7 @@ def check_values(args: BaseArguments) -> None:
     _check_aggregator(args)
     _check_terms(args)
     _check_pretrained_decay(args)
+    _check_sharing(args)
     if args.do_eval and args.eval_strategy == "no":
         raise MinBertError("`do_eval: true` does nothing by itself. Set `eval_strategy` to epoch or steps.")
     if args.early_stopping_patience is not None and args.eval_strategy == "no":
@@ -183,6 +184,32 @@ def _check_terms(args: BaseArguments) -> None:
         raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
     if args.proximal_evaluate and args.eval_strategy == "no":
         raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
+
+
+def _check_sharing(args: BaseArguments) -> None:
+    if not args.share_rows:
+        return
+    own = next((term.name for term in terms_of(args) if not term.of_outputs), None)
+    if own is not None:
+        raise MinBertError(
+            f"`share_rows: true` computes one pass for all tasks of a row, and the term {own!r} needs passes for each "
+            "task. Leave one of them out."
+        )
+    if issubclass(MIXING[args.mixing], Drawn):
+        raise MinBertError(
+            f"`share_rows: true` is for rounds of several tasks, and with `mixing: {args.mixing}` each step has one. "
+            "Leave it out, or take `mixing: cycle`."
+        )
+    if args.torch_compile:
+        raise MinBertError(
+            "`torch_compile` compiles the pass of one task, and `share_rows: true` has one for several. Leave one "
+            "out, or take `compile_layers: true`."
+        )
+    if args.compile_layers and make_aggregator(args.aggregator, **(args.aggregator_options or {})).needs_rows:
+        raise MinBertError(
+            f"With `aggregator: {args.aggregator}`, `share_rows: true` differentiates one pass for each task, and "
+            "compiled layers can be differentiated once. Leave `compile_layers` out."
+        )
 
 
 def _check_pretrained_decay(args: BaseArguments) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,18 +24,23 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_losses(
-    args: BaseArguments, config: Config, tasks: dict[str, Task], rows: Mapping[str, EncodedRows]
+    args: BaseArguments,
+    config: Config,
+    tasks: dict[str, Task],
+    rows: Mapping[str, EncodedRows],
+    groups: Sequence[Sequence[str]] = (),
 ) -> None:
     """Counts what the loss options leave to be counted, and says what goes ill with what.
 
     Args:
         config: its `tasks`, from which the model reads them, get the numbers, and so does `tasks`.
         rows: to train on, by task.
+        groups: of tasks that share rows.
 
     Raises:
         MinBertError: as `check_batch` and `counted`.
     """
-    samplers = samplers_of(args, tasks, rows)
+    samplers = samplers_of(args, tasks, rows, groups)
     for name, size in batch_sizes_of(args, samplers).items():
         check_batch(tasks[name], size)
     for saved in config.tasks:
@@ -43,7 +48,8 @@ def prepare_losses(
         if name not in rows:
             continue
         if auto_options(tasks[name]) and (labels := rows[name].labels) is not None:
-            labels = labels[samplers[name].within_reach()]
+            reach, labelled = samplers[name].within_reach(), rows[name].labelled
+            labels = labels[reach if labelled is None else reach[labelled[reach]]]
             if tasks[name].traits.is_tags:
                 (labels,) = by_words(labels)
             numbers = counted(tasks[name], labels)

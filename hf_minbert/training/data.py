@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torch.utils.data import DataLoader, Dataset
@@ -18,10 +18,14 @@ from ..data.rounds import (
     label_groups,
     proportional_batch_sizes,
 )
-from ..data.rows import EncodedRows, PooledRows
+from ..data.rows import EncodedRows, PooledRows, having_labels
+from ..data.sharing import same_tokens, with_some_label
 from ..errors import MinBertError
+from ..model.inference import shared_passes
 from ..settings.tasks import Task
+from .balancing import BALANCING
 from .base_args import BaseArguments
+from .protocol import TaskModel, require
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +36,13 @@ def is_balanced(args: BaseArguments, task: str) -> bool:
 
 
 def samplers_of(
-    args: BaseArguments, tasks: Mapping[str, Task], rows: Mapping[str, EncodedRows | PooledRows]
+    args: BaseArguments,
+    tasks: Mapping[str, Task],
+    rows: Mapping[str, EncodedRows | PooledRows],
+    groups: Sequence[Sequence[str]] = (),
 ) -> dict[str, RowSampler]:
-    """How each task's rows are drawn."""
-    return {
+    """How each task's rows are drawn; those of tasks that share them by one sampler."""
+    samplers = {
         name: RowSampler(
             name,
             len(of),
@@ -48,6 +55,68 @@ def samplers_of(
         )
         for name, of in rows.items()
     }
+    return samplers | {name: samplers[group[0]] for group in groups for name in group}
+
+
+def shared_groups(
+    args: BaseArguments, model: TaskModel, rows: Mapping[str, EncodedRows]
+) -> tuple[dict[str, EncodedRows], list[list[str]]]:
+    """The rows as tasks that share them take them, and the groups of these tasks.
+
+    Rows without a label of a task in the group are left out; of a task in no group, those without its own.
+
+    Raises:
+        MinBertError: tasks of a group are to draw rows in different ways, or other arguments need what rows without a
+            label do not give.
+    """
+    reads = {name: next(first for first in rows if same_tokens(rows[first], of)) for name, of in rows.items()}
+    groups = [group for group in shared_passes(cast(Any, model), reads) if len(group) > 1]
+    if groups:
+        require(model, "pooled", "share_rows: true")
+    else:  # no error: a study trains tasks of one recipe together and alone
+        logger.warning(
+            "`share_rows: true` has no effect: of %s no two have the same texts and layers. Such tasks have the same "
+            "training files and text columns, and neither `sources` nor `private_layers`.", ", ".join(rows),
+        )  # fmt: skip
+    found = {name: having_labels(of) for name, of in rows.items()}
+    for group in groups:
+        _check_group(args, group)
+        found |= with_some_label({name: rows[name] for name in group})
+        logger.info("%s share rows: one forward pass for all.", " and ".join(group))
+    for name, of in found.items():
+        if of.labelled is not None:
+            _check_unlabelled(args, name)
+    return found, groups
+
+
+def _check_group(args: BaseArguments, group: Sequence[str]) -> None:
+    """Raises `MinBertError` if tasks that share rows are to draw them in different ways."""
+    both = " and ".join(group)
+    for option in ("task_batch_sizes", "rows_per_epoch"):
+        given = {name: args.by_task(option).get(name) for name in group}
+        if len({*given.values()}) > 1:
+            found = ", ".join(f"{name} {value or 'nothing'}" for name, value in given.items())
+            raise MinBertError(f"`{option}` must be the same for tasks that share rows, {both}. Found {found}.")
+    for name in group:
+        if is_balanced(args, name):
+            raise MinBertError(
+                f"`task_sampling` of {name!r} must be shuffle, as it shares rows: {both} draw the same ones. Leave it "
+                "out, or `share_rows`."
+            )
+
+
+def _check_unlabelled(args: BaseArguments, name: str) -> None:
+    """Raises `MinBertError` if something needs a label in each row of a task that has rows without."""
+    lacks = f"{name!r} has no label in some rows that it shares"
+    if isinstance(args.task_weights, str) and args.task_weights in BALANCING:
+        raise MinBertError(
+            f"`task_weights: {args.task_weights}` compares the losses of a round, so that each must have every task, "
+            f"and {lacks}. Take weights in numbers, or leave `share_rows` out."
+        )
+    if args.train_metrics == "running" and args.world_size > 1:
+        raise MinBertError(
+            f"`train_metrics: running` gathers as many rows from each process, and {lacks}. Take `full`."
+        )
 
 
 def batch_sizes_of(args: BaseArguments, samplers: Mapping[str, RowSampler]) -> dict[str, int]:
@@ -60,16 +129,22 @@ def batch_sizes_of(args: BaseArguments, samplers: Mapping[str, RowSampler]) -> d
 
 
 def rounds_of(
-    args: BaseArguments, tasks: Mapping[str, Task], rows: Mapping[str, EncodedRows | PooledRows] | None
+    args: BaseArguments,
+    tasks: Mapping[str, Task],
+    rows: Mapping[str, EncodedRows | PooledRows] | None,
+    groups: Sequence[Sequence[str]] = (),
 ) -> Rounds:
     """The rounds of an epoch, in the order of `args.mixing`.
+
+    Args:
+        groups: of tasks that share rows.
 
     Raises:
         MinBertError: there are no rows, or too few of a task.
     """
     if rows is None:
         raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
-    samplers = samplers_of(args, tasks, rows)
+    samplers = samplers_of(args, tasks, rows, groups)
     return MIXING[args.mixing](
         rows,
         batch_sizes_of(args, samplers),
@@ -78,6 +153,7 @@ def rounds_of(
         seed=data_seed_of(args),
         temperature=args.mixing_temperature,
         epochs=math.ceil(args.num_train_epochs),
+        groups=groups,
     )
 
 

@@ -24,18 +24,19 @@ def is_constant(args: BaseArguments, model: TaskModel, tasks: Iterable[str]) -> 
     """Whether the encoder's outputs for a row are the same at every step.
 
     They are where it is frozen, has no dropout, and no term perturbs word embeddings (regularizers, NEFTune) or swaps
-    the weights (`proximal`). The model must have `pool`.
+    the weights (`proximal`). The model must have `pooled_of`.
     """
     frozen = args.freeze == "encoder" and not args.unfreeze
     if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
         return False
-    if model.encoder_path.__self__ is not model or not takes(model, "pooled"):  # `pool` would bypass a wrapper
+    if model.encoder_path.__self__ is not model or not takes(model, "pooled"):  # `pooled_of` would bypass a wrapper
         return False
     return not any(draws(model, partial(_pool, model, name)) for name in tasks)
 
 
 def _pool(model: TaskModel, task: str) -> torch.Tensor:
-    return model.pool(**{key: value for key, value in shortest_batch(model, task).items() if key != "labels"})
+    inputs = {key: value for key, value in shortest_batch(model, task).items() if key not in ("task", "labels")}
+    return model.pooled_of([task], **inputs)[task]
 
 
 def cache_features(
@@ -74,13 +75,15 @@ def _pooled(
     batch_size: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> PooledRows:
-    collate = PaddedCollator(collator.task, collator.pad_token_id, packing=takes(model, "packing"))
+    task, pad = collator.task, collator.pad_token_id
+    collate = PaddedCollator(task, pad, packing=takes(model, "packing"))
     order, features = np.argsort(-rows.row_lengths, kind="stable"), []
     device = next(model.parameters()).device
     with in_mode(model, training=False):
         for start in range(0, len(order), batch_size):
             batch = collate(rows.take(order[start : start + batch_size]))
-            inputs = {key: value for key, value in batch.items() if key not in ("labels", "teacher")}
+            inputs = {key: value for key, value in batch.items() if key not in ("task", "labels", "teacher")}
             with autocast():
-                features.append(model.pool(**send_to_device(inputs, device)).float())
-    return PooledRows(torch.cat(features).cpu().numpy()[np.argsort(order)], rows.labels, rows.teacher)
+                features.append(model.pooled_of([task.name], **send_to_device(inputs, device))[task.name].float())
+    pooled = torch.cat(features).cpu().numpy()[np.argsort(order)]
+    return PooledRows(pooled, rows.labels, rows.teacher, rows.labelled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
@@ -80,6 +80,10 @@ class Gradients(ABC):
     @abstractmethod
     def add(self, task: str, loss: torch.Tensor) -> None:
         """Differentiates the loss of a task, and adds to its gradient."""
+
+    def add_together(self, losses: Mapping[str, torch.Tensor]) -> None:
+        """As `add`, for several tasks whose losses have a part of their graph in common."""
+        self.add(" + ".join(losses), torch.stack([*losses.values()]).sum())  # a sum needs no gradient by task
 
     def complete(self, task: str) -> None:  # noqa: B027 - a sum is complete with the last task
         """After a task's last backward pass of the step: its gradient may be averaged while the next ones compute."""
@@ -271,6 +275,12 @@ class GradientRows(StaticGradients):
         self._combined: list[torch.Tensor] = []
         self._averaging: dict[str, list[_Averaging]] = {}  # of tasks that are complete
         self._averaged: list[str] = []
+
+    def add_together(self, losses: Mapping[str, torch.Tensor]) -> None:
+        *_, last = losses
+        for task, loss in losses.items():
+            with self.attached(task):
+                loss.backward(retain_graph=task != last)
 
     def complete(self, task: str) -> None:
         if self.sharded or _processes() == 1 or not self._common:  # in the first step, it is not known what is shared

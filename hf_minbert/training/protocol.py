@@ -41,7 +41,7 @@ class Head(Protocol):
 
     #: A name of `model.kinds.KINDS`, as its task says.
     kind: str
-    #: For a model with `pool` alone: whether what the head pools changes while the head alone is trained.
+    #: For a model with `pooled_of` alone: whether what the head pools changes while the head alone is trained.
     trains_pooling: bool
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
@@ -108,8 +108,8 @@ class TaskModel(Protocol):
             position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.
             packing: where the real tokens stand, as `Packing.describe` says it, for a model that computes on them
                 alone. `packing: true` needs it; an evaluation takes it where it is there.
-            pooled: what `pool` returned for the batch, instead of all inputs. With it a frozen encoder without
-                dropout reads each row once.
+            pooled: what `pooled_of` returned for the batch, instead of all inputs. With it a frozen encoder without
+                dropout reads each row once, and tasks that share rows share a pass.
 
         Returns:
             a `dict`, such as a `ModelOutput`: `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, the mean
@@ -129,8 +129,11 @@ class TaskModel(Protocol):
     def lacks(self, capability: str) -> bool:
         """Whether this model lacks a capability that its class's `forward` has. It need not be there."""
 
-    def pool(self, task: str, **inputs: Any) -> Tensor:
-        """What the task's head pools of a batch, with the inputs of `forward`. Asked for beside `pooled` alone."""
+    def pooled_of(self, tasks: Sequence[str], **inputs: Any) -> dict[str, Tensor]:
+        """What the heads of tasks pool of one batch, from one pass. Asked for beside `pooled` alone.
+
+        The inputs are those of `forward`. Tasks that are asked for together have the same `encoder_path`.
+        """
 
     training: bool
 

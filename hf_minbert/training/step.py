@@ -1,4 +1,7 @@
-"""The training step: a forward and a backward pass for each task of a round, then one gradient of all tasks."""
+"""The training step: a forward and a backward pass for each task of a round, then one gradient of all tasks.
+
+Tasks that share rows have one forward pass, and one backward pass too where their gradients are only added.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class RoundStep:
         """Takes one round. After the last round of an optimizer step, combines the tasks' gradients.
 
         Args:
-            batches: one per task, on the device.
+            batches: one per task, or per group of tasks that share rows, on the device.
             step: optimizer steps before this one.
             accumulated: rounds that the step has.
 
@@ -83,15 +86,14 @@ class RoundStep:
         total = torch.zeros((), device=self.accelerator.device)
         balanced = {} if self.balancing is None else self.balancing.by_task()
         own: dict[str, Tensor] = {}
-        for task, batch in batches.items():
-            factor = self.weights[task] / accumulated
-            outputs = self._backward(task, batch, step, factor, balanced.get(task))
-            if self.accelerator.sync_gradients:
-                self.gradients.complete(task)
-            if self.balancing is not None:
-                own[task] = _own_loss(outputs)
-            self._track(task, batch, outputs)
-            total += factor * balanced.get(task, 1.0) * outputs["loss"]
+        for batch in batches.values():
+            for task, outputs in self._pass(batch, step, accumulated, balanced).items():
+                if self.accelerator.sync_gradients:
+                    self.gradients.complete(task)
+                if self.balancing is not None:
+                    own[task] = _own_loss(outputs)
+                self._track(task, batch["answers"][task] if "answers" in batch else batch, outputs)
+                total += self.weights[task] / accumulated * balanced.get(task, 1.0) * outputs["loss"]
         for task, weight in balanced.items():
             self.tracker.add(f"weight_{task}", weight)
         if self.balancing is not None:
@@ -118,14 +120,26 @@ class RoundStep:
                 self.tracker.count(name, value)
             elif name not in ("logits", "own_loss"):
                 self.tracker.add(f"{name}_{task}", value)
-        if self.scores is not None:
+        if self.scores is not None and batch.get("share", 1.0) > 0:
             self.scores.add(task, outputs["logits"], batch["labels"])
+
+    def _pass(
+        self, batch: Batch, step: int, accumulated: int, balanced: Mapping[str, Tensor]
+    ) -> dict[str, dict[str, Tensor]]:
+        """Adds the gradients of a batch's weighted losses. Returns by task what `task_loss` does, detached."""
+        if "answers" not in batch:
+            task = batch["task"]
+            factor = self.weights[task] / accumulated
+            return {task: self._backward(task, batch, step, factor, balanced.get(task))}
+        outputs = self._forward_together(batch, step)
+        weights = {task: self.weights[task] / accumulated * balanced.get(task, 1.0) for task in outputs}
+        losses = {task: self._scaled(of["loss"] * weights[task]) for task, of in outputs.items()}
+        self.gradients.add_together(losses)
+        return {task: {name: value.detach() for name, value in of.items()} for task, of in outputs.items()}
 
     def _backward(self, task: str, batch: Batch, step: int, factor: float, weight: Tensor | None) -> dict[str, Tensor]:
         """Adds the gradient of `factor` and `weight` times the loss. Returns what `task_loss` does, detached."""
-        # This process's share of the current round of the current step.
-        batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
-        key = NoiseKey(self.seed, step, batches_before * len(batch["labels"]))
+        key = self._key(step, len(batch["labels"]))
         inputs: dict[str, Any] = {"batch": batch}
         if self.word_noise is not None:
             inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task), key)
@@ -157,6 +171,35 @@ class RoundStep:
         if "weight" in inputs:
             loss = loss * inputs["weight"]
         return {name: value.detach() for name, value in outputs.items()}, self._scaled(loss)
+
+    def _forward_together(self, batch: Batch, step: int) -> dict[str, dict[str, Tensor]]:
+        """What `task_loss` returns for each task of a group, from one pass; its losses times the task's share."""
+        model, answers, first = self.model(), batch["answers"], batch["task"]
+        inputs = {name: value for name, value in batch.items() if name not in ("task", "answers")}
+        reading = [task for task, answer in answers.items() if "pooled" not in answer]
+        key, noisy = self._key(step, len(batch["input_ids"]) if reading else 0), nullcontext()
+        if self.word_noise is not None:
+            noisy = self.word_noise.added(batch, self.word_noise.draw(batch, word_size(model, first), key))
+        found = {}
+        with self.autocast():
+            with noisy:
+                pooled = model.pooled_of(reading, **inputs) if reading else {}
+            for task, answer in answers.items():
+                of_all = {"pooled": pooled[task]} if task in pooled else {}
+                if "rows" in answer:
+                    of_all["pooled"] = of_all["pooled"].index_select(0, answer["rows"])
+                share = answer["share"]
+                own = {name: value for name, value in answer.items() if name not in ("rows", "share")}
+                outputs = self.task_loss(model, {"task": task, **of_all, **own}, key)
+                found[task] = {
+                    name: value if name == "logits" or share == 1 else value * share for name, value in outputs.items()
+                }
+        return found
+
+    def _key(self, step: int, rows: int) -> NoiseKey:
+        """That of this process's share, so many rows, of the current round of the current step."""
+        batches_before = self._rounds * self.accelerator.num_processes + self.accelerator.process_index
+        return NoiseKey(self.seed, step, batches_before * rows)
 
     def _scaled(self, loss: Tensor) -> Tensor:
         """The loss times the fp16 scale: all gradients of a step share one scale, undone before clipping."""

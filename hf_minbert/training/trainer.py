@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +20,8 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from ..data.collators import PaddedCollator, RoundCollator
 from ..data.encoding import MANY_UNKNOWN, check_max_length, encode, unknown_in_words, unknown_share
 from ..data.rounds import Rounds
-from ..data.rows import EncodedRows, PooledRows
+from ..data.rows import EncodedRows, PooledRows, having_labels
+from ..data.sharing import encode_together
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import task_metrics
 from ..settings.tasks import Task
@@ -39,7 +40,7 @@ from .checkpoints import (
     to_resume,
 )
 from .class_weights import check_counted, prepare_losses
-from .data import data_loader, loss_weights_of, rounds_of, warn_of_left_out
+from .data import data_loader, loss_weights_of, rounds_of, shared_groups, warn_of_left_out
 from .distributed import without_ddp
 from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
 from .feature_cache import cache_features, is_constant
@@ -72,7 +73,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         args: every task that they name must be one of the model's.
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
-            accepted where the model has one task or an active one.
+            accepted where the model has one task or an active one. With `args.share_rows`, tasks with the same texts
+            may be given the same rows, with a column for each label, in which some may be `None`.
         eval_dataset: likewise.
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
@@ -131,6 +133,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self.cache_dir = cache_dir
         self._choose_tasks(train_dataset, eval_dataset)
         self.collators = self._make_collators()
+        self.sharing: list[list[str]] = []  # tasks with the same rows and layers, where they share them
         self.unknown_tokens: dict[str, float] = {}  # the share of them among those of each task's training rows
         rows, eval_rows = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
         self.freezing = Freezing(self.model, args.freeze, args.unfreeze, self._forget_recordings)
@@ -159,8 +162,9 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self._training_scores = None
         if args.train_metrics != "none":
             running = args.train_metrics == "running"
+            labelled = {name: having_labels(of) for name, of in (self.train_dataset or {}).items()}
             self._training_scores = TrainingScores(
-                running, self.evaluator, self.train_dataset or {}, self.accelerator.gather, self.log
+                running, self.evaluator, labelled, self.accelerator.gather, self.log
             )
         self._rates: dict[str, float] = {}
         self.step: RoundStep | None = None  # until the first one
@@ -212,9 +216,11 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         """The encoded rows of both. Writes what losses count of the training rows to the model's config."""
         if train is not None:
             train = self._encode(train, self.train_tasks, "train_dataset")
-            self._count_unknown(train)
-            prepare_losses(self.args, self.model.config, self.tasks, train)
             train = with_teacher_logits(self.args, self.tasks, train, teacher_logits)
+            if self.args.share_rows:
+                train, self.sharing = shared_groups(self.args, self.model, train)
+            self._count_unknown(train)
+            prepare_losses(self.args, self.model.config, self.tasks, train, self.sharing)
         if dev is not None:
             dev = self._encode(dev, self.eval_tasks, "eval_dataset")
         check_counted(self.tasks[name] for name in [*(train or ()), *(dev or ())])
@@ -236,18 +242,17 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
                 f"`{argument}` has no rows of {', '.join(missing)}. Add them, or set `{option}` to the tasks it has: "
                 f"{', '.join(datasets) or '(none)'}."
             )
-        names = wanted if wanted is not None else list(datasets)
-        encoded = {
-            name: encode(
-                datasets[name],
-                self.tasks[name],
-                self.processing_class,
-                self.max_length,
-                self.cache_dir,
-                self.model.config,
-            )
-            for name in names
-        }
+        chosen = {name: datasets[name] for name in (wanted if wanted is not None else datasets)}
+
+        def encoded_rows(dataset: Any, task: Task, labels: bool = True) -> EncodedRows:
+            length, config = self.max_length, self.model.config
+            return encode(dataset, task, self.processing_class, length, self.cache_dir, config, labels)
+
+        if self.args.share_rows:
+            rows = encode_together(chosen, self.tasks, partial(encoded_rows, labels=False))
+            training = argument == "train_dataset"
+            return {name: of if training else having_labels(of) for name, of in rows.items()}
+        encoded = {name: encoded_rows(dataset, self.tasks[name]) for name, dataset in chosen.items()}
         for name, rows in encoded.items():
             if rows.labels is None:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
@@ -299,7 +304,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     def get_train_dataloader(self) -> DataLoader:
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
-        rounds = rounds_of(self.args, self.tasks, self._rows_of_steps())
+        rounds = rounds_of(self.args, self.tasks, self._rows_of_steps(), self.sharing)
         collate = RoundCollator({name: self.collators[name] for name in rounds.datasets})
         return self.accelerator.prepare(data_loader(self.args, rounds, batch_size=1, collate=collate))
 
@@ -320,7 +325,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Rows of all tasks that an optimizer step sees, over all processes; a mean, where tasks leave the rounds."""
-        rounds = rounds_of(self.args, self.tasks, self.train_dataset)
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset, self.sharing)
         return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -381,7 +386,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
                 weights of another kind.
         """
         self._begin_measuring()
-        rounds = rounds_of(self.args, self.tasks, self.train_dataset)
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset, self.sharing)
         weights = loss_weights_of(self.args, rounds)
         warn_of_left_out(self.args, rounds)
         recorded = self.args.uses_graphs and all(term.recordable for term in self.terms)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from hf_minbert import MinBertConfig, MinBertForMultiTask, get_tasks
+from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
@@ -23,8 +23,10 @@ from .shared import MAX_LENGTH, SIZES, Setting
 Batch = dict[str, Any]
 
 
-def make_minbert(path: str | None, size: str, names: Sequence[str] = ("sst",)) -> MinBertForMultiTask:
-    tasks = get_tasks([*names])
+def make_minbert(
+    path: str | None, size: str, names: Sequence[str] | Mapping[str, Task] = ("sst",)
+) -> MinBertForMultiTask:
+    tasks = get_tasks(names)
     if path is not None:
         return MinBertForMultiTask.from_pretrained(path, tasks=tasks, attn_implementation="sdpa")
     config = MinBertConfig(tasks=tasks, **SIZES[size])
@@ -92,6 +94,26 @@ def surgery_step(
             with setting.autocast():
                 loss = model(**call).loss
             gradients.add(call["task"], loss)
+        gradients.combine(generator)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def sharing_step(
+    model: MinBertForMultiTask, tasks: Sequence[str], batch: Batch, aggregator: str, setting: Setting
+) -> Callable[[], None]:
+    """As `surgery_step`, of tasks with a label for each row of one batch, through one pass of the encoder."""
+    optimizer, generator = torch.optim.AdamW(model.parameters(), lr=1e-5), torch.Generator().manual_seed(0)
+    gradients = collector(model.parameters(), make_aggregator(aggregator), meter=ConflictMeter([*tasks]))
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+
+    def run() -> None:
+        with setting.autocast():
+            pooled = model.pooled_of(tasks, **inputs)
+            losses = {t: model(task=t, pooled=pooled[t], labels=batch["labels"]).loss for t in tasks}
+        gradients.add_together(losses)
         gradients.combine(generator)
         optimizer.step()
         optimizer.zero_grad()

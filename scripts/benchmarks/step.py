@@ -1,4 +1,4 @@
-"""The commands that measure one training step: beside stock, with SMART, by surgery."""
+"""The commands that measure one training step: beside stock, with SMART, by surgery, of tasks that share rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 import typer
 from transformers import BertForSequenceClassification
 
+from hf_minbert import TASKS as TASKS_OF_PACKAGE
 from hf_minbert.training.terms.base import NoiseKey
 from hf_minbert.training.terms.smart import Smart
 
@@ -24,6 +25,7 @@ from .models import (
     plain_step,
     random_batch,
     sample_batch,
+    sharing_step,
     surgery_step,
 )
 from .shared import (
@@ -165,6 +167,38 @@ def surgery(
     heading = f"{_weights(model, size)}; {shapes} tokens; {shared / 1e6:.2f}M shared parameters"
     report(setting, heading, table, json_file)
     _check(table["pcgrad"]["time_over_sum"], at_most)
+
+
+def sharing(
+    model: Model = None,
+    size: Size = "base",
+    tasks: Annotated[int, typer.Option(min=2, help="How many tasks have a label for each row.")] = 2,
+    batch_size: BatchSize = 32,
+    length: Length = 64,
+    steps: Steps = 20,
+    bf16: Bf16 = False,
+    device: Device = DEVICE,
+    at_most: AtMost = None,
+    json_file: JsonFile = None,
+) -> None:
+    """One training step (forward, backward, AdamW) of tasks with the same rows: a pass for each, and one for all."""
+    torch.manual_seed(0)
+    setting, names = Setting(device, bf16), [f"sst{number}" for number in range(1, tasks + 1)]
+    minbert = make_minbert(model, size, dict.fromkeys(names, TASKS_OF_PACKAGE["sst"])).to(device).train()
+    batch = _task_batch(model, batch_size, length, minbert, "sst")
+    calls, runs = [{**batch, "task": name} for name in names], {}
+    for aggregator in ("sum", "pcgrad"):
+        runs[aggregator] = surgery_step(minbert, calls, aggregator, setting)
+        runs[f"{aggregator}, shared"] = sharing_step(minbert, names, batch, aggregator, setting)
+    table = _measure(setting, runs, steps, "sum")
+    seconds = {name: row["seconds"] for name, row in table.items()}
+    for aggregator in ("sum", "pcgrad"):
+        shared = f"{aggregator}, shared"
+        table[shared]["time_over_separate"] = over(seconds, shared, aggregator)
+    rows, tokens = batch["input_ids"].shape
+    heading = f"{_weights(model, size)}; {tasks} tasks; batch {rows} x {tokens} tokens, padding included"
+    report(setting, heading, table, json_file)
+    _check(table["sum, shared"]["time_over_separate"], at_most)
 
 
 def _measure(setting: Setting, runs: Mapping[str, Run], steps: int, first: str) -> Table:

@@ -16,6 +16,7 @@ COMPARED = [
     "plain", "weights_of_the_first", "accumulated", "uneven", "proportional", "dwa", "imtl_l", "row_sum",
     "random_units", "leaving", "frozen", "freed", "smart", "clipped", "two_of_three", "pcgrad", "pcgrad_sharded",
     "pcgrad_2", "pcgrad_3", "surgery_leaving", "surgery_frozen_layer", "surgery_lora",
+    "sharing_sum", "sharing_pcgrad",
 ]  # fmt: skip
 CLIPPED = {"clipped": 1.0, "pcgrad_2": 0.1}
 if find_spec("peft") is None:

@@ -104,7 +104,7 @@ def our_vectors(folder, task, texts):
         inputs = {name: ids[:, None].expand(-1, 2, -1) for name, ids in inputs.items()}
     with torch.inference_mode():
         head = predictor.model.heads.get(task)
-        return head.embed(predictor.model.pool(task, **inputs))[:, 0]
+        return head.embed(predictor.model.pooled_of([task], **inputs)[task])[:, 0]
 
 
 ST_TASKS = {

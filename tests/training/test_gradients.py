@@ -6,7 +6,7 @@ import torch
 from hf_minbert.training.aggregation.base import Aggregator
 from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.aggregation.sum import Sum
-from hf_minbert.training.gradients import GradientRows, SummedGradients, collector
+from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients, collector
 
 
 class Recorder(Aggregator):
@@ -115,6 +115,32 @@ def test_sum_as_rows_equals_sum_in_place():
             assert summed[name].grad is rows[name].grad is None
         else:
             torch.testing.assert_close(rows[name].grad, summed[name].grad)
+
+
+@pytest.mark.parametrize("make", [SummedGradients, StaticSum, lambda p: GradientRows(p, Sum())])
+def test_losses_with_a_common_graph_are_added_as_if_each_had_its_own(make):
+    """Twice, so that gradients with memory of their own know all parameters, and beside a task that is alone."""
+    apart, together = parameters(), parameters()
+    for p in (apart, together):
+        gradients = make(list(p.values()))
+        for step in (1.0, 2.0):
+            for parameter in p.values():
+                parameter.grad = None
+            if p is apart:
+                for task, factor in (("a", step), ("b", -3.0)):
+                    gradients.add(task, loss(p, task, factor))
+            else:
+                shared = p["matrix"].square().sum() + p["vector"].sum()
+                gradients.add_together({
+                    "a": step * (shared + 3 * p["a"].sum()), "b": -3.0 * (shared + 3 * p["b"].sum()),
+                })  # fmt: skip
+            gradients.add("c", p["vector"].square().sum())
+            gradients.combine(torch.Generator())
+    for name, parameter in apart.items():
+        found = together[name].grad
+        assert (parameter.grad is None) == (found is None), name
+        if found is not None:
+            torch.testing.assert_close(found, parameter.grad)
 
 
 def test_each_combined_gradient_can_be_scaled_in_place():

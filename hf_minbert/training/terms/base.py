@@ -91,6 +91,7 @@ class Term(ABC):
         name: what its value is logged as, before the task's name.
         searches: whether it differentiates by the input while it computes the term.
         repeats: how many of its passes repeat the dropout of an earlier one.
+        of_outputs: whether it is computed from the task's own loss and outputs, without a pass of its own.
         recordable: whether a step with it can be recorded as a CUDA graph: the GPU is never asked for a number, and
             the same weights are read each time.
         needs: parameters that the model's `forward` must have.
@@ -99,6 +100,7 @@ class Term(ABC):
     name: str
     searches = False
     repeats = 0
+    of_outputs = False
     recordable = True
     needs: tuple[str, ...] = ()
 

@@ -61,6 +61,7 @@ class Distillation(Term):
     """
 
     name = "distill"
+    of_outputs = True
 
     def __init__(self, *, weight: float = 0.5, temperature: float = 1.0):
         if not 0 <= weight <= 1:
