@@ -56,7 +56,9 @@ themselves, such as 1 to 5 for stars, are always read as names. A boolean, or te
 spells it in any capitals; where none of two labels does, false is 0 and true is 1, and a message says so. The names of
 a `ClassLabel` column count, whatever their capitals. A row with a blank text or label is left out of
 training and scoring, and a message says which (`strict_data: true` makes it an error); in prediction every row stays.
-Without a column `id`, rows are numbered from 0. A malformed cell is an error that names file and line.
+Of `kind: labels` a cell names any number of labels, with `label_delimiter` between them, and an empty one none; in
+JSON, Parquet and datasets it may be a list of names or ids, and a null is a blank label. Without a column `id`, rows
+are numbered from 0. A malformed cell is an error that names file and line.
 """
 
 TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labels` for each word of a text, such as

@@ -29,9 +29,17 @@ from sklearn.metrics import (
     mean_absolute_error,
 )
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments, Predictor, Task, get_tasks
+from hf_minbert import (
+    MinBertError,
+    MinBertForMultiTask,
+    MultiTaskTrainer,
+    MultiTaskTrainingArguments,
+    Predictor,
+    Task,
+    get_tasks,
+)
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
@@ -46,6 +54,7 @@ from hf_minbert.model.inference import class_logits, read_logits
 from hf_minbert.model.kinds import KINDS, KindName
 from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.pretrained.teachers import mean_answer
+from hf_minbert.publishing.demo import replies
 from hf_minbert.publishing.publish import prepare
 from hf_minbert.run.train import train
 from hf_minbert.settings.metrics import KIND_METRICS
@@ -381,6 +390,41 @@ def test_labels_are_a_stock_classifier(run, minbert, tmp_path):
     classify = pipeline("text-classification", model=stock, tokenizer=str(tmp_path / "out"), top_k=None)
     ours = Predictor.from_pretrained(run, device="cpu")("topics", ["a film"])[0]["probabilities"]
     assert {of["label"]: of["score"] for of in classify(["a film"])[0]} == pytest.approx(ours, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_page_to_try_it_shows_both(run):
+    model, tokenizer = MinBertForMultiTask.from_pretrained(run).eval(), AutoTokenizer.from_pretrained(run)
+    page = [*replies(model, tokenizer, "a film", "")][-1]
+    topics = model.config.get_task("topics")
+    for name in ("stars", "topics"):
+        assert f'data-task="{name}"' in page
+    shares = Predictor(model, tokenizer)("topics", ["a film"])[0]["probabilities"].values()
+    said = [name for name, p, t in zip(topics["labels"], shares, topics["thresholds"], strict=True) if p > t]
+    assert [name for name in topics["labels"] if f"<b>{name}</b>" in page] == said
+
+
+def test_models_of_such_tasks_are_averaged_and_put_together(run, start, minbert, tmp_path):
+    other = start("seed=7", "max_steps=2")
+    taken = {"sst": run, "para": run, "sts": run, "stars": run, "topics": other}
+    takes = [word for name, folder in taken.items() for word in ("--take", f"{name}={folder}")]
+    for verb, words in (("average", ["--method", "uniform"]), ("ensemble", takes)):
+        folder = tmp_path / verb
+        ended = minbert(verb, run, other, *words, "--output-dir", folder)
+        assert ended.status == 0, ended.err
+        found = Predictor.from_pretrained(folder, device="cpu")
+        assert (
+            found("stars", ["a film"])[0]["expected"] > 0 and len(found("topics", ["a film"])[0]["probabilities"]) == 3
+        )
+
+
+def test_a_file_with_a_column_for_each_label_is_evaluated(run, minbert, tmp_path):
+    (tmp_path / "a.csv").write_text("headline,is_sport,is_money,is_art\na film,1,0,1\nwhy is it,0,0,0\n")
+    columns = "{text: headline, label: [is_sport, is_money, is_art]}"
+    words = ["--task", "topics", "--input", tmp_path / "a.csv", "--columns", columns, "--output", tmp_path / "m.json"]
+    ended = minbert("evaluate", run, *words)
+    assert ended.status == 0, ended.err
+    assert 0 <= json.loads((tmp_path / "m.json").read_text())["eval_topics_lrap"] <= 1
 
 
 # ---- Classes in order
@@ -720,6 +764,10 @@ def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path
         encoded = encode(rows, topics(), tiny_tokenizer, 8, cache_dir=tmp_path)
         assert encoded.labels.dtype == np.float32 and encoded.labels.tolist() == expected
     assert encode([*rows], topics(), tiny_tokenizer, 8).labels.tolist() == expected
+    ids = datasets.List(datasets.ClassLabel(names=["art", "money", "sport"]))  # of another order than the task's
+    features = datasets.Features({"text": datasets.Value("string"), "label": ids})
+    named = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [[2], [], [0, 2]]}, features=features)
+    assert encode(named, topics(), tiny_tokenizer, 8).labels.tolist() == expected
     collator = PaddedCollator(topics(), 0)
     for batch in (collator(encoded), collator([encoded[n] for n in range(3)])):
         assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == expected

@@ -164,8 +164,9 @@ class Head(nn.Module, ABC):
         """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal; of tags [B, T].
 
         Args:
-            name: `symmetric_kl` (KL both ways), the default for classes and for the coin of a binary task; `kl`,
-                from the first to the second; `squared_error`, the default for scores and for them alone. A score has
+            name: `symmetric_kl` (KL both ways), the default for classes, in order or not, for the coin of a binary
+                task and, as the mean over labels, for the coins of kind `labels`; `kl`, from the first to the second;
+                `squared_error`, the default for scores and for them alone. A score has
                 no distribution: the two KL take its share of the range for a coin's chance, from 0.01 to 0.99. A
                 score beyond these counts as the nearer one, and has no gradient.
         """

@@ -173,7 +173,10 @@ class ToClassifier:
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
         if self.form == "labels":
-            return [f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities."]
+            return [
+                f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities.",
+                "text-embeddings-inference puts a softmax on them: ask it with `raw_scores: true`, and take sigmoids.",
+            ]
         if self.form == "two logits":
             return [
                 "It has two outputs, 0 and z, whose softmax gives both labels' probabilities.",
@@ -204,7 +207,7 @@ class ToClassifier:
             text='{"text": "A cat sleeps.", "text_pair": "A cat is asleep."}' if pair else '"A cat sleeps."',
             cross_encoder=CROSS_ENCODER if pair else "",
             inputs='[["A cat sleeps.", "A cat is asleep."]]' if pair else '[["A cat sleeps."]]',
-            raw=', "raw_scores": true' if self.form == "score" else "",
+            raw=', "raw_scores": true' if self.form in ("score", "labels") else "",
         )
 
 
