@@ -665,8 +665,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         pipeline gives them, are taken apart first: by segment ids, or at the separator (`config.sep_token_id`).
 
         Args:
-            labels: [B]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each; of tags [B, T], class ids, and
-                -100 at tokens that have none.
+            labels: [B]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each; of tags [B, T], -100 at
+                tokens without one.
             task: its name. Without one the active task answers, in the form that stock tools expect: see
                 `stock_logits`.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.

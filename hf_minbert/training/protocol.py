@@ -102,7 +102,7 @@ class TaskModel(Protocol):
             attention_mask: 1 for a token and 0 for padding.
             token_type_ids: the sentence that a token is of, 0 or 1.
             labels: [B], class ids in int64, or scores in float32; of kind `labels` [B, C], 0 or 1 in float32; of tags
-                [B, T], class ids, and -100 at tokens that have none.
+                [B, T], -100 at tokens that have none.
             inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
             position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.

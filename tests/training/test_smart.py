@@ -14,6 +14,7 @@ from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
 from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.model.packing import Packing
+from hf_minbert.training.noise import _hash, _signed, noise_like_words, normal_noise
 from hf_minbert.training.terms.base import NoiseKey, RandomState, RecordedNoiseKey, embedded, is_token
 from hf_minbert.training.terms.smart import (
     FORMS,
@@ -21,10 +22,6 @@ from hf_minbert.training.terms.smart import (
     MtDnn,
     Smart,
     SmartPytorch,
-    _hash,
-    _signed,
-    noise_like_words,
-    normal_noise,
     normalised,
     projected,
 )

@@ -5,7 +5,6 @@ In shapes: B examples, S sentences of an example that are encoded apart (1 or 2)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import get_args
@@ -18,6 +17,7 @@ from ...model.kinds import KINDS
 from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
+from ..noise import noise_like_words
 from ..protocol import TaskModel, layers_of
 from .base import (
     AnyNoiseKey,
@@ -46,66 +46,6 @@ VARIANTS: dict[str, tuple[str, str]] = {
 Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, [B, C] or [B, T, C] each -> [B]
 #: As `base.divergence` for a batch: two outputs and the name of a divergence -> [B].
 NamedDivergence = Callable[[Tensor, Tensor, str], Tensor]
-
-
-# ---- Noise --------------------------------------------------------------------------------------------------------
-
-
-def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Standard normal numbers, each a pure function of `key`, its row's number, its token's position in the row and
-    its own in the vector.
-
-    So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands:
-    the integers drawn to the bit, what logarithm and cosine make of them to their last bits.
-    The generator is SplitMix64 (Steele et al. 2014), seeded by token; two normals come from one of its numbers, by
-    the method of Box and Muller.
-
-    Args:
-        key: int64, of one number.
-        rows: int64 [S], of each token, and so `positions`.
-        size: H.
-
-    Returns:
-        [S, H], float32, on the device of `rows`.
-    """
-    seeds = _hash(_hash(key + rows * _GOLDEN) + positions * _GOLDEN)  # [S]
-    drawn = _hash(seeds[:, None] + torch.arange((size + 1) // 2, device=rows.device) * _GOLDEN)  # [S, H / 2]
-    radius = (((drawn & _24_BITS) + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
-    angle = (drawn >> 24 & _24_BITS).float() * (2 * math.pi * 2.0**-24)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :size]
-
-
-def _signed(number: int) -> int:
-    """64 bits as torch, which has no unsigned arithmetic, takes them."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-_GOLDEN, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_24_BITS = 2**24 - 1
-
-
-def _hash(numbers: Tensor) -> Tensor:
-    """SplitMix64's output function. int64 products wrap around, as they should."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        numbers = (numbers ^ _shifted(numbers, shift)) * factor
-    return numbers ^ _shifted(numbers, 31)
-
-
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
-
-
-def noise_like_words(batch: Batch, size: int, key: AnyNoiseKey) -> Tensor:
-    """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero."""
-    ids = batch["input_ids"]
-    apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
-    packing = None
-    if "packing" in batch:
-        packing = Packing(shape=(len(ids) * apart, width), **batch["packing"])
-    tokens = torch.arange(ids.numel(), device=ids.device) if packing is None else packing.tokens
-    task_key, first_row = key.numbers(batch["task"], ids.device)
-    noise = normal_noise(task_key, tokens // width + first_row * apart, tokens % width, size)
-    return (noise if packing is None else packing.unpack(noise[None])).view(*ids.shape, size)
 
 
 # ---- The forms -----------------------------------------------------------------------------------------------------
