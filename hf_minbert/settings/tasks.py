@@ -293,8 +293,9 @@ class Task:
         self._settle_pooling(where)
         if not self.metric:
             object.__setattr__(self, "metric", next(iter(metrics_of(self))))
-        if self.metric not in KIND_METRICS[self.kind] or self.metric not in metrics_of(self):
-            raise MinBertError(f"{where}: {unknown_name('metric', self.metric, metrics_of(self))}")
+        for known in (KIND_METRICS[self.kind], metrics_of(self)):
+            if self.metric not in known:
+                raise MinBertError(f"{where}: {unknown_name('metric', self.metric, known)}")
         if not higher_is_better(self.metric):
             raise MinBertError(
                 f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
