@@ -17,7 +17,7 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
     """
     logits = as_matrix(task, logits)
     try:
-        return read_logits(task.kind, logits)
+        return read_logits(task.kind, logits, task.temperature, task.thresholds)
     except ValueError as error:
         raise DivergedError(f"{task.name}: {error}") from None
 

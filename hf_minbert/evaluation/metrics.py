@@ -21,7 +21,8 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
     """The metrics of `KIND_METRICS` for one task.
 
     `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
-    predicted); `f1` of a binary task's second label; `pearson` and `spearman` of the scores as predicted.
+    predicted); `f1` of a binary task's second label; `matthews`, the correlation
+    of predicted and right classes; `pearson` and `spearman` of the scores as predicted.
     A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
     that says why; logits that are not finite make every metric 0.0, with `nonfinite_predictions`. Either is warned of.
 

@@ -37,7 +37,8 @@ PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.settings.tasks.Task` explains the keys.
 TASK_DEFAULTS: dict[str, Any] = {
     "range": None, "pair_encoding": "single", "pooling": "pooler", "pooling_options": {}, "layers": "last",
-    "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {},
+    "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {}, "temperature": 1.0,
+    "thresholds": (),
 }  # fmt: skip
 
 
@@ -468,6 +469,7 @@ def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     new = {**task, "kind": kind, "labels": labels, "range": None}
     if (kind, len(labels)) != (task["kind"], len(task["labels"])):
         new.update(loss="", loss_options={})  # which may weigh labels that are gone
+        new.update({key: TASK_DEFAULTS[key] for key in ("temperature", "thresholds")})
     if kind != task["kind"]:
         new.pop("metric", None)
     return new

@@ -285,12 +285,18 @@ class Decoded:
     probabilities: np.ndarray | None
 
 
-def read_logits(kind: str, logits: np.ndarray) -> Decoded:
+def read_logits(kind: str, logits: np.ndarray, temperature: float = 1.0, thresholds: Sequence[float] = ()) -> Decoded:
     """What a head's own outputs say, float64 [N, C]; C = 1 for `binary` and `score`.
 
     A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
     (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
     and the rounding of the course's code have it (`round(0.5)` is 0). A score stays as predicted. Computed in float64.
+
+    Args:
+        temperature: what logits are divided by before they become probabilities (Guo et al. 2017,
+            https://arxiv.org/abs/1706.04599). The answer is that of the logits themselves, so that rounding cannot
+            change it.
+        thresholds: of a binary task, one number: the second label is the answer above that probability.
 
     Raises:
         ValueError: a logit is not finite, which is no answer.
@@ -303,8 +309,10 @@ def read_logits(kind: str, logits: np.ndarray) -> Decoded:
     if kind == "score":
         return Decoded(logits[:, 0], None)
     if kind == "binary":
-        z = logits[:, 0]
+        z = logits[:, 0] / temperature
         # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
-        return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
+        is_second = probabilities[:, 1] > thresholds[0] if thresholds else z > 0
+        return Decoded(is_second.astype(np.int64), probabilities)
+    exponentials = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
     return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))

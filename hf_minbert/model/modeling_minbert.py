@@ -664,14 +664,15 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
         Args:
             labels: [B]; class ids for classes and binary, scores for a score.
-            task: its name. Without one the active task answers, in the form that stock tools expect: a binary
-                head's one logit z then comes as the two logits (0, z), whose softmax is the sigmoid of z.
+            task: its name. Without one the active task answers, in the form that stock tools expect: divided by the
+                task's temperature, so that their softmax gives its probabilities, and a binary head's one logit z as
+                the two logits (0, z), whose softmax is the sigmoid of z.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
             pooled: [B, S, D], what `pool` gave for the batch, in the place of all other inputs.
 
         Returns:
-            `logits` [B, C] and, with labels, `loss`, which is the same in both forms. Hidden states and attentions
-            are those of the encoder's batch.
+            `logits` [B, C] and, with labels, `loss`, that of the head's own logits in both forms. Hidden states
+            and attentions are those of the encoder's batch.
 
         Raises:
             ValueError: there is no such task, neither a task nor an active task, or inputs of another shape.
@@ -697,6 +698,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             vectors = head.sentence_dropout(pooled)
         logits = head(vectors)
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
+        if task is None and spec["temperature"] != 1:
+            logits = logits / spec["temperature"]
         if task is None and spec["kind"] == "binary":
             logits = F.pad(logits, (1, 0))  # [B, 1] -> [B, 2]
         return SequenceClassifierOutput(

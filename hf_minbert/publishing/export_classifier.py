@@ -130,6 +130,7 @@ class ToClassifier:
     def _folded(self, model: MinBertForMultiTask) -> tuple[Layer, Layer]:
         """The two layers of the written class, [H, H] and [H], [C, H] and [C]."""
         (first, first_bias), (last, last_bias) = _two_layers(model, self.task)
+        last, last_bias = last / self.task.temperature, last_bias / self.task.temperature
         if self.form == "two logits":  # above z, a row for 0
             last, last_bias = F.pad(last, (0, 0, 1, 0)), F.pad(last_bias, (1, 0))
         rest = model.config.hidden_size - len(first)  # units that nothing reads
@@ -142,6 +143,7 @@ class ToClassifier:
             inputs = published_sample(model.config, rows, length)
             with torch.inference_mode():
                 ours, theirs = model(**inputs, task=self.task.name).logits, written(**inputs).logits
+            ours = ours / self.task.temperature
             if self.form == "two logits":
                 ours = F.pad(ours, (1, 0))
             worst = max(worst, largest(ours, theirs))
@@ -150,6 +152,9 @@ class ToClassifier:
 
     def _meaning(self) -> list[str]:
         """What the outputs are, and what to ask of servers."""
+        return [*self._outputs(), *(THRESHOLD.format(self.task.labels[1], number) for number in self.task.thresholds)]
+
+    def _outputs(self) -> list[str]:
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
         if self.form == "two logits":
@@ -238,6 +243,10 @@ def _two_layers(model: MinBertForMultiTask, task: Task) -> tuple[Layer, Layer]:
     identity = torch.eye(len(weight))
     return (both, torch.zeros(len(both))), (torch.cat([identity, -identity], dim=1), bias)
 
+
+THRESHOLD = (
+    "The answer is {!r} above a probability of {:.4f}; tools that take the more probable label answer otherwise."
+)
 
 README = """---
 library_name: transformers

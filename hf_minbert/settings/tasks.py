@@ -205,6 +205,9 @@ class Task:
         loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
+        temperature: what outputs are divided by before they become probabilities; `calibrate` fits it.
+        thresholds: of a binary task a list of one number, the probability above which the second label is the answer,
+            0.5 unless given; `tune_thresholds` fits it.
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
             `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
             else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
@@ -234,6 +237,8 @@ class Task:
     loss: str = ""
     loss_options: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
+    temperature: float = 1.0
+    thresholds: tuple[float, ...] = ()
     files: dict[str, FileEntry | list[FileEntry]] = field(default_factory=dict)
     dataset: str | None = None
     dataset_config: str | None = None
@@ -256,7 +261,7 @@ class Task:
             raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KIND_METRICS)}")
         if isinstance(self.text_columns, str):
             object.__setattr__(self, "text_columns", (self.text_columns,))
-        for name in ("text_columns", "labels", "range"):  # JSON and YAML have lists only
+        for name in ("text_columns", "labels", "range", "thresholds"):  # JSON and YAML have lists only
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         self._check_types(where)
@@ -275,6 +280,7 @@ class Task:
         if self.metric not in KIND_METRICS[self.kind]:
             raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
         self._check_labels(where)
+        self._check_answers(where)
         self._check_data(where)
 
     def _check_types(self, where: str) -> None:
@@ -348,6 +354,22 @@ class Task:
             raise MinBertError(
                 f"{where}: kind {self.kind!r} needs {count} different `labels` and no `range`. "
                 f"Found labels={self.labels!r}, range={self.range!r}."
+            )
+
+    def _check_answers(self, where: str) -> None:
+        """How outputs become answers."""
+        if type(self.temperature) not in (int, float) or not 0 < self.temperature < inf:
+            raise MinBertError(f"{where}: `temperature` must be a number above 0. Found {self.temperature!r}.")
+        if self.temperature != 1 and self.kind == "score":
+            raise MinBertError(f"{where}: `temperature` is for probabilities, and a score has none. Leave it out.")
+        expected = 1 if self.kind == "binary" else 0
+        probabilities = isinstance(self.thresholds, tuple) and all(
+            type(number) in (int, float) and 0 <= number <= 1 for number in self.thresholds
+        )
+        if not probabilities or len(self.thresholds) not in (0, expected):
+            raise MinBertError(
+                f"{where}: `thresholds` must be a list of one number from 0 to 1, and is for binary tasks. Found "
+                f"{self.thresholds!r}. Leave it out to answer what is more probable."
             )
 
     @property
