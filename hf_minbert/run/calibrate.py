@@ -111,9 +111,9 @@ def _rescore(folder: Path, tasks: Mapping[str, Task], scores: Mapping[str, Mappi
     metrics |= {key: value for key, value in new.items() if key in metrics}
     scored = [task for name, task in tasks.items() if f"eval_{name}_{task.metric}" in metrics]
     every = {
-        task.name: {metric: metrics[f"eval_{task.name}_{metric}"] for metric in KIND_METRICS[task.kind]}
+        task.name: {metric: metrics.get(f"eval_{task.name}_{metric}", 0.0) for metric in KIND_METRICS[task.kind]}
         for task in scored
-    }
+    }  # an older run lacks metrics that none of these numbers is of
     metrics |= {f"eval_{key}": value for key, value in overall(scored, every).items() if f"eval_{key}" in metrics}
     write_json(folder / "metrics.json", metrics)
 
