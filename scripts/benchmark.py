@@ -7,6 +7,7 @@ python scripts/benchmark.py train --model $MINILM --random-size base      whole 
 python scripts/benchmark.py predict --model $MINILM                       answers to many pairs, in turns
 python scripts/benchmark.py all --model $MINILM                           train and predict at several batch sizes
 python scripts/benchmark.py growth --model $MINILM --random-size tiny     time per row as data grows
+python scripts/benchmark.py encoders                                      other encoders, random; needs no `datasets`
 
 Each command is a function in the folder benchmarks; how they measure, print and write is in benchmarks/shared.py.
 """
@@ -15,15 +16,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import datasets
 import torch
 import transformers
 import typer
+from benchmarks.encoders import encoders
 from benchmarks.everything import everything
 from benchmarks.growth import growth
 from benchmarks.predict import predict
 from benchmarks.step import smart, step, surgery
 from benchmarks.train import train
+from transformers.utils import is_datasets_available
 from typer.core import TyperGroup
 
 from hf_minbert.errors import MinBertError
@@ -40,7 +42,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-for command in (step, smart, surgery, train, predict, growth):
+for command in (step, smart, surgery, train, predict, growth, encoders):
     app.command()(command)
 app.command("all")(everything)
 
@@ -50,7 +52,10 @@ def main() -> None:
     """What MinBERT costs, measured beside the stock classes of transformers."""
     transformers.logging.set_verbosity_error()  # both models report their new heads as missing
     transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    if is_datasets_available():
+        import datasets
+
+        datasets.disable_progress_bars()
     # As `minbert train` does: batches have hundreds of shapes, and cuDNN's attention compiles each anew.
     torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +105,34 @@ def test_growth_of_every_stage(bench, tiny_bert):
         assert row["16x_over_1x"] == pytest.approx(most / least) and least > 0
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
+def test_other_encoders_beside_what_they_are_compared_with(bench):
+    words = ["--families", "roberta,distilbert", "--library", "mpnet", "--length", 8, "--batch-size", 2]
+    _, found = bench("encoders", *words, "--steps", 1, "--rounds", 1)
+    table = found["table"]
+    assert list(table) == ["bert", "roberta", "distilbert", "mpnet, stock", "mpnet"]
+    for name, ratio, first in (
+        ("roberta", "bert", "bert"), ("distilbert", "bert", "bert"), ("mpnet", "stock", "mpnet, stock"),
+    ):  # fmt: skip
+        expected = table[name]["seconds"][0] / table[first]["seconds"][0]
+        assert table[name][f"time_over_{ratio}"] == pytest.approx(expected)
+        assert abs(table[name]["parameters"] - table[first]["parameters"]) < 20_000  # of 600,000: the same size
+
+
+def test_other_encoders_need_no_datasets(tmp_path):
+    child = f"""
+import sys
+for name in ("datasets", "evaluate", "pandas", "sklearn"):
+    sys.modules[name] = None  # importing it is an error from here on
+sys.path.insert(0, {str(SCRIPTS)!r})
+from benchmark import app
+app(["encoders", "--families", "roberta", "--library", "", "--length", "8", "--batch-size", "2", "--steps", "1",
+     "--rounds", "1"])
+"""
+    done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0 and "| roberta |" in done.stdout, done.stderr
+
+
 def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
     result = CliRunner().invoke(benchmarks().app, ["train", "--model", str(tiny_bert), "--loops", "stock,faster"])
     assert result.exit_code == 2 and "faster" in result.stderr and "packed" in result.stderr
@@ -119,12 +148,15 @@ def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
         (["train", "--tasks", "stst"], "Unknown task 'stst'"),
         (["growth", "--data-dir", "nowhere"], "nowhere"),
         (["all", "--batch-sizes", "8,0"], "whole numbers from 1"),
+        (["encoders", "--families", "bert"], "'bert' is none of roberta"),
+        (["encoders", "--library", "roberta"], "computed by hand"),
+        (["encoders", "--library", "bart"], "an encoder-decoder"),
     ],
 )
 def test_a_wrong_word_is_said_before_anything_is_measured(benchmarks, tiny_bert, monkeypatch, words, said):
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(benchmarks("floor").Hardware, "measure", lambda setting: None)
-    model = [] if words[0] in ("step", "surgery") or "--model" in words else ["--model", tiny_bert]
+    model = [] if words[0] in ("step", "surgery", "encoders") or "--model" in words else ["--model", tiny_bert]
     result = CliRunner().invoke(benchmarks().app, [*map(str, [*words, *model])])
     assert result.exit_code == 2 and said in result.stderr and not result.stdout
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from small_encoders import ENDLESS, READ_PADDING, TAKEN, batch, saved, small
+from small_encoders import ENDLESS, READ_PADDING, SIZES, TAKEN, batch, saved, small
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForMaskedLM
 
 from hf_minbert import MinBertConfig, MinBertForMaskedLM, MinBertForMultiTask, MinBertModel, get_tasks
@@ -114,6 +114,33 @@ def test_given_embeddings_mean_the_same_as_their_ids(tmp_path, name):
     torch.testing.assert_close(found, model(**inputs, task="sst").logits)
 
 
+def test_embeddings_that_a_model_takes_and_does_not_compute_with_are_not_given(tmp_path):
+    """LayoutLMv3 takes `inputs_embeds`, and with positions beside them asks for ids."""
+    config = CONFIG_MAPPING["layoutlmv3"](**SIZES, coordinate_size=6, shape_size=4, visual_embed=False)
+    AutoModel.from_config(config).save_pretrained(tmp_path)
+    assert "inputs_embeds" not in parts_of(config).accepts
+    with pytest.raises(ValueError, match="`inputs_embeds` cannot be given to a LayoutLMv3Model"):
+        tasked(tmp_path)(inputs_embeds=torch.rand(1, 3, 32), task="sst")
+
+
+def test_embeddings_that_a_model_scales_by_its_ids_alone_are_not_given(tmp_path):
+    """ESM's `token_dropout` does so."""
+    assert "inputs_embeds" in parts_of(small("esm")).accepts
+    assert "inputs_embeds" not in parts_of(small("esm", token_dropout=True)).accepts
+
+
+def test_no_keys_and_values_are_kept(tmp_path):
+    """By a causal architecture whose attention looks both ways."""
+    given = {"use_bidirectional_attention": True, "num_key_value_heads": 2, "head_dim": 8}
+    CONFIG_MAPPING["gemma3_text"](**SIZES, **given, bos_token_id=2, eos_token_id=3).save_pretrained(tmp_path)
+    config = MinBertConfig.from_pretrained(tmp_path, tasks=get_tasks(["sst"]))
+    model = MinBertForMultiTask._from_config(config).eval()
+    found = []
+    model.bert.model.register_forward_hook(lambda module, inputs, outputs: found.append(outputs.past_key_values))
+    model(**batch("mpnet"), task="sst")
+    assert found == [None]
+
+
 @EACH
 def test_the_layers_and_what_lies_before_them(tmp_path, name):
     model = tasked(saved(name, tmp_path))
@@ -133,16 +160,17 @@ VISION = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "
 SMALL = {"vocab_size": 110, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 0}
 LLAMA = {**SMALL, "intermediate_size": 56, "bos_token_id": 1, "eos_token_id": 2}
 GPT = {"vocab_size": 110, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+CAUSAL = "a token does not see the next one"
 #: `model_type` and settings, and what the refusal says.
 REFUSED = [
     ("bart", {}, "an encoder-decoder"),
     ("t5", {}, "an encoder-decoder"),
-    ("gpt2", GPT, "a token does not see the next one"),
-    ("llama", LLAMA, "a token does not see the next one"),
-    ("bloom", {"vocab_size": 110, "hidden_size": 32, "n_layer": 2, "n_head": 4}, "a token does not see the next one"),
+    ("gpt2", GPT, CAUSAL),
+    ("llama", LLAMA, CAUSAL),
+    ("bloom", {"vocab_size": 110, "hidden_size": 32, "n_layer": 2, "n_head": 4}, CAUSAL),
     ("rembert", {**TAKEN["rembert"], "is_decoder": True}, "a decoder"),
-    ("mra", {**SMALL, "intermediate_size": 56}, "a token does not see the next one"),
-    ("clip_text_model", {**SMALL, "intermediate_size": 56}, "a token does not see the next one"),
+    ("mra", {**SMALL, "intermediate_size": 56}, CAUSAL),
+    ("clip_text_model", {**SMALL, "intermediate_size": 56}, CAUSAL),
     ("fnet", {**SMALL, "intermediate_size": 56}, "takes no `attention_mask`"),
     ("funnel", {"vocab_size": 110, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 56, "block_sizes": [1, 1],
       "block_repeats": [1, 1], "num_decoder_layers": 1, "architectures": ["FunnelModel"]},
@@ -151,6 +179,7 @@ REFUSED = [
     ("canine", {}, "has no vocabulary"),
     ("perceiver", {"d_model": 32, "d_latents": 32}, "takes no `input_ids`"),
     ("xmod", {**TAKEN["xmod"], "default_language": None}, "Input language unknown"),
+    ("bamba", {**LLAMA, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}, CAUSAL),
     ("bros", {**SMALL, "intermediate_size": 56}, "bbox"),
     ("clip", {}, "reads more than text"),
     ("vit", VISION, "has no vocabulary"),

@@ -77,6 +77,14 @@ def test_an_adapter_is_trained_saved_and_merged(run):
     assert not [key for key in run(folder, "second", peft="{r: 2}").iterdir() if key.name == "model.safetensors"]
 
 
+def test_a_stage_may_name_the_layers_that_the_one_before_has_by_default(run):
+    stages = "[{name: a}, {name: b, peft: {r: 2, target_modules: [Wqkv]}}]"
+    assert (run("modernbert", peft="{r: 2}", stages=stages) / "adapter_model.safetensors").is_file()
+    other = "[{name: a}, {name: b, peft: {r: 2, target_modules: [query, value]}}]"
+    with pytest.raises(MinBertError, match=r"Stage 2 \(b\): `peft.target_modules`: Unknown layer .* 'query'"):
+        run("modernbert", "other", peft="{r: 2}", stages=other)
+
+
 @pytest.mark.parametrize(
     ("name", "words", "says"),
     [

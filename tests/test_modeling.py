@@ -82,31 +82,39 @@ def test_word_logits_equal_transformers_bert(tmp_path, tiny_config, attention):
     torch.testing.assert_close(ours.loss, theirs.loss)
 
 
-def test_words_that_are_not_predicted_cost_no_logits_and_change_nothing(tiny_config):
+def places(labels, fillers=0):
+    found = (labels != -100).flatten().nonzero()[:, 0]
+    return torch.cat([found, torch.full((fillers,), labels.numel())])
+
+
+@pytest.mark.parametrize("fillers", [0, 3])
+def test_words_that_are_not_predicted_cost_no_logits_and_change_nothing(tiny_config, fillers):
     torch.manual_seed(0)
     model = MinBertForMaskedLM(tiny_config())
     inputs = batch()
     labels = torch.where(inputs["input_ids"] % 3 == 0, inputs["input_ids"], -100)
+    labels[-1, -1] = 7  # the last place, which a filler reads
     gradients = []
-    for options in ({}, {"predicted_only": True}):
+    for options in ({}, {"predicted": places(labels, fillers)}):
         outputs = model(**inputs, labels=labels, **options)
         gradients.append((outputs.loss, *torch.autograd.grad(outputs.loss, [*model.parameters()])))
-    assert outputs.logits.shape == ((labels != -100).sum(), model.config.vocab_size)
+    assert outputs.logits.shape == ((labels != -100).sum() + fillers, model.config.vocab_size)
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)  # a loss above 4 has steps of 5e-7
 
 
-def test_without_labels_all_words_are_predicted(tiny_config):
-    ids = torch.tensor([[2, 5, 3]])
-    assert MinBertForMaskedLM(tiny_config())(ids, predicted_only=True).logits.shape[:2] == ids.shape
+def test_without_labels_the_named_words_are_predicted(tiny_config):
+    ids, model = torch.tensor([[2, 5, 3], [2, 6, 3]]), MinBertForMaskedLM(tiny_config()).eval()
+    logits = model(ids, predicted=torch.tensor([4, 1])).logits
+    torch.testing.assert_close(logits, model(ids).logits[[1, 0], 1])
 
 
-@pytest.mark.parametrize("predicted_only", [False, True])
-def test_no_word_to_predict_is_no_loss_and_no_gradient(tiny_config, predicted_only):
+@pytest.mark.parametrize("fillers", [None, 0, 2])
+def test_no_word_to_predict_is_no_loss_and_no_gradient(tiny_config, fillers):
     model = MinBertForMaskedLM(tiny_config())
     inputs = batch()
     labels = torch.full_like(inputs["input_ids"], -100)
-    loss = model(**inputs, labels=labels, predicted_only=predicted_only).loss
+    loss = model(**inputs, labels=labels, predicted=None if fillers is None else places(labels, fillers)).loss
     loss.backward()
     assert loss == 0
     assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)

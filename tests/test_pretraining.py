@@ -17,8 +17,8 @@ from hf_minbert import MinBertError, MinBertForMaskedLM, Predictor
 from hf_minbert.data.masking import MaskingCollator, Text
 from hf_minbert.pretrained.loading import load_tokenizer
 from hf_minbert.run import train as run
-from hf_minbert.run.pretraining import MaskedLMTrainer
 from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.training.masked_lm import MaskedLMTrainer
 
 
 @pytest.fixture
@@ -293,6 +293,21 @@ def test_other_texts_are_refused_on_resume_and_so_is_another_length_in_sequence(
         train(*words, "resume_from_checkpoint=true", f"data_dir={data}")
     with pytest.raises(MinBertError, match="was started with max_steps = 2"):
         train("tasks=[sst]", "mlm_order=sequence", "max_steps=4", "resume_from_checkpoint=true")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("words", [[], ["gradient_accumulation_steps=2", "bf16=true"], ["fp16=true"]], ids=str)
+def test_recorded_steps_train_as_single_launches_do(train, monkeypatch, words):
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), replay(self))[1])
+    given = [*words, "packing=true", "hidden_dropout_prob=0.0", "attention_probs_dropout_prob=0.0", "max_steps=12"]
+    plain = train(*given, "cuda_graphs=off", "overwrite=true")
+    assert not replays
+    recorded = train(*given, "overwrite=true")
+    assert replays
+    half = any(word in given for word in ("bf16=true", "fp16=true"))
+    assert scores(recorded) == pytest.approx(scores(plain), rel=2e-2 if half else 1e-3)
 
 
 # ---- What the next run gets

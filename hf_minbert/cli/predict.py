@@ -162,6 +162,7 @@ def _say(answer: dict) -> None:
     if "label" not in answer:
         typer.echo(f"{answer['prediction']:.3f}")
         return
-    typer.echo(f"{answer['label']} ({answer['prediction']})")
+    expected = f"; expected {answer['expected']:.2f}" if "expected" in answer else ""
+    typer.echo(f"{answer['label']} ({answer['prediction']}{expected})")
     for label, probability in answer["probabilities"].items():
         typer.echo(f"  {probability:.3f}  {label}")

@@ -53,7 +53,7 @@ class PaddedCollator:
             return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}
         if not isinstance(rows, EncodedRows):
             task = self.task
-            rows = EncodedRows.of(list(map(self._checked, rows)), task.kind == "score", task.pair_encoding == "bi")
+            rows = EncodedRows.of(list(map(self._checked, rows)), task.traits.dtype, task.pair_encoding == "bi")
         width = self.fill_to or -(-rows.lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
         inputs = padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
         return {"task": self.task.name, **inputs, **_answers(rows)}

@@ -86,11 +86,11 @@ def encode_and_count(
     dataset: Any, task: Task, tokenizer: Any, max_length: int, cache_dir: str | Path | None = None, config: Any = None
 ) -> tuple[EncodedRows, int]:
     """As `encode`; and how many rows were cut, in the place of the line in the log."""
-    size, form = _size(dataset, task), {"is_score": task.kind == "score", "apart": task.pair_encoding == "bi"}
+    size, form = _size(dataset, task), (task.traits.dtype, task.pair_encoding == "bi")
     if not _is_hf_dataset(dataset):
         encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config)
         # Batch by batch: a token takes 5 bytes in an array, and 40 in a list.
-        rows = EncodedRows.joined([EncodedRows.of(part, **form) for part in _batches(dataset, size, task, encoder)])
+        rows = EncodedRows.joined([EncodedRows.of(part, *form) for part in _batches(dataset, size, task, encoder)])
         return rows.read_by(config), encoder.cut
     encoder = _Encoder(task, tokenizer, max_length, dataset.column_names, config)
     dataset = _with_own_ids(dataset, task, encoder.label_column)
@@ -103,7 +103,7 @@ def encode_and_count(
             kept = _map(dataset, encoder), encoder.cut
             cache.write(*kept)
         encoded, cut = kept
-    return EncodedRows.of(encoded, **form).read_by(config), cut  # not before: what is kept is any model's
+    return EncodedRows.of(encoded, *form).read_by(config), cut  # not before: what is kept is any model's
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
@@ -198,7 +198,7 @@ class _Encoder:
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
-            features["labels"] = datasets.Value("float32" if self.task.kind == "score" else "int64")
+            features["labels"] = datasets.Value(self.task.traits.dtype)
         return datasets.Features(features)
 
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:

@@ -171,7 +171,7 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     features: dict[str, Any] = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
     if "label" in rows[0]:
         names = list(task.labels)
-        features["label"] = datasets.Value("float32") if task.kind == "score" else datasets.ClassLabel(names=names)
+        features["label"] = datasets.ClassLabel(names=names) if task.traits.is_class else datasets.Value("float32")
     columns = {name: [row[name] for row in rows] for name in features}
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
@@ -369,7 +369,7 @@ def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where
 
 
 def _may_be_minus_one(task: Task) -> bool:
-    return task.bounds[0] <= -1 <= task.bounds[1] if task.kind == "score" else "-1" in task.labels
+    return task.bounds[0] <= -1 <= task.bounds[1] if task.traits.is_score else "-1" in task.labels
 
 
 def label_column(task: Task) -> str:

@@ -37,7 +37,7 @@ def label_value(task: Task, value: Any, where: str) -> int | float:
     if (boolean := _boolean(value)) is not None:
         return _of_boolean(task, boolean, value, where)
     number = _number(value)
-    if task.kind == "score":
+    if task.traits.is_score:
         low, high = task.bounds
         # a bound that went through float32 may come back a rounding outside
         if low <= number <= high or any(math.isclose(number, bound, rel_tol=2**-23) for bound in task.bounds):
@@ -53,7 +53,7 @@ def label_value(task: Task, value: Any, where: str) -> int | float:
 
 def _no_label(task: Task, value: Any, where: str) -> MinBertError:
     hint = ""
-    if _boolean(value) is not None and task.kind != "score":
+    if _boolean(value) is not None and task.traits.is_class:
         hint = " A boolean is one of two labels of which both spell a boolean, or neither and both are words."
     elif isinstance(value, str) and "," in value and is_number(value.replace(",", ".")):
         hint = " Write numbers with a decimal point."
@@ -91,7 +91,7 @@ def names_only(task: Task) -> bool:
 
 def allowed_labels(task: Task) -> str:
     """The task's labels in words, for an error."""
-    if task.kind == "score":
+    if task.traits.is_score:
         return f"a number from {task.bounds[0]:g} to {task.bounds[1]:g}"
     if names_only(task):
         return f"one of the names {', '.join(task.labels)} (as these are numbers, class ids are not taken)"
@@ -109,7 +109,7 @@ def class_values(task: Task, names: list[str], where: str) -> Sequence[float]:
         MinBertError: there are more or fewer classes, or a name that both know has another id.
     """
     ids = list(range(len(names)))
-    if task.kind == "score":
+    if task.traits.is_score:
         return [*map(_number, names)] if all(map(is_number, names)) else ids
     are_ids = {*names} == {*map(str, range(len(task.labels)))}
     known = [_known(task, name, are_ids, where) for name in names]

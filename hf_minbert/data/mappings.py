@@ -16,6 +16,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import MinBertError, unknown_name
+from ..model.kinds import KINDS
 from ..model.registry import Registry
 from ..settings.tasks import TASKS, Source, Task
 from .files import ID_COLUMN, Row, complete, label_column, labels_of, pinned, read_records, tables_of
@@ -29,7 +30,7 @@ class LabelMapping(ABC):
     """How labels of one meaning become those of another.
 
     Attributes:
-        kind: the kind of task whose labels it makes; `None` for any.
+        kind: the kind of task whose labels it makes, or of another with such labels; `None` for any.
         layouts: the columns that known corpora have: the texts, in the order of the task's, then the label. The first
             whose columns are all there is taken.
     """
@@ -67,7 +68,8 @@ class Same(LabelMapping):
         return target
 
     def fits(self, origin: Task, target: Task) -> bool:
-        return (origin.kind, origin.labels, origin.range) == (target.kind, target.labels, target.range)
+        theirs, ours = ((task.traits.answer, task.labels, task.range) for task in (origin, target))
+        return theirs == ours
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
         return labels_of(table, origin)
@@ -139,7 +141,7 @@ class NliToScore(LabelMapping):
         return TASKS["nli"]
 
     def fits(self, origin: Task, target: Task) -> bool:
-        return origin.kind == "classes" and {name.casefold() for name in origin.labels} == set(self.scores)
+        return origin.traits.is_class and {name.casefold() for name in origin.labels} == set(self.scores)
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
         column = label_column(origin)
@@ -178,7 +180,7 @@ class StarsToClasses(LabelMapping):
         return replace(target, kind="classes", labels=("1", "2", "3", "4", "5"), range=None, metric="")
 
     def fits(self, origin: Task, target: Task) -> bool:
-        return origin.kind == "classes" and len(target.labels) == len(origin.labels) == 5
+        return origin.traits.is_class and len(target.labels) == len(origin.labels) == 5
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
         return labels_of(table, origin)
@@ -261,7 +263,7 @@ def origin_of(target: Task, number: int, tasks: Mapping[str, Task]) -> Task:
     if source.mapping not in MAPPINGS:
         raise MinBertError(f"{where}: {unknown_name('mapping', source.mapping, MAPPINGS)}")
     mapping = MAPPINGS[source.mapping]
-    if mapping.kind not in (None, target.kind):
+    if not _makes(mapping, target):
         raise MinBertError(
             f"{where}: the mapping {source.mapping!r} makes labels of kind {mapping.kind!r}, and the task's kind is "
             f"{target.kind!r}. Choose another mapping."
@@ -282,13 +284,17 @@ def origin_of(target: Task, number: int, tasks: Mapping[str, Task]) -> Task:
             f"Choose another source."
         )
     if not mapping.fits(origin, target):
-        fitting = [name for name, other in MAPPINGS.items() if other.kind in (None, target.kind)]
+        fitting = [name for name, other in MAPPINGS.items() if _makes(other, target)]
         fitting = [name for name in fitting if MAPPINGS[name].fits(origin, target)]
         raise MinBertError(
             f"{where}: the mapping {source.mapping!r} does not make the labels of {target.name!r} out of those of "
             f"{source.name!r}. Mappings that do: {', '.join(fitting) or '(none)'}."
         )
     return origin
+
+
+def _makes(mapping: LabelMapping, target: Task) -> bool:
+    return mapping.kind is None or KINDS[mapping.kind].answer == target.traits.answer
 
 
 def pinned_sources(task: Task, tasks: Mapping[str, Task], data_dir: str | Path | None) -> Task:

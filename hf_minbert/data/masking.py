@@ -6,6 +6,7 @@ is the same in a run that resumes, for any number of processes and workers, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -109,6 +110,8 @@ class MaskingCollator:
             (`##`, `Ġ`, `▁`). Where spaces alone part words, a comma belongs to the word before it. What becomes of
             each piece is still drawn for itself, as in the code of BERT's authors.
         packing: say where the real tokens stand, so that the encoder computes on them alone.
+        fill_to: pad to this length, whatever the batch's, and round the numbers of packed tokens and of words to
+            predict up to a few sizes, so that most batches have one of a few shapes.
 
     Raises:
         MinBertError: the tokenizer has no mask token, or no pieces of words to tell whole words by.
@@ -122,13 +125,14 @@ class MaskingCollator:
         probability: float = 0.15,
         whole_words: bool = False,
         packing: bool = False,
+        fill_to: int | None = None,
     ):
         if tokenizer.mask_token_id is None:
             raise MinBertError(
                 "The tokenizer has no mask token, such as [MASK] or <mask>, to stand for the words to predict. Give a "
                 "checkpoint that was pretrained on masked words."
             )
-        self.probability, self.whole_words, self.packing = probability, whole_words, packing
+        self.probability, self.whole_words, self.packing, self.fill_to = probability, whole_words, packing, fill_to
         self.pad, self.mask = tokenizer.pad_token_id, tokenizer.mask_token_id
         vocabulary = tokenizer.get_vocab()
         self.ids = np.unique([*vocabulary.values()])  # not all below the highest, where special tokens stand apart
@@ -141,16 +145,29 @@ class MaskingCollator:
 
         Returns:
             `input_ids`, `attention_mask` and `labels`, int64 [B, T]; `labels` are -100 but where a token was chosen.
+            `predicted`, int64 [P], the places of those in the flattened batch; B * T for a filler.
         """
         ids, labels = (np.concatenate(arrays) for arrays in zip(*map(self._masked, texts), strict=True))
         lengths = np.array([len(text.ids) for text in texts])
-        is_token = np.arange(lengths.max()) < lengths[:, None]  # [B, T]
+        is_token = np.arange(self.fill_to or lengths.max()) < lengths[:, None]  # [B, T]
+        packing = Packing.describe(is_token, fill=self.fill_to is not None)
+        places = np.flatnonzero(is_token)[labels != IGNORED]
+        fillers = 0 if self.fill_to is None else self._words(len(packing["tokens"]), len(places)) - len(places)
         batch = {
             "input_ids": filled(ids, is_token, self.pad),
             "attention_mask": torch.from_numpy(is_token.astype(np.int64)),
             "labels": filled(labels, is_token, IGNORED),
+            "predicted": torch.from_numpy(np.concatenate([places, np.full(fillers, is_token.size)])),
         }
-        return batch | ({"packing": Packing.describe(is_token)} if self.packing else {})
+        return batch | ({"packing": packing} if self.packing else {})
+
+    def _words(self, tokens: int, chosen: int) -> int:
+        """How many words a batch of so many tokens has room for: one size for nearly all batches, or its double."""
+        usual = tokens * self.probability
+        room = min(tokens, math.ceil((usual + 4 * math.sqrt(usual)) / 8) * 8)
+        while room < chosen:
+            room *= 2
+        return room
 
     def _masked(self, text: Text) -> tuple[np.ndarray, np.ndarray]:
         """The text's ids as the model sees them, and its labels."""

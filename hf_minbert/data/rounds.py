@@ -32,7 +32,7 @@ def fetch(dataset: SupportsLenAndGetItem, indices: Sequence[int]) -> Rows:
 
 def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
     """What balanced sampling balances: the class ids, or the bin of each score among `bins` of equal width."""
-    if task.kind != "score":
+    if task.traits.is_class:
         return labels
     low, high = task.bounds
     # A score that went through float32 may be a rounding below the edge that it stands on.

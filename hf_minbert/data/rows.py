@@ -29,10 +29,10 @@ class EncodedRows(TokenRows):
     teacher: np.ndarray | None = None
 
     @classmethod
-    def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], is_score: bool, apart: bool) -> EncodedRows:
+    def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], dtype: str, apart: bool) -> EncodedRows:
         """From rows with these columns; `apart` says whether the first two hold two lists each.
 
-        A score's labels are float32 and all others int64, whatever the numbers look like.
+        Labels are of the task's `dtype`, whatever the numbers look like.
         """
         library = sys.modules.get("datasets")
         if library is not None and isinstance(rows, library.Dataset):
@@ -48,7 +48,7 @@ class EncodedRows(TokenRows):
             )
             labels = np.array([row["labels"] for row in rows]) if "labels" in rows[0] else None
         if labels is not None:
-            labels = labels.astype(np.float32 if is_score else np.int64)
+            labels = labels.astype(dtype)
         return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, labels)
 
     @classmethod

@@ -65,10 +65,10 @@ def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSc
 
 
 def is_ordered(task: Task) -> bool:
-    """Whether the labels are known to be steps of a scale: the package's sentiments, or numbers that rise."""
-    if task.kind != "classes" or len(task.labels) < 3:
+    """Whether the labels are known to be steps of a scale: by their kind, as sentiments of ours, or rising numbers."""
+    if not task.traits.is_class or len(task.labels) < 3:
         return False
-    if task.labels == TASKS["sst"].labels:
+    if task.kind == "ordinal" or task.labels == TASKS["sst"].labels:
         return True
     numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", name) for name in task.labels)
     numbers = [float(name) for name in task.labels] if numeric else []
@@ -158,7 +158,7 @@ def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, fl
     The most frequent class, or the mean score, whose correlations are not defined and 0 here.
     """
     labels = np.asarray(labels)
-    if task.kind == "score":
+    if task.traits.is_score:
         answer = float(labels.mean())
         return answer, {"pearson": 0.0, "spearman": 0.0, **distances(np.full(len(labels), answer), labels)}
     most = int(np.bincount(labels.astype(int), minlength=len(task.labels)).argmax())

@@ -19,6 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..model.inference import tells_segments
+from ..model.kinds import KINDS
+from ..model.losses import class_logits
 
 if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
@@ -122,10 +124,12 @@ def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
     Log-odds, not a logit: adding the same number to all logits changes no answer and must change no attribution. Not
     a probability: near 1 nothing moves it.
     """
-    if kind == "score":
+    if KINDS[kind].is_score:
         return logits[:, 0]
     if kind == "binary":
         return logits[:, 0] if chosen else -logits[:, 0]
+    if kind == "ordinal":
+        logits = class_logits(logits)
     others = torch.cat([logits[:, :chosen], logits[:, chosen + 1 :]], dim=1)
     return logits[:, chosen] - others.logsumexp(dim=1)
 

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import MinBertError
+from ..model.kinds import CALIBRATED
 from ..settings.metrics import KIND_METRICS
 from ..settings.run import ThresholdMetric
 from ..settings.tasks import Task
 from .analysis import calibration
 from .decoding import Decoded, as_matrix, decode
 
-#: The kinds whose probabilities are the softmax of their outputs, or the sigmoid of one, and so have a temperature.
-CALIBRATED = ("classes", "binary")
 #: What measures of probabilities are called; see `measures`.
 MEASURES = {"ece": "expected calibration error, ten bins", "brier": "Brier score", "nll": "negative log-likelihood"}
 #: The lowest and the highest temperature. Where all answers are right, the lower the better.

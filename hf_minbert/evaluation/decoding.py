@@ -24,7 +24,7 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
 
 def clip(task: Task, values: np.ndarray) -> np.ndarray:
     """Scores moved into the task's range; class ids as they are."""
-    return np.clip(values, *task.bounds) if task.kind == "score" else values
+    return np.clip(values, *task.bounds) if task.traits.is_score else values
 
 
 def as_matrix(task: Task, logits: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..errors import MinBertError
-from ..settings.metrics import KIND_METRICS, is_constant
+from ..settings.metrics import KIND_METRICS, higher_is_better, is_constant
 from ..settings.tasks import LEADERBOARD, Task, has_leaderboard
 from .decoding import as_matrix, decode
 
@@ -21,10 +21,12 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
     """The metrics of `KIND_METRICS` for one task.
 
     `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
-    predicted); `f1` of a binary task's second label; `matthews`, the correlation
-    of predicted and right classes; `pearson` and `spearman` of the scores as predicted.
+    predicted); `f1` of a binary task's second label; `matthews`, the correlation of predicted and right classes; of
+    classes in order `quadratic_kappa` and, in places, `mean_absolute_error`; `pearson` and `spearman` of the scores as
+    predicted.
     A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
-    that says why; logits that are not finite make every metric 0.0, with `nonfinite_predictions`. Either is warned of.
+    that says why; logits that are not finite make every metric its worst, with `nonfinite_predictions`. Either is
+    warned of.
 
     Args:
         logits: the head's own, [N, C] for classes, [N, 1] for binary and score.
@@ -45,8 +47,14 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
             "%s: %d of %d predictions are not finite, so its metrics are reported as 0. The model has diverged: "
             "lower the learning rate.", task.name, broken, len(logits),
         )  # fmt: skip
-        return dict.fromkeys(KIND_METRICS[task.kind], 0.0) | {NONFINITE: 1.0}
+        return worst_metrics(task) | {NONFINITE: 1.0}
     return value_metrics(task, decode(task, logits).values, labels)
+
+
+def worst_metrics(task: Task) -> dict[str, float]:
+    """What a task without an answer scores: 0, and as an error the widest that there is."""
+    low, high = task.range or (0, len(task.labels) - 1)
+    return {name: 0.0 if higher_is_better(name) else float(high - low) for name in KIND_METRICS[task.kind]}
 
 
 def has_diverged(metrics: Mapping[str, object]) -> bool:
@@ -59,11 +67,11 @@ def has_diverged(metrics: Mapping[str, object]) -> bool:
 
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """As `task_metrics`, of predictions that are decoded and finite: class ids or scores, [N]."""
-    if task.kind == "score":
+    if task.traits.is_score:
         labels = labels.astype(np.float64)
     scores = {name: metric(task, values, labels) for name, metric in KIND_METRICS[task.kind].items()}
     constant = [name for name, x in (("predictions", values), ("labels", labels)) if is_constant(x)]
-    if task.kind != "score" or not constant:
+    if not task.traits.is_score or not constant:
         return scores
     logger.warning(
         "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",

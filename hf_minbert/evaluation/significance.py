@@ -30,16 +30,18 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
         name: lambda i, metric=metric: metric(task, values[i], labels[i])
         for name, metric in KIND_METRICS[task.kind].items()
     }
-    if task.kind == "score":
+    if task.traits.is_score:
         codes = [np.unique(x, return_inverse=True)[1] for x in (values, labels)]
         return found | {
             "pearson": lambda i: _pearson(values[i], labels[i]),
             "spearman": lambda i: _pearson(_ranks(codes[0][i]), _ranks(codes[1][i])),
         }
     classes = len(task.labels)
-    if task.kind == "binary":
-        return found | {"f1": lambda i: float(_f1(values[i], labels[i], classes)[1])}
-    return found | {"macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean())}
+    by_class: dict[str, Statistic] = {
+        "f1": lambda i: float(_f1(values[i], labels[i], classes)[1]),
+        "macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean()),
+    }
+    return {name: by_class.get(name, statistic) for name, statistic in found.items()}
 
 
 def _pearson(values: np.ndarray, labels: np.ndarray) -> float:

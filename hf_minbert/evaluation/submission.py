@@ -61,7 +61,7 @@ class Form:
 
 def csv_columns(task: Task) -> list[str]:
     """The columns of a file of predictions."""
-    if task.kind == "score":
+    if task.traits.is_score:
         return ["id", "prediction"]
     return ["id", "prediction", "label", *(f"probability_{number}" for number in range(len(task.labels)))]
 
@@ -81,7 +81,7 @@ def _as_csv(rows: Iterable[Sequence[object]]) -> str:
 
 
 def _course_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
-    values = decoded.values.tolist() if task.kind == "classes" else map(float, decoded.values)
+    values = map(float, decoded.values) if task.kind == "binary" else decoded.values.tolist()
     return "".join(f"{i} , {value} \n" for i, value in zip(ids, values, strict=True))
 
 

@@ -15,6 +15,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .families import FAMILIES, settings_of
+from .kinds import KINDS
 
 #: What trained a saved model, in the folder of its run.
 RECIPE = "recipe.yaml"
@@ -32,7 +33,6 @@ SHARING = ("private_layers", "private_encoders", "private_owner")
 SET_BEFORE = ("tasks", "active_task", "max_input_length", *SHARING)
 #: The library's words for the labels of a model with one task. The first is derived from the second.
 LABELS = ("num_labels", "id2label", "label2id", "problem_type")
-TASK_KINDS = ("classes", "binary", "score")
 PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.settings.tasks.Task` explains the keys.
 TASK_DEFAULTS: dict[str, Any] = {
@@ -451,10 +451,9 @@ def _labels_of(task: dict[str, Any] | None) -> dict[str, Any]:
     """What a config shows of a task's labels, and without a task: of `LABELS` all but the first."""
     if task is None:
         names, problem = ["LABEL_0", "LABEL_1"], None  # the library's defaults
-    elif task["kind"] == "score":
-        names, problem = [task["name"]], "regression"
     else:
-        names, problem = task["labels"], "single_label_classification"
+        kind = KINDS[task["kind"]]
+        names, problem = [task["name"]] if kind.is_score else task["labels"], kind.problem_type
     labels = dict(enumerate(names))
     return {"id2label": labels, "label2id": {name: id for id, name in labels.items()}, "problem_type": problem}
 
@@ -465,7 +464,7 @@ def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     labels = [by_id[id] for id in sorted(by_id)]
     if len(labels) < 2:
         return task
-    kind = "binary" if task["kind"] == "binary" and len(labels) == 2 else "classes"
+    kind = task["kind"] if KINDS[task["kind"]].allows(len(labels)) else "classes"
     new = {**task, "kind": kind, "labels": labels, "range": None}
     if (kind, len(labels)) != (task["kind"], len(task["labels"])):
         new.update(loss="", loss_options={})  # which may weigh labels that are gone
@@ -498,13 +497,12 @@ def _plain_task(task: Any) -> dict[str, Any]:
     for key in TASK_KEYS:
         if key not in given:
             raise ValueError(f"`tasks`: an entry lacks {key!r}; it needs {', '.join(TASK_KEYS)}. Found {given!r}.")
-    if given["kind"] not in TASK_KINDS:
-        raise ValueError(
-            f"Task {given['name']!r}: `kind` must be one of {', '.join(TASK_KINDS)}. Found {given['kind']!r}."
-        )
-    if given["kind"] == "score" and len(given.get("range") or ()) != 2:
+    if given["kind"] not in KINDS:
+        raise ValueError(f"Task {given['name']!r}: `kind` must be one of {', '.join(KINDS)}. Found {given['kind']!r}.")
+    is_score = KINDS[given["kind"]].is_score
+    if is_score and len(given.get("range") or ()) != 2:
         raise ValueError(f"Task {given['name']!r}: a score needs `range` as [lowest, highest]. Found {given!r}.")
-    if given["kind"] != "score" and given.get("range") is not None:
+    if not is_score and given.get("range") is not None:
         raise ValueError(
             f"Task {given['name']!r}: `range` is for a score, and `kind` is {given['kind']}. Found "
             f"{given['range']!r}. Leave it out."

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from .losses import AUTO, COUNTED, DIVERGENCES, LOSSES, Loss, Outcome, options_of
+from .kinds import KINDS
+from .losses import AUTO, COUNTED, DIVERGENCES, LOSSES, Outcome, loss_of, options_of
 from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine, make_activation
 from .registry import Registry, unknown_in_words
 
@@ -27,11 +28,11 @@ LAYERS = ("last", "mix")
 
 def num_outputs(task: dict[str, Any]) -> int:
     """C: how many numbers a head gives per example."""
-    return len(task["labels"]) if task["kind"] == "classes" else 1
+    return KINDS[task["kind"]].outputs(len(task["labels"]))
 
 
 class OutputLayer(nn.Linear, SelfInitialized):
-    """The last layer of a head. A fresh one for scores predicts the middle of their range.
+    """The last layer of a head. A fresh one for scores predicts the middle of their range, and for classes each alike.
 
     From zero, the squared error on scores up to 5 drowns the other tasks' losses for hundreds of steps.
 
@@ -41,15 +42,25 @@ class OutputLayer(nn.Linear, SelfInitialized):
 
     def __init__(self, in_features: int, task: dict[str, Any], scale: float = 1.0):
         super().__init__(in_features, num_outputs(task))
-        self.start = sum(task["range"]) / 2 / scale if task["kind"] == "score" else 0.0
+        self.start = [start / scale for start in _start(task)]
 
     def init_weights(self) -> None:
-        init.constant_(self.bias, self.start)
+        init.copy_(self.bias, torch.tensor(self.start))
 
     def forward(self, input: Tensor) -> Tensor:
         # Not in half precision, where a score near 2.5 has steps of 0.016, and near outputs would be equal.
         with torch.autocast(input.device.type, enabled=False):
             return super().forward(input.to(self.weight.dtype))
+
+
+def _start(task: dict[str, Any]) -> list[float]:
+    """The outputs of a head that knows nothing."""
+    outputs = num_outputs(task)
+    if KINDS[task["kind"]].is_score:
+        return [sum(task["range"]) / 2]
+    if task["kind"] == "ordinal":  # of the classes from k on, which are equally likely, all but k are above it
+        return [math.log(outputs - k) for k in range(outputs)]
+    return [0.0] * outputs
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,7 @@ class Head(nn.Module, ABC):
         labels = labels.reshape(-1)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
-        if labels.device.type == "cpu" and self.kind != "score" and not torch.compiler.is_compiling():
+        if labels.device.type == "cpu" and KINDS[self.kind].is_class and not torch.compiler.is_compiling():
             _check_ids(labels, task)
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
@@ -145,7 +156,7 @@ class Head(nn.Module, ABC):
                 score beyond these counts as the nearer one, and has no gradient.
         """
         kind = self.kind
-        if kind == "score" and name in DIVERGENCES["binary"]:
+        if KINDS[kind].is_score and name in DIVERGENCES["binary"]:
             kind, logits, other = "binary", self._as_coin(logits), self._as_coin(other)
         divergences = DIVERGENCES[kind]
         return divergences[name or next(iter(divergences))](logits, other)
@@ -166,12 +177,6 @@ def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
             f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
             f"{wrong[0].item():g}."
         )
-
-
-def loss_of(task: Mapping[str, Any]) -> Loss:
-    """The task's loss: the one that it names, or the first of its kind."""
-    losses = LOSSES[task["kind"]]
-    return losses[task["loss"] or next(iter(losses))]
 
 
 def default_dropout(config) -> float:
@@ -324,7 +329,7 @@ class CosineHead(Head):
             if self.kind != "binary" or type(value) not in (int, float) or not lowest < value < math.inf:
                 above = " above 0" if lowest == 0 else ""
                 raise ValueError(f"`{name}` must be a number{above}, and is for binary tasks. Found {value!r}.")
-        if mapping is not None and (self.kind != "score" or mapping not in ("raw", "shifted", "relu")):
+        if mapping is not None and (not KINDS[self.kind].is_score or mapping not in ("raw", "shifted", "relu")):
             raise ValueError(f"`mapping` must be raw, shifted or relu, and is for scores. Found {mapping!r}.")
         trains_share = task["loss"] == "cosine_mse"
         if trains_share and mapping in ("raw", "shifted"):
@@ -346,7 +351,7 @@ class CosineHead(Head):
         if self.kind == "binary":
             # Of models made before there was a choice: 5 and 0.
             self.logit = CosineLogit(5.0 if initial_scale is None else initial_scale, initial_offset or 0.0)
-        if self.kind == "score":
+        if KINDS[self.kind].is_score:
             self.output_range = (-1.0, 1.0) if self.mapping == "raw" else tuple(self.range)
 
     def embed(self, vectors: Tensor) -> Tensor:
@@ -467,8 +472,10 @@ def _check_combination(where: str, task: dict[str, Any]) -> None:
     needs_bi = "needs a pair that is encoded apart. Set `pair_encoding: bi`, or choose another"
     if head.compares and not bi:
         raise ValueError(f"{where}: `head: {task['head']}` {needs_bi} head.")
-    if head.compares and task["kind"] == "classes":
-        raise ValueError(f"{where}: `head: {task['head']}` gives one number, and classes need one each. Use linear.")
+    if head.compares and (outputs := num_outputs(task)) > 1:
+        raise ValueError(
+            f"{where}: `head: {task['head']}` gives one number, and kind {task['kind']!r} needs {outputs}. Use linear."
+        )
     if task["join"] and (head.compares or not bi):
         why = f"`head: {task['head']}` compares the two vectors itself" if bi else "there are no two vectors to join"
         raise ValueError(f"{where}: `join: {task['join']}` has no meaning: {why}. Leave it out.")

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from .kinds import KINDS
+from .losses import class_logits
 from .packing import Packing
 
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
@@ -279,14 +281,16 @@ class Decoded:
     Args:
         values: class ids, int64 [N], or scores, float64 [N].
         probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score.
+        expected: the mean place by these probabilities, float64 [N], where classes have an order.
     """
 
     values: np.ndarray
     probabilities: np.ndarray | None
+    expected: np.ndarray | None = None
 
 
 def read_logits(kind: str, logits: np.ndarray, temperature: float = 1.0, thresholds: Sequence[float] = ()) -> Decoded:
-    """What a head's own outputs say, float64 [N, C]; C = 1 for `binary` and `score`.
+    """What a head's own outputs say, float64 [N, outputs].
 
     A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
     (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
@@ -306,7 +310,7 @@ def read_logits(kind: str, logits: np.ndarray, temperature: float = 1.0, thresho
             f"{broken} of {len(logits)} outputs of the model are not finite: it has diverged. Train it again with a "
             "lower learning rate."
         )
-    if kind == "score":
+    if KINDS[kind].is_score:
         return Decoded(logits[:, 0], None)
     if kind == "binary":
         z = logits[:, 0] / temperature
@@ -314,5 +318,9 @@ def read_logits(kind: str, logits: np.ndarray, temperature: float = 1.0, thresho
         probabilities = np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
         is_second = probabilities[:, 1] > thresholds[0] if thresholds else z > 0
         return Decoded(is_second.astype(np.int64), probabilities)
+    if kind == "ordinal":
+        logits = class_logits(torch.from_numpy(logits)).numpy()
     exponentials = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
-    return Decoded(logits.argmax(axis=1), exponentials / exponentials.sum(axis=1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    expected = probabilities @ np.arange(probabilities.shape[1]) if kind == "ordinal" else None
+    return Decoded(logits.argmax(axis=1), probabilities, expected)

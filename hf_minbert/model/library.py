@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 import operator
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -143,7 +143,7 @@ class Parts:
         offset: positions of its table that no token has.
         pools: whether it has a pooler of its own.
         reads_padding: whether states change with the padding beside a text, in spite of the mask.
-        accepts: arguments of its `forward`; `inputs_embeds` only where its words' embeddings are such.
+        accepts: arguments of its `forward`; `inputs_embeds` only where words' embeddings in their place mean the same.
         fused: whether it has torch's fused attention, `sdpa`.
     """
 
@@ -324,7 +324,7 @@ class _Trial:
 
     def parts(self) -> Parts:
         hooks = [*self._watch()]
-        outputs = self._pass(self.ids, self.mask)
+        outputs = self._pass(self.mask, input_ids=self.ids)
         for hook in hooks:
             hook.remove()
         self._check(outputs)
@@ -346,14 +346,29 @@ class _Trial:
             offset=_offset(self.model),
             pools=hasattr(outputs, "pooler_output") and outputs.pooler_output is not None,
             reads_padding=self._reads_padding(outputs.last_hidden_state),
-            accepts=self._accepts(),
+            accepts=self._accepts(outputs.last_hidden_state),
             fused=type(self.model)._supports_sdpa,
         )
 
-    def _accepts(self) -> frozenset[str]:
-        words, taken = _words_of(self.model), {*inspect.signature(self.model.forward).parameters}
+    def _accepts(self, last: Tensor) -> frozenset[str]:
+        taken = frozenset(inspect.signature(self.model.forward).parameters)
+        return taken if self._takes_embeddings(taken, last) else taken - {"inputs_embeds"}
+
+    @torch.no_grad()
+    def _takes_embeddings(self, taken: Collection[str], last: Tensor) -> bool:
+        """Whether words' embeddings give what their ids do: not in every model that says that it takes them."""
+        words = _words_of(self.model)
         embedded = None if words is None else words(self.ids)
-        return frozenset(taken if isinstance(embedded, Tensor) else taken - {"inputs_embeds"})
+        if "inputs_embeds" not in taken or not isinstance(embedded, Tensor):
+            return False
+        positions = _positions(self.ids, _offset(self.model), taken)
+        given = {"inputs_embeds": embedded} | ({} if positions is None else {"position_ids": positions})
+        try:
+            found = self._pass(self.mask, **given).last_hidden_state
+        except Exception:  # whatever the library's code raises where there are no ids
+            return False
+        there = self.mask.bool()  # of padding nobody asks what it means
+        return torch.allclose(found[there], last[there], rtol=1e-3, atol=1e-3 * float(last.abs().max()))
 
     def _giver(self) -> str:
         """The module whose outputs go into the first layer as they are, and are as wide as words' embeddings."""
@@ -374,9 +389,9 @@ class _Trial:
         return ids, mask
 
     @torch.no_grad()
-    def _pass(self, ids: Tensor, mask: Tensor, training: bool = False) -> Any:
+    def _pass(self, mask: Tensor, training: bool = False, **given: Tensor) -> Any:
         return self.model.train(training)(
-            input_ids=ids, attention_mask=mask, output_hidden_states=True, return_dict=True
+            attention_mask=mask, output_hidden_states=True, return_dict=True, **given, **_uncached(self.model)
         )
 
     def _watch(self) -> Iterator[Any]:
@@ -406,14 +421,14 @@ class _Trial:
         if last.dim() != 3 or last.shape[:2] != shape:
             raise _NoEncoder(f"whose model gives {list(last.shape)} for ids {list(shape)}, not a state per token")
         if not states or any(state.shape != last.shape for state in states):
-            raise _NoEncoder("not all of whose layers give a state per token")
+            raise _NoEncoder("not all of whose layers give a state per token of one size")
         if torch.equal(last[0, 0], last[1, 0]):  # not by a token far away, which local attention does not see either
             raise _NoEncoder(CAUSAL)
-        if self._pass(self.ids, self.mask, training=True).last_hidden_state.shape != last.shape:
+        if self._pass(self.mask, training=True, input_ids=self.ids).last_hidden_state.shape != last.shape:
             raise _NoEncoder("whose model gives another number of states in training")
 
     def _reads_padding(self, last: Tensor) -> bool:
-        alone = self._pass(self.ids[2:, :_SHORT], self.mask[2:, :_SHORT]).last_hidden_state
+        alone = self._pass(self.mask[2:, :_SHORT], input_ids=self.ids[2:, :_SHORT]).last_hidden_state
         return not torch.allclose(alone[0], last[2, :_SHORT], rtol=1e-3, atol=1e-3 * float(alone.abs().max()))
 
     def _levels(self) -> dict[int, list[str]]:
@@ -433,6 +448,16 @@ class _Trial:
 
         visit(self.model, 0)
         return found
+
+
+def _positions(ids: Tensor, offset: int, accepts: Collection[str]) -> Tensor | None:
+    """Those of tokens where a table has rows for padding; `None` where the model counts them as anyone does."""
+    return counted_positions(ids, offset - 1) if offset and "position_ids" in accepts else None
+
+
+def _uncached(model: PreTrainedModel) -> dict[str, Any]:
+    """Keeps no keys and values: there is no next token to come."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
 def _offset(model: PreTrainedModel) -> int:
@@ -519,6 +544,7 @@ class LibraryEncoder(nn.Module):
         self.parts = parts_of(config.encoder_config)
         self.model = transformers.AutoModel.from_config(config.encoder_config)
         self.pooler = None if self.parts.pools else pooler(config)
+        self.uncached = _uncached(self.model)
         self.has_segments = config.type_vocab_size > 1 and "token_type_ids" in self.parts.accepts
         # In a tuple, which registers nothing: these are modules of `model`.
         self.layers = tuple(map(self._together, self.parts.layers))
@@ -539,9 +565,7 @@ class LibraryEncoder(nn.Module):
 
     def positions_of(self, input_ids: Tensor) -> Tensor | None:
         """As `MinBertForMultiTask.positions_of`: where a table has rows for padding, tokens count from behind it."""
-        if not self.parts.offset or "position_ids" not in self.parts.accepts:
-            return None
-        return counted_positions(input_ids, self.parts.offset - 1)
+        return _positions(input_ids, self.parts.offset, self.parts.accepts)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.get_input_embeddings()
@@ -583,7 +607,7 @@ class LibraryEncoder(nn.Module):
                 raise ValueError(f"`{name}` cannot be given to a {type(self.model).__name__}, which does not take it.")
         recorded = True if states is not None else output_hidden_states
         options = kwargs if recorded is None else {**kwargs, "output_hidden_states": recorded}
-        outputs = self.model(**given, **{**options, "return_dict": True})
+        outputs = self.model(**given, **{**options, **self.uncached, "return_dict": True})
         last, hidden = outputs.last_hidden_state, outputs.get("hidden_states")
         if states is not None:
             states += [*hidden[:-1], last]

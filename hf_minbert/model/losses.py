@@ -7,9 +7,10 @@ shapes: B examples, C outputs of the task, S sentences of an example (1 or 2), D
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -102,6 +103,38 @@ def cross_entropy(
     losses = F.cross_entropy(outcome.logits, outcome.labels, weight=weights, reduction="none")
     losses = (focal_gamma * (others - outcome.logits.logsumexp(dim=1))).exp() * losses
     return losses.mean() if weights is None else losses.sum() / weights[outcome.labels].sum()
+
+
+# ---- Classes in order ---------------------------------------------------------------------------------------------
+
+
+def class_logits(logits: Tensor) -> Tensor:
+    """The logarithms of the classes' probabilities by an ordinal head's outputs, [..., C - 1] -> [..., C].
+
+    Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
+    of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
+    arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
+    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
+    """
+    # Added one after another: a sum by parts could round to more than the one before.
+    above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
+    return F.pad(above, (1, 0)) + F.pad(F.logsigmoid(-logits), (0, 1))
+
+
+def conditional_cross_entropy(
+    outcome: Outcome, *, class_weights: Sequence[float] | str | None = None, focal_gamma: float = 0.0
+) -> Tensor:
+    """CORN: the sum, over k up to a row's label, of the binary cross-entropy of y > k where y > k - 1.
+
+    The sum is the cross-entropy of the row's class. The mean here is over rows, in the paper over all its terms. There
+    is no label smoothing: it would hold the farthest class for as likely as a neighbour.
+
+    Args:
+        class_weights: as for `cross_entropy`.
+        focal_gamma: as for `cross_entropy`; p is the probability of the row's class.
+    """
+    by_class = replace(outcome, logits=class_logits(outcome.logits))
+    return cross_entropy(by_class, class_weights=class_weights, focal_gamma=focal_gamma)
 
 
 # ---- Binary -------------------------------------------------------------------------------------------------------
@@ -214,7 +247,24 @@ def order_loss(scores: Tensor, labels: Tensor) -> Tensor:
     return F.pad(differences.flatten(), (1, 0)).logsumexp(dim=0)  # the pad is the 1
 
 
+# ---- Stock tools --------------------------------------------------------------------------------------------------
+
+
+def stock_logits(kind: str, logits: Tensor) -> Tensor:
+    """A head's outputs as tools expect them that take the softmax: [B, outputs] -> [B, C], of a score [B, 1].
+
+    A binary head's one logit z comes as the two logits (0, z), whose softmax is the sigmoid of z; for classes in order
+    the logarithms of their probabilities.
+    """
+    if kind == "binary":
+        return F.pad(logits, (1, 0))
+    return class_logits(logits) if kind == "ordinal" else logits
+
+
 # ---- Divergences --------------------------------------------------------------------------------------------------
+
+#: How far two outputs are apart, [B, outputs] and [B, outputs] -> [B].
+Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def kl(logits: Tensor, other: Tensor) -> Tensor:
@@ -227,6 +277,11 @@ def symmetric_kl(logits: Tensor, other: Tensor) -> Tensor:
     """KL(P||Q) + KL(Q||P) of two softmax distributions, [B, C] and [B, C] -> [B]."""
     p, q = logits.float().log_softmax(dim=-1), other.float().log_softmax(dim=-1)
     return ((p.exp() - q.exp()) * (p - q)).sum(dim=-1)  # a difference of small numbers, never of large ones
+
+
+def of_classes(divergence: Divergence) -> Divergence:
+    """The divergence of class probabilities, for outputs of an ordinal head, [B, C - 1] and [B, C - 1] -> [B]."""
+    return lambda logits, other: divergence(class_logits(logits.float()), class_logits(other.float()))
 
 
 def bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
@@ -279,6 +334,7 @@ LOSSES: dict[str, Registry[Loss]] = {
     kind: Registry("loss", Callable, losses, among=f"for kind {kind!r}")
     for kind, losses in {
         "classes": {"cross_entropy": cross_entropy},
+        "ordinal": {"corn": conditional_cross_entropy},
         "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
         "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
     }.items()
@@ -286,8 +342,15 @@ LOSSES: dict[str, Registry[Loss]] = {
 #: Losses that compare the rows of a batch with each other: a batch of one teaches them nothing.
 COMPARING = ("mnr", "cosent")
 #: Kind of task to how far two of its outputs are apart. The first is what is meant where none is named.
-DIVERGENCES: dict[str, dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
+DIVERGENCES: dict[str, dict[str, Divergence]] = {
     "classes": {"symmetric_kl": symmetric_kl, "kl": kl},
+    "ordinal": {"symmetric_kl": of_classes(symmetric_kl), "kl": of_classes(kl)},
     "binary": {"symmetric_kl": symmetric_bernoulli_kl, "kl": bernoulli_kl},
     "score": {"squared_error": squared_difference},
 }
+
+
+def loss_of(task: Mapping[str, Any]) -> Loss:
+    """The task's loss: the one that it names, or the first of its kind."""
+    losses = LOSSES[task["kind"]]
+    return losses[task["loss"] or next(iter(losses))]

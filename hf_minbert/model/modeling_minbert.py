@@ -29,6 +29,7 @@ from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import counted_positions, sentences, taken_apart, tokens_of
 from .library import LibraryEncoder, library_key_mapping
+from .losses import stock_logits
 from .packing import Packing, packed_attention
 from .plugins import __name__ as _plugins  # noqa: F401  a saved folder's imports those of the model
 from .pooling import SelfInitialized, make_activation
@@ -527,7 +528,7 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         packing: dict[str, Any] | None = None,
-        predicted_only: bool = False,
+        predicted: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **kwargs,
     ) -> MaskedLMOutput:
@@ -535,21 +536,23 @@ class MinBertForMaskedLM(MinBertPreTrainedModel):
 
         Args:
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
-            predicted_only: with labels, predict only those P words that they name. The others' logits are most of the
-                work of a small encoder.
+            predicted: int64 [P], the places in the flattened batch of the words to predict, where only those are. The
+                others' logits are most of the work of a small encoder. N * T is a filler, which has no label.
             num_items_in_batch: how many words the loss is a mean over, where the batch is one of several of a step;
                 those of `labels` unless given.
 
         Returns:
-            `logits` [B, T, V], or [P, V], and, with labels, `loss`: the mean cross-entropy over the predicted words, 0
-            where there is none.
+            `logits` [B, T, V], or of `predicted` [P, V], and, with labels, `loss`: the mean cross-entropy over the
+            predicted words, 0 where there is none.
         """
         packed = Packing.read(packing, attention_mask)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         outputs = self.bert(*inputs, packing=packed, return_dict=True, **kwargs)
         states, loss = outputs.last_hidden_state, None
-        if predicted_only and labels is not None:
-            states, labels = states[labels != IGNORED], labels[labels != IGNORED]
+        if predicted is not None:
+            states = states.flatten(0, 1)
+            states = states.index_select(0, predicted.clamp(max=len(states) - 1))
+            labels = labels if labels is None else F.pad(labels.flatten(), (0, 1), value=IGNORED)[predicted]
         logits = self.cls(states)
         if labels is not None:
             summed = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), reduction="sum")
@@ -664,9 +667,8 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
 
         Args:
             labels: [B]; class ids for classes and binary, scores for a score.
-            task: its name. Without one the active task answers, in the form that stock tools expect: divided by the
-                task's temperature, so that their softmax gives its probabilities, and a binary head's one logit z as
-                the two logits (0, z), whose softmax is the sigmoid of z.
+            task: its name. Without one the active task answers, in the form that stock tools expect: see
+                `stock_logits`; divided by the task's temperature, so that their softmax gives its probabilities.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
             pooled: [B, S, D], what `pool` gave for the batch, in the place of all other inputs.
 
@@ -698,10 +700,9 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             vectors = head.sentence_dropout(pooled)
         logits = head(vectors)
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
-        if task is None and spec["temperature"] != 1:
-            logits = logits / spec["temperature"]
-        if task is None and spec["kind"] == "binary":
-            logits = F.pad(logits, (1, 0))  # [B, 1] -> [B, 2]
+        if task is None:
+            logits = stock_logits(spec["kind"], logits)
+            logits = logits if spec["temperature"] == 1 else logits / spec["temperature"]
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,

@@ -78,7 +78,8 @@ class MultiTaskPipeline(Pipeline):
 
         Returns:
             for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
-            all labels; of a task that predicts a number, `score` and its `range`.
+            all labels, for classes in order with the `expected` place, their mean; of a task that predicts a number,
+            `score` and its `range`.
 
         Raises:
             ValueError: no such task, an empty sentence, an input that a named task, or every task, cannot read, or a
@@ -179,10 +180,11 @@ def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Ite
         for value in values:
             yield {"score": float(value), "range": list(task["range"])}
         return
-    for value, row in zip(decoded.values, decoded.probabilities, strict=True):
+    for place, (value, row) in enumerate(zip(decoded.values, decoded.probabilities, strict=True)):
         scores = dict(zip(task["labels"], map(float, row), strict=True))
         label = task["labels"][int(value)]
-        yield {"label": label, "score": scores[label], "scores": scores}
+        expected = {} if decoded.expected is None else {"expected": float(decoded.expected[place])}
+        yield {"label": label, "score": scores[label], "scores": scores, **expected}
 
 
 def _arity(pair_encoding: str) -> int:

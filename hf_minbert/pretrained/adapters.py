@@ -67,8 +67,11 @@ REFUSED: dict[str, str] = {
 def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None) -> tuple[str, dict[str, Any]]:
     """The `peft_type` and the typed options of a recipe's `peft`, with the usual targets where it names none.
 
+    These are the layers that make queries and values (Hu et al. 2021, arXiv:2106.09685, section 7.1). Where an encoder
+    of the library's makes queries, keys and values in one layer, they are that one: its adapter is on keys too.
+
     Args:
-        config: of the model, whose encoder may have other names for them than BERT.
+        config: of the model, whose encoder may have other names for them than BERT; BERT's without one.
 
     Raises:
         MinBertError: the method or an option is unknown, or a value does not fit, or lets the adapter do nothing.
@@ -107,13 +110,18 @@ def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None
     return method, typed
 
 
-def full_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def full_options(options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A recipe's `peft` with the value of every option, which is peft's own where it names none.
 
+    Args:
+        config: the config.json of the run's model, as for `read_options`.
+
     Raises:
-        MinBertError: as `read_options`, or peft refuses a value.
+        MinBertError: as `read_options`; the config is of no model; or peft refuses a value.
     """
-    method, typed = read_options(options)
+    with explain("Reading the config of a run with `peft`", "Put the right config.json back, or delete it."):
+        model = MinBertConfig.from_dict(dict(config)) if config else None
+    method, typed = read_options(options, model)
     with explain(f"Reading the adapter {method}", "Correct `peft` in the recipe."):
         made = _config(method, typed)
     return {"peft_type": method, **{name: _in_order(getattr(made, name)) for name in METHODS[method]}}
@@ -141,15 +149,17 @@ def check_run(settings: RunSettings, args: TrainingArguments) -> None:
         )
 
 
-def check_follows(before: RunSettings, settings: RunSettings) -> None:
-    """Raises `MinBertError` where a stage cannot go on from the adapter of the stage before it."""
+def check_follows(before: RunSettings, settings: RunSettings, config: MinBertConfig) -> None:
+    """Raises `MinBertError` where a stage, whose model's config this is, cannot go on from that of the one before."""
     follows = Path(settings.model_name_or_path) == Path(before.output_dir)
     if follows and before.peft and settings.objective == "mlm":
         raise MinBertError(
             "`objective: mlm` trains a whole model, and the stage before ends with an adapter. Put a stage without "
             "`peft` between them, which makes the adapter part of the model."
         )
-    if follows and before.peft and settings.peft and read_options(before.peft) != read_options(settings.peft):
+    if not (follows and before.peft and settings.peft):
+        return
+    if read_options(before.peft, config) != read_options(settings.peft, config):
         raise MinBertError(
             f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft` an adapter is "
             f"trained on; without (`peft: null`) it becomes part of the model. Give one of the two."

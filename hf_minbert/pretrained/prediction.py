@@ -128,7 +128,7 @@ class Predictor:
 
         Returns:
             a dict per sentence: `prediction` (class id or score) and, where there are classes, the `label` and
-            the `probabilities` by label.
+            the `probabilities` by label; of classes in order the `expected` place too, their mean.
         """
         spec = self.task(task)
         columns = [_sentences("texts", texts)]
@@ -201,7 +201,7 @@ class Predictor:
         if decoded.probabilities is None:
             values = clip(task, decoded.values) if clip_scores else decoded.values
             return [{"prediction": float(value)} for value in values]
-        return [
+        answers: list[dict[str, Any]] = [
             {
                 "prediction": int(value),
                 "label": task.labels[int(value)],
@@ -209,6 +209,9 @@ class Predictor:
             }
             for value, row in zip(decoded.values, decoded.probabilities, strict=True)
         ]
+        for found, expected in zip(answers, [] if decoded.expected is None else decoded.expected, strict=False):
+            found["expected"] = float(expected)
+        return answers
 
 
 def _sentences(name: str, given: Iterable[str]) -> list[str]:

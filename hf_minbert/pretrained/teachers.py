@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from ..errors import MinBertError
+from ..model.kinds import KINDS
+from ..model.losses import class_logits
 from ..settings.tasks import Task
 from .prediction import Predictor, progress_bar
 
@@ -29,8 +31,8 @@ def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping
         rows: task to rows with its text columns.
 
     Returns:
-        by task, `[rows, outputs]` as a head gives them: scores are averaged; classes and the two sides of a binary
-        task are averaged as probabilities, of which these are logits.
+        by task, `[rows, outputs]` as a head gives them: scores are averaged; classes, in order or not, and the two
+        sides of a binary task are averaged as probabilities, of which these are logits.
 
     Raises:
         MinBertError: a teacher cannot be loaded, has none of the tasks, or has one of another kind, or with other
@@ -72,12 +74,17 @@ def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
     if len(answers) == 1:
         return answers[0]
     stacked = torch.from_numpy(np.stack(answers)).double()
-    if kind == "score":
+    if KINDS[kind].is_score:
         mean = stacked.mean(dim=0)
     elif kind == "binary":
         # log of the mean chance of a yes over that of a no, neither of which may round to 0.
         yes, no = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
         mean = yes - no
+    elif kind == "ordinal":
+        # The same of a class above over the class itself, which are what is left where none below is right.
+        classes = class_logits(stacked).logsumexp(dim=0)
+        above = classes.flip(-1).logcumsumexp(dim=-1).flip(-1)[:, 1:]
+        mean = above - classes[:, :-1]
     else:
         mean = stacked.log_softmax(dim=-1).logsumexp(dim=0) - np.log(len(answers))
     return mean.float().numpy()

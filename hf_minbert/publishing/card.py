@@ -30,7 +30,6 @@ LIMITS = {
     "the second sentence alone.",
     "reviews": "The stars of a review stand for its sentiment: a text and its stars do not always agree.",
 }  # fmt: skip
-KINDS = {"classes": "one of {count} classes", "binary": "yes or no", "score": "a number from {low:g} to {high:g}"}
 MINILM_NOTE = (
     "This model began with all-MiniLM-L6-v2, whose authors trained it on more than a billion pairs, Quora's duplicate "
     "questions and natural language inference (SNLI, MultiNLI) among them. It has seen such pairs before: its scores "
@@ -187,7 +186,7 @@ def _tasks(saved: SavedModel) -> str:
     rows = []
     for name, task in saved.tasks.items():
         low, high = task.range or (0, 0)
-        kind = KINDS[task.kind].format(count=len(task.labels), low=low, high=high)
+        kind = task.traits.words.format(count=len(task.labels), low=low, high=high)
         labels = ", ".join(f"{number} {_line(label)}" for number, label in enumerate(task.labels))
         together = {"single": "a sentence", "cross": "two sentences, read together", "bi": "two sentences, read apart"}
         rows.append((f"`{name}`", together[task.pair_encoding], kind, labels or f"{low:g} to {high:g}"))
@@ -292,6 +291,7 @@ def _call(task: Task) -> list[str]:
     logits = f'model(**inputs, task="{task.name}").logits'
     asked = {
         "classes": f"print({logits}.softmax(-1))  # {', '.join(map(_line, task.labels))}",
+        "ordinal": f"print({logits}.sigmoid().cumprod(-1))  # more than: {', '.join(map(_line, task.labels[:-1]))}",
         "binary": f"print({logits}.sigmoid())  # of: {_line(task.labels[-1]) if task.labels else ''}",
         "score": f"print({logits})",
     }
@@ -352,9 +352,9 @@ def _limits(saved: SavedModel) -> str:
     lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
     for name, task in saved.tasks.items():
         if name not in LIMITS:
-            outside = "may leave its range" if task.kind == "score" else "always names one of its labels"
+            outside = "may leave its range" if task.traits.is_score else "always names one of its labels"
             lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
-    raw = [f"`{name}`" for name, task in saved.tasks.items() if task.kind != "score" and task.temperature == 1]
+    raw = [f"`{name}`" for name, task in saved.tasks.items() if not task.traits.is_score and task.temperature == 1]
     if raw:
         lines.append(f"- Probabilities are those of the heads as trained, not calibrated: {', '.join(raw)}.")
     return "## Limits\n\n" + "\n".join(lines) if lines else ""

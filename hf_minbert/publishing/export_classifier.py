@@ -195,6 +195,8 @@ def _shapes(config: MinBertConfig) -> list[tuple[str, str]]:
 def _obstacle(task: Task, config: MinBertConfig) -> str | None:
     """The setting of a task that the library's classifier cannot compute."""
     shapes, act, size = _shapes(config), FAMILIES[config.family].classifier_act, config.hidden_size
+    if task.kind not in ("binary", *PROBLEMS):  # whose probabilities are no softmax or sigmoid of a linear layer
+        return f"`kind: {task.kind}`"
     if task.pair_encoding == "bi" or task.layers == "mix":
         return "`pair_encoding: bi`" if task.pair_encoding == "bi" else "`layers: mix`"
     if task.pooling not in [pooling for pooling, _ in shapes]:
@@ -215,7 +217,8 @@ def _obstacle(task: Task, config: MinBertConfig) -> str | None:
 def _remedy(task: Task, config: MinBertConfig) -> str:
     """Settings that it can be trained with instead."""
     act, (pooling, _) = FAMILIES[config.family].classifier_act, _shapes(config)[0]
-    either = "`pair_encoding: cross`, " if task.pair_encoding == "bi" else ""
+    either = "`kind: classes`, " if task.kind not in ("binary", *PROBLEMS) else ""
+    either += "`pair_encoding: cross`, " if task.pair_encoding == "bi" else ""
     either += "`layers: last`, " if task.layers == "mix" else ""
     mlp = f"{either}`pooling: cls`, `head: mlp` and `head_options: {{activation: {act}}}`"
     return mlp if _too_many(task, config) else f"{either}`pooling: {pooling}` and `head: linear`, or with {mlp}"

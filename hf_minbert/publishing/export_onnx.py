@@ -315,8 +315,8 @@ README = """# ONNX export of a MinBERT model
 Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64, cut to {max_length} tokens. Each task has an
 output of its name, float32 `[batch, outputs]`; its labels or range are in `tasks.json`. Of `classes` the largest
 output is the answer, and the softmax gives probabilities; a `binary` task has one output z, and 1 / (1 + exp(-z)) is
-the probability of its second label, which is the answer above 1/2, or above the task's `thresholds`; a `score` is the
-answer itself.
+the probability of its second label, which is the answer above 1/2, or above the task's `thresholds`; of an `ordinal`
+one output k is the logit of a label after k where it is none before; a `score` is the answer itself.
 
 In this folder, with `pip install onnxruntime transformers` (no torch is needed):
 {code}{scores}"""
@@ -336,7 +336,7 @@ texts = {texts}
 inputs = tokenizer(*texts, padding=True, truncation=True, max_length=task["max_length"], return_tensors="np")
 {apart}session = onnxruntime.InferenceSession(task["file"])
 (output,) = session.run([task["output"]], dict(inputs))
-print({answer})
+{ready}print({answer})
 ```
 """
 #: Two examples, by how they are read. Apart, all first sentences stand before all second ones.
@@ -348,8 +348,19 @@ TEXTS = {
 APART = "inputs = {name: ids.reshape(2, -1, ids.shape[1]).swapaxes(0, 1) for name, ids in inputs.items()}\n"
 ANSWERS = {
     "classes": '[task["labels"][place] for place in output.argmax(axis=1)]',
+    "ordinal": '[task["labels"][place] for place in probabilities.argmax(axis=1)]',
     "binary": '[task["labels"][int(z > 0)] for z in output[:, 0]]',
     "score": "output[:, 0]",
+}
+
+
+#: Lines before that.
+READY = {
+    "ordinal": """import numpy as np
+
+above = (1 / (1 + np.exp(-output))).cumprod(axis=1)  # of each label but the last, the probability of a later one
+probabilities = -np.diff(above, axis=1, prepend=1, append=0)
+""",
 }
 
 
@@ -374,6 +385,7 @@ def _readme(described: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]
                 task=names[0],
                 texts=TEXTS[task["pair_encoding"]],
                 apart=APART if task["pair_encoding"] == "bi" else "",
+                ready=READY.get(task["kind"], ""),
                 answer=_answer(task),
             )
         )

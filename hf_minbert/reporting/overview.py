@@ -66,7 +66,7 @@ def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], 
         score = number(found[metric])
         for what in ("predictions", "labels"):
             score += f" (not defined: constant {what})" if f"constant_{what}" in found else ""
-        base = "not defined" if task.kind == "score" else number(constant[metric])
+        base = "not defined" if task.traits.is_score else number(constant[metric])
         rows.append([f"{task.name}, {metric}", f"{len(labels):,}", score, bounds, base])
     return rows, main
 
@@ -156,7 +156,7 @@ def _baselines(run: Run) -> list[Block]:
             continue
         task, labels = answers.task, answers.labels
         answer, constant = analysis.constant_answer(task, labels)
-        if task.kind == "score":
+        if task.traits.is_score:
             far, base = analysis.distances(answers.values, labels), {k: constant[k] for k in ("mae", "rmse")}
             for metric, words in (("mae", "mean distance to the label"), ("rmse", "root mean squared distance")):
                 rows.append([f"{task.name}: always the mean, {answer:.2f}", words, number(base[metric]),

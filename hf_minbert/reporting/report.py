@@ -52,8 +52,8 @@ def report(
     folder = Path(output_dir) if output_dir is not None else Path(run) / "report"
     runs = _named([read_run(path, data_dir) for path in (run, *compare)])
     for name in ordered:
-        if runs[0].tasks.get(name) is None or runs[0].tasks[name].kind == "score":
-            choices = [task.name for task in runs[0].tasks.values() if task.kind != "score"]
+        if runs[0].tasks.get(name) is None or not runs[0].tasks[name].traits.is_class:
+            choices = [task.name for task in runs[0].tasks.values() if task.traits.is_class]
             raise unknown_name("task of `--ordered`", name, choices)
     check_writable(folder / PAGE)
     build = Builder(ordered, examples, seed)

@@ -57,7 +57,7 @@ class Answers:
 
     @property
     def is_score(self) -> bool:
-        return self.task.kind == "score"
+        return self.task.traits.is_score
 
     @property
     def usable(self) -> bool:
@@ -157,7 +157,7 @@ class Run:
         if len(ours) != len(theirs):
             return [*whole, "stages"]
         pairs = zip(ours, theirs, strict=True)
-        stages = {name: _differing(our, their, [{}, {}]) for (name, our), (_, their) in pairs}
+        stages = {name: _differing(our, their, configs, of_stages=True) for (name, our), (_, their) in pairs}
         if stages:  # a line outside them has an effect only where a stage has none of its own
             whole = [key for key in whole if any(key in keys for keys in stages.values())]
         parts = [f"stages.{name}.{key}" for name, keys in stages.items() for key in keys if key not in whole]
@@ -232,14 +232,22 @@ def _json(path: Path) -> Entry:
 
 
 def _differing(
-    ours: Mapping[str, Value], theirs: Mapping[str, Value], configs: Sequence[Mapping[str, Any]]
+    ours: Mapping[str, Value],
+    theirs: Mapping[str, Value],
+    configs: Sequence[Mapping[str, Any]],
+    of_stages: bool = False,
 ) -> list[str]:
-    """In which keys two recipes mean something else, leaving out stages, seeds and places."""
+    """In which keys two recipes mean something else, leaving out stages, seeds and places.
+
+    Args:
+        configs: of the models that the runs saved, each recipe's own or, `of_stages`, that of the last stage. Its
+            encoder is every stage's, but not its lengths and dropout.
+    """
     hints, found = get_type_hints(MultiTaskTrainingArguments), []
     for recipe, config in zip((ours, theirs), configs, strict=True):
         values = all_values(*split_recipe(recipe, hints))
-        values["peft"] = None if values["peft"] is None else full_options(values["peft"])
-        found.append(meaning(values, config))
+        values["peft"] = None if values["peft"] is None else full_options(values["peft"], config)
+        found.append(meaning(values, {} if of_stages else config))
     first, second = found
     keys = [key for key in names(among=first, scope="run") if key in second]
     keys = [key for key in keys if first[key] != second[key] or (key == "tasks" and [*first[key]] != [*second[key]])]
@@ -344,7 +352,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         places = [header.index(name) for name in older[1:]]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
         values = numbers[:, 0]
-        if task.kind != "score":
+        if task.traits.is_class:
             values = values.astype(np.int64)
             if (values != numbers[:, 0]).any() or values.min() < 0 or values.max() >= len(task.labels):
                 raise MinBertError(

@@ -8,22 +8,13 @@ an ordinary checkpoint, encoder, pooler and word head, from which the next run s
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import SequentialSampler
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers import TrainerCallback
 from transformers.trainer_pt_utils import AcceleratorConfig
-from transformers.trainer_utils import TrainOutput
 
 from ..data.encoding import check_max_length, encode
 from ..data.files import load_split
@@ -31,7 +22,7 @@ from ..data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
 from ..data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from ..errors import MinBertError, explain, unknown_name
 from ..model.configuration_minbert import MinBertConfig
-from ..model.modeling_minbert import IGNORED, MinBertForMaskedLM
+from ..model.modeling_minbert import MinBertForMaskedLM
 from ..pretrained.loading import check_encoder, load_masked_lm, load_tokenizer
 from ..settings.keys import default_of
 from ..settings.run import RunSettings
@@ -39,20 +30,16 @@ from ..settings.table import names
 from ..settings.tasks import Task
 from ..settings.training import TrainingKeys
 from ..training.args import MultiTaskTrainingArguments
-from ..training.checkpoints import WholeCheckpoints, flow_callbacks, to_resume
+from ..training.checkpoints import flow_callbacks
 from ..training.data import data_seed_of
-from ..training.distributed import without_ddp
-from ..training.gradients import average_over_processes
-from ..training.neftune import WordNoise
-from ..training.pushing import PushesToHub
-from ..training.trainer import MultiTaskTrainer, compile_layers, tokens_through
+from ..training.masked_lm import METRICS, MaskedLMTrainer
+from ..training.trainer import compile_layers
 
 logger = logging.getLogger(__name__)
 
 TASKS = "tasks"  # of `mlm_texts`
 #: What `encode` takes: a text, and no label.
 TEXT = Task("texts", "score", ("text",), range=(0, 1))
-METRICS = ("loss", "perplexity")
 
 
 def check(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
@@ -176,112 +163,6 @@ def _dataset(texts: list[str]) -> Any:
 # ---- The trainer ---------------------------------------------------------------------------------------------------
 
 
-class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
-    """The stock Trainer, for texts in an order of their own and a perplexity over all tokens that are asked for.
-
-    Args:
-        held_out: how many texts of `eval_dataset` are of which source, in their order.
-        about: what the metrics of a training say of its texts.
-    """
-
-    model: MinBertForMaskedLM
-    train_dataset: TrainingTexts
-    get_optimizer_cls_and_kwargs = staticmethod(MultiTaskTrainer.get_optimizer_cls_and_kwargs)
-
-    def __init__(self, *arguments: Any, held_out: Mapping[str, int], about: Mapping[str, Any], **given: Any):
-        self._held_out, self._about = held_out, about
-        super().__init__(*arguments, compute_metrics=self._metrics, **given)
-        # A step's loss is a mean over its tokens, however many batches and processes they come in.
-        self.model_accepts_loss_kwargs = True
-        self.neftune_noise_alpha = None  # `compute_loss` adds the noise, and not the stock hook
-        self._word_noise: WordNoise | None = None
-        # What is tied is not in a checkpoint either; unless told, the library warns that it is missing.
-        self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **kwargs: Any) -> TrainOutput:
-        """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""
-        resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
-        # Not by `evaluate` before training: only then do all processes have the first one's weights.
-        self.args.eval_on_start = resume_from_checkpoint is None
-        alpha, words = self.args.neftune_noise_alpha, self.model.get_input_embeddings()
-        self._word_noise = WordNoise(alpha, [words]) if alpha else None
-        output = super().train(resume_from_checkpoint, *others, **kwargs)
-        if self._word_noise is not None:
-            self._word_noise.remove()
-        start = next(entry for entry in self.state.log_history if entry["step"] == 0 and "eval_loss" in entry)
-        before = {f"{name}_before": value for name, value in _scores(start).items()}
-        output.metrics.update(**_scores(self.evaluate()), **before, **self._about)
-        return output
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
-        texts = train_dataset or self.train_dataset  # which draws its order itself, and fills up the last step
-        per_step = self.args.train_batch_size * self.args.world_size if self.args.world_size > 1 else 1
-        return SequentialSampler(range(-(-len(texts) // per_step) * per_step))
-
-    def create_accelerator_and_postprocess(self) -> None:
-        super().create_accelerator_and_postprocess()
-        without_ddp(self.accelerator)
-
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """As the stock one; the last batch of a step averages the gradients over processes.
-
-        DDP regroups gradients after its first step. Three processes or more then add them in another order, and a run
-        that resumes would round otherwise than one that was never stopped.
-        """
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if self.accelerator.sync_gradients:
-            average_over_processes(p.grad for p in model.parameters() if p.grad is not None)
-        return loss
-
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **given: Any) -> Any:
-        inputs, noisy = {**inputs, "predicted_only": True}, nullcontext()
-        if self._word_noise is not None:
-            noisy = self._word_noise.added(inputs, self._word_noise.draw(inputs, self.model.config.word_size))
-        with noisy:
-            return super().compute_loss(model, inputs, *arguments, **given)
-
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """As the stock one, for the tokens that go through the encoder."""
-        return super().floating_point_ops(inputs) // inputs["input_ids"].numel() * tokens_through(inputs)
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any
-    ) -> tuple[None, torch.Tensor, torch.Tensor]:
-        """Each text's loss, summed over the tokens that are asked for, and how many these are, both [B].
-
-        The stock step would keep all logits, and its `eval_loss` would be a mean over batches.
-        """
-        inputs = self._prepare_inputs(inputs)
-        asked = inputs["labels"] != IGNORED
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs, predicted_only=True).logits
-        losses = F.cross_entropy(logits.float(), inputs["labels"][asked], reduction="none")
-        sums = losses.new_zeros(len(asked)).index_add_(0, asked.nonzero()[:, 0], losses)
-        return None, sums, asked.sum(dim=1)
-
-    def _metrics(self, found: EvalPrediction) -> dict[str, float]:
-        """`loss`, `perplexity` and, of several sources, that of each."""
-        sums, counts = np.asarray(found.predictions, dtype=np.float64), np.asarray(found.label_ids)
-        loss = sums.sum() / max(counts.sum(), 1)
-        metrics = {"loss": float(loss), "perplexity": _perplexity(loss)}
-        bounds = pairwise(np.cumsum([0, *self._held_out.values()]))
-        for source, (start, end) in zip(self._held_out, bounds, strict=True):
-            if len(self._held_out) > 1:
-                mean = sums[start:end].sum() / max(counts[start:end].sum(), 1)
-                metrics[f"{source}_perplexity"] = _perplexity(mean)
-        return metrics
-
-
-def _perplexity(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf  # training has diverged, which is no reason to stop it here
-
-
-def _scores(entry: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in entry.items() if name.endswith(METRICS) and name.startswith("eval_")}
-
-
 def make_trainer(
     settings: RunSettings,
     args: MultiTaskTrainingArguments,
@@ -301,7 +182,8 @@ def make_trainer(
         encode(_joined(data[split]), TEXT, tokenizer, length, settings.cache_dir) for split in ("train", "dev")
     )
     sizes, held_out = ({source: len(texts) for source, texts in data[split].items()} for split in ("train", "dev"))
-    collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing)
+    fill_to = length if args.uses_graphs else None
+    collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing, fill_to)
     model = _load_model(settings, config)
     _prepare_arguments(args)
     if args.compile_layers:

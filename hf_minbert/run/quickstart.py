@@ -51,7 +51,7 @@ def answers(folder: str | Path, tasks: Iterable[Task]) -> str:
         texts = QUESTIONS[task.name]
         answer: dict[str, Any] = predictor(task.name, *([text] for text in texts))[0]
         lines.append(f"{task.name}: " + " | ".join(texts))
-        if task.kind == "score":
+        if task.traits.is_score:
             lines.append(f"  {answer['prediction']:.2f} on a scale of {task.bounds[0]:g} to {task.bounds[1]:g}")
         else:
             lines.append(f"  {answer['label']} (probability {answer['probabilities'][answer['label']]:.2f})")

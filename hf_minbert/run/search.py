@@ -24,6 +24,7 @@ from typing import Any
 from ..errors import MinBertError, did_you_mean, explain
 from ..io import check_writable, write_atomically, write_json
 from ..settings.dotted import Value, stage_names
+from ..settings.metrics import higher_is_better
 from ..settings.recipe import split_recipe, write_recipe
 from ..settings.table import names
 from ..settings.tasks import get_tasks
@@ -166,7 +167,8 @@ def known_metrics(recipe: Mapping[str, Value], whole: bool = False) -> list[str]
     elif whole:
         check_stages(stages)
     known = args.metrics_of(by_name[name] for name in args.chosen_tasks("eval_tasks", by_name))
-    return [name for name in known if not name.endswith("_loss")]  # a finished run is scored without
+    # A finished run is scored without losses, and the highest score is looked for.
+    return [name for name in known if higher_is_better(name)]
 
 
 def in_words(values: Mapping[str, Any]) -> str:

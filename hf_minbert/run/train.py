@@ -136,7 +136,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
             begins = before is None or settings.model_name_or_path != str(before.folder)
             config = _config(settings, stage.args, tasks, None if begins else config)
             if not begins:
-                adapters.check_follows(before.settings, settings)
+                adapters.check_follows(before.settings, settings, config)
             if before is not None:
                 with _unheard():  # what there is to say is said when the stage begins
                     _load(settings, stage.args, tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .metrics import higher_is_better
 from .tasks import get_tasks
 
 
@@ -43,5 +44,5 @@ def _meaning(key: str, values: Mapping[str, Any]) -> Any:
     if key == "metric_for_best_model":
         return value or "eval_overall"
     if key == "greater_is_better" and value is None:
-        return not _meaning("metric_for_best_model", values).endswith("loss")
+        return higher_is_better(_meaning("metric_for_best_model", values))
     return None if value == {} else value

@@ -41,7 +41,7 @@ def idle_keys(values: Mapping[str, Any], tasks: Sequence[Task]) -> list[Idle]:
         if (form := values["smart_form"]) != "paper":
             keys = ("smart_norm", "smart_level")
             found += [Idle(key, f"`smart_form: {form}`", "`smart_form: paper`") for key in keys]
-        if not any(task.kind == "score" for task in tasks):
+        if not any(task.traits.is_score for task in tasks):
             found.append(Idle("smart_score_divergence", "these tasks", "scores, and none of them is one"))
     if (weights := values["task_weights"]) not in get_args(FollowingWeights):
         said = f"`task_weights: {weights}`" if isinstance(weights, str) else "`task_weights` as they are"

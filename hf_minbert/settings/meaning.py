@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .idle import idle_keys
+from .metrics import higher_is_better
 from .table import names
 from .tasks import Source, Task, data_files, get_tasks
 
@@ -51,7 +52,7 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
     best = (found["metric_for_best_model"] or "eval_overall").removeprefix("eval_")
     found["metric_for_best_model"] = best
     if found["greater_is_better"] is None:
-        found["greater_is_better"] = not best.endswith("loss")
+        found["greater_is_better"] = higher_is_better(best)
     for key in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # the older names
         newer = found.pop(key.replace("gradient", "activation"), None)
         found[key] = (found[key] if newer is None else newer) or None

@@ -18,7 +18,8 @@ class Labelled(Protocol):
     def labels(self) -> Sequence[str]: ...
 
 
-#: From a task, its predictions and labels (class ids or scores, both [N]) to a finite number; higher is better.
+#: From a task, its predictions and labels (class ids or scores, both [N]) to a finite number. Higher is better, unless
+#: its name says otherwise: see `higher_is_better`.
 Metric = Callable[["Labelled", "np.ndarray", "np.ndarray"], float]
 
 
@@ -57,6 +58,21 @@ def spearman(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     return correlation("spearman", values, labels)
 
 
+def quadratic_kappa(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """Cohen's kappa, each error weighted by the square of its distance in places (Cohen 1968).
+
+    1 less the mean square over what it would be of predictions that do not depend on the labels. 0.0 where that is not
+    defined: all predictions and labels are one class.
+    """
+    by_chance = values.var() + labels.var() + (values.mean() - labels.mean()) ** 2
+    return float(1 - ((values - labels) ** 2).mean() / by_chance) if by_chance > 0 else 0.0
+
+
+def mean_absolute_error(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """How many places predictions are off, in the mean."""
+    return float(abs(values - labels).mean())
+
+
 def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
     """`precision`, `recall` and `f1` of each class, `[num_classes]`; 0 for one that is neither there nor predicted."""
     from sklearn.metrics import precision_recall_fscore_support
@@ -84,13 +100,23 @@ def is_constant(numbers: np.ndarray) -> bool:
     return bool(np.ptp(numbers) == 0 or np.linalg.norm(numbers - mean) < 1e-13 * abs(mean))
 
 
-#: The kinds of label that exist, and the metrics each is scored with. The first one is the task's score in
-#: `eval_overall` unless the task names another.
+def higher_is_better(metric: str) -> bool:
+    """Whether more of it is better, by its name, as `eval_stars_mean_absolute_error`: of no loss and no error."""
+    return not metric.endswith(("loss", "error"))
+
+
+#: By kind of task, the metrics that it is scored with. The first one is the task's score in `eval_overall` unless the
+#: task names another.
 KIND_METRICS: dict[str, Registry[Metric]] = {
     kind: Registry("metric", Callable, metrics, among=f"for kind {kind!r}")
     for kind, metrics in {
         "classes": {"accuracy": accuracy, "macro_f1": macro_f1, "matthews": matthews},
         "binary": {"accuracy": accuracy, "f1": f1, "matthews": matthews},
+        "ordinal": {
+            "accuracy": accuracy,
+            "quadratic_kappa": quadratic_kappa,
+            "mean_absolute_error": mean_absolute_error,
+        },
         "score": {"pearson": pearson, "spearman": spearman},
     }.items()
 }

@@ -76,7 +76,8 @@ class RunSettings:
         "Train an adapter and the heads, and leave the rest as it is: `{peft_type: LORA, r: 8, lora_alpha: 16, "
         "target_modules: [query, value]}`, options of the library peft under its names. `peft_type` is `LORA` (with "
         "`use_dora`, `use_rslora`), `LOHA`, `LOKR`, `OFT` or `IA3`; `target_modules` are names of the encoder's "
-        "layers, or `all-linear`. The run saves adapter and trained heads alone, beside the name of the model under "
+        "layers, or `all-linear`; unless given, those that make queries and values, of which some encoders make keys "
+        "too. The run saves adapter and trained heads alone, beside the name of the model under "
         "them. Trained on without `peft`, that becomes one model with it; with the same `peft`, it goes on.",
     )
     cache_dir: str | None = key(

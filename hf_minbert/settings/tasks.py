@@ -10,9 +10,10 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
-from .metrics import KIND_METRICS
+from ..model.kinds import CALIBRATED, KINDS, Kind, KindName
+from .metrics import KIND_METRICS, higher_is_better
+from .wording import in_words
 
-Kind = Literal["classes", "binary", "score"]
 PairEncoding = Literal["single", "cross", "bi"]
 
 SPLITS = ("train", "dev", "test")
@@ -187,7 +188,8 @@ class Task:
     Args:
         name: a lower-case word; it names the head in the model and the metrics (`eval_<name>_accuracy`).
         kind: `classes` (one of `labels`, one logit each), `binary` (one of two `labels`, a single logit
-            of the second) or `score` (a number inside `range`, a single output).
+            of the second), `ordinal` (one of three or more `labels` that stand in order, one logit less) or `score` (a
+            number inside `range`, a single output).
         text_columns: the one or two columns that hold the text.
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
@@ -221,7 +223,7 @@ class Task:
     """
 
     name: str
-    kind: Kind
+    kind: KindName
     text_columns: tuple[str, ...]
     label_column: str = "label"
     labels: tuple[str, ...] = ()
@@ -248,6 +250,11 @@ class Task:
     sources: tuple[Source, ...] = ()
 
     @property
+    def traits(self) -> Kind:
+        """What the `kind` says of the task."""
+        return KINDS[self.kind]
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The `range` of a task whose `kind` is `score`."""
         assert self.range is not None
@@ -257,8 +264,8 @@ class Task:
         where = f"Task {self.name!r}"
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             raise MinBertError(f"{where}: `name` must be lower-case letters, digits and '_', starting with a letter.")
-        if self.kind not in KIND_METRICS:
-            raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KIND_METRICS)}")
+        if self.kind not in KINDS:
+            raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KINDS)}")
         if isinstance(self.text_columns, str):
             object.__setattr__(self, "text_columns", (self.text_columns,))
         for name in ("text_columns", "labels", "range", "thresholds"):  # JSON and YAML have lists only
@@ -279,6 +286,11 @@ class Task:
             object.__setattr__(self, "metric", next(iter(KIND_METRICS[self.kind])))
         if self.metric not in KIND_METRICS[self.kind]:
             raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
+        if not higher_is_better(self.metric):
+            raise MinBertError(
+                f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
+                f"{self.metric!r}, which is reported anyway."
+            )
         self._check_labels(where)
         self._check_answers(where)
         self._check_data(where)
@@ -340,7 +352,7 @@ class Task:
         object.__setattr__(self, "sources", tuple(sources))
 
     def _check_labels(self, where: str) -> None:
-        if self.kind == "score":
+        if self.traits.is_score:
             ordered = self.range is not None and len(self.range) == 2 and -inf < self.range[0] < self.range[1] < inf
             if self.labels or not ordered:
                 raise MinBertError(
@@ -348,9 +360,13 @@ class Task:
                     f"Found range={self.range!r}, labels={self.labels!r}."
                 )
             return
-        enough = len(self.labels) == 2 if self.kind == "binary" else len(self.labels) >= 2
-        if not enough or len(set(self.labels)) != len(self.labels) or self.range is not None:
-            count = "exactly two" if self.kind == "binary" else "two or more"
+        if (
+            not self.traits.allows(len(self.labels))
+            or len(set(self.labels)) != len(self.labels)
+            or self.range is not None
+        ):
+            fewest, most = self.traits.labels
+            count = f"exactly {in_words(fewest)}" if fewest == most else f"{in_words(fewest)} or more"
             raise MinBertError(
                 f"{where}: kind {self.kind!r} needs {count} different `labels` and no `range`. "
                 f"Found labels={self.labels!r}, range={self.range!r}."
@@ -360,8 +376,11 @@ class Task:
         """How outputs become answers."""
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < inf:
             raise MinBertError(f"{where}: `temperature` must be a number above 0. Found {self.temperature!r}.")
-        if self.temperature != 1 and self.kind == "score":
-            raise MinBertError(f"{where}: `temperature` is for probabilities, and a score has none. Leave it out.")
+        if self.temperature != 1 and self.kind not in CALIBRATED:
+            raise MinBertError(
+                f"{where}: `temperature` is for kinds {' and '.join(CALIBRATED)}, and this task is of kind "
+                f"{self.kind!r}. Leave it out."
+            )
         expected = 1 if self.kind == "binary" else 0
         probabilities = isinstance(self.thresholds, tuple) and all(
             type(number) in (int, float) and 0 <= number <= 1 for number in self.thresholds
@@ -379,7 +398,7 @@ class Task:
     @property
     def num_outputs(self) -> int:
         """How many numbers the head gives per example."""
-        return len(self.labels) if self.kind == "classes" else 1
+        return self.traits.outputs(len(self.labels))
 
     def to_config(self) -> dict[str, Any]:
         """The task as it stands in a model's `config.json`: everything but where its data lay, and `COSINE_START`."""
@@ -512,7 +531,8 @@ def _from_entry(name: str, entry: Mapping[str, Any] | Task | None) -> Task:
     if name in TASKS:
         return replace(TASKS[name], **_replaced(TASKS[name], entry))
     needed = [f.name for f in fields(Task) if f.default is MISSING and f.default_factory is MISSING]
-    needed.append("range" if entry.get("kind") == "score" else "labels")
+    kind = KINDS.get(entry.get("kind", ""))
+    needed.append("range" if kind is not None and kind.is_score else "labels")
     missing = [f"`{key}`" for key in needed if key != "name" and entry.get(key) is None]
     if missing:
         raise MinBertError(
@@ -527,8 +547,10 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
     changed = dict(entry)
     if "text_columns" in entry:
         changed.setdefault("pair_encoding", "")
-    if entry.get("kind", task.kind) != task.kind:
-        for name, empty in (("labels", ()), ("range", None), ("metric", ""), ("loss", ""), ("loss_options", {})):
+    if (kind := entry.get("kind", task.kind)) != task.kind:
+        other = KINDS.get(kind, task.traits)
+        of_labels = () if other.is_class and other.allows(len(task.labels)) else (("labels", ()), ("range", None))
+        for name, empty in (*of_labels, ("metric", ""), ("loss", ""), ("loss_options", {})):
             changed.setdefault(name, empty)
     if entry.get("dataset") is not None:
         changed.setdefault("files", {})

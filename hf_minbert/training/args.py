@@ -13,6 +13,7 @@ from transformers.training_args import OptimizerNames
 from ..errors import MinBertError, unknown_name
 from ..settings.idle import idle_keys
 from ..settings.keys import default_of, documented
+from ..settings.metrics import higher_is_better
 from ..settings.tasks import Task
 from .base_args import BaseArguments
 from .checks import check_ranges, check_tasks, check_values
@@ -45,6 +46,8 @@ class MultiTaskTrainingArguments(BaseArguments):
         )
         if wants_best and self.metric_for_best_model is None:
             self.metric_for_best_model = "eval_overall"
+        if self.metric_for_best_model is not None and self.greater_is_better is None:
+            self.greater_is_better = higher_is_better(self.metric_for_best_model)
         refuse_unsupported(self)  # before the stock class acts on them, as it does for DeepSpeed
         check_ranges(self)  # nor are the stock words for what is out of range always to the point
         if torch.backends.mps.is_available() and not self.use_cpu:

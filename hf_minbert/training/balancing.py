@@ -125,7 +125,7 @@ class Uncertainty(Learned):
 
     def __init__(self, tasks: Sequence[Task], device: torch.device, *, learning_rate: float = 1e-3):
         super().__init__(tasks, device, learning_rate=learning_rate)
-        self.at_start = torch.tensor([0.5 if task.kind == "score" else 1.0 for task in tasks], device=device)
+        self.at_start = torch.tensor([0.5 if task.traits.is_score else 1.0 for task in tasks], device=device)
 
     def weights(self) -> Tensor:
         return self.at_start * (-self.scales.detach()).exp()

@@ -17,11 +17,14 @@ from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 from ..data.rows import EncodedRows
 from ..errors import MinBertError
 from ..evaluation.metrics import overall, task_metrics
-from ..model.losses import COMPARING, Outcome, cross_entropy
+from ..model.losses import COMPARING, Outcome, loss_of
 from ..model.packing import Packing
 from ..settings.tasks import Task
 
 logger = logging.getLogger(__name__)
+
+#: Losses of which `class_weights` make no mean over rows; the kind's own is one.
+WEIGHTED = ("", "cross_entropy", "corn")
 
 
 class EvaluationLoop(Protocol):
@@ -86,7 +89,7 @@ class TaskEvaluator:
         self, task: Task, name: str, metrics: dict[str, float], logits: np.ndarray, labels: np.ndarray
     ) -> None:
         """Sees to a loss that is no mean over rows, of which the mean over batches depends on their size."""
-        if task.loss in ("", "cross_entropy") and "class_weights" in task.loss_options:
+        if task.loss in WEIGHTED and "class_weights" in task.loss_options:
             metrics[name] = weighted_loss(task, logits, labels)
         elif task.loss in COMPARING and name not in self._told:
             self._told.add(name)
@@ -97,10 +100,10 @@ class TaskEvaluator:
 
 
 def weighted_loss(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
-    """Cross-entropy with `class_weights` over all rows: sum(w * loss) / sum(w), w that of a row's class."""
+    """The loss with `class_weights` over all rows: sum(w * loss) / sum(w), w that of a row's class."""
     unread = cast(Any, None)  # it looks at neither head nor vectors
     outcome = Outcome(unread, unread, torch.from_numpy(logits), torch.from_numpy(labels), None)
-    return cross_entropy(outcome, **task.loss_options).item()
+    return loss_of(vars(task))(outcome, **task.loss_options).item()
 
 
 def length_order(task: Task, rows: EncodedRows) -> np.ndarray:

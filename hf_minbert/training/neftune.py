@@ -60,6 +60,8 @@ class WordNoise:
         if packing is not None and output.shape[:-1] == (1, len(packing.tokens)):
             noise = packing.pack(noise)
         found = list(output.shape) if isinstance(output, Tensor) else [type(output).__name__]
+        if len(found) == 3 and found[0] == len(noise) and found[1] > noise.shape[1]:  # Longformer pads to its windows
+            noise = nn.functional.pad(noise, (0, 0, 0, found[1] - noise.shape[1]))
         if found[-2:] != [*noise.shape[-2:]] or output.numel() != noise.numel():
             raise MinBertError(
                 "`neftune_noise_alpha` needs a model that embeds all words of a batch at once, of the shape "

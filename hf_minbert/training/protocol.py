@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import TrainingArguments
 
 from ..errors import MinBertError
+from ..model.kinds import KINDS
 
 
 class Config(Protocol):
@@ -242,7 +243,7 @@ def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
-    labels = torch.ones(2, dtype=torch.float if task["kind"] == "score" else torch.long, device=device)
+    labels = torch.ones(2, dtype=getattr(torch, KINDS[task["kind"]].dtype), device=device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     return {"task": name, **inputs, "labels": labels}
 

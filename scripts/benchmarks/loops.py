@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from time import perf_counter
@@ -24,7 +24,7 @@ from transformers import (
 from hf_minbert import MinBertConfig, MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
 
 from .models import naive_step
-from .shared import MAX_LENGTH, SIZES, Setting
+from .shared import DEVICE, MAX_LENGTH, SIZES, Setting
 
 #: What each loop changes.
 LOOPS: dict[str, dict[str, Any]] = {
@@ -95,6 +95,26 @@ def minbert_of(model: str, size: str | None, names: Sequence[str], attn: str = "
     return MinBertForMultiTask.from_pretrained(model, config=config, dtype=torch.float32, attn_implementation=attn)
 
 
+def seconds_of_loop(make: Callable[[dict[str, Any]], Any], steps: int, batch_size: int, **options: Any) -> float:
+    """Seconds of the measured steps of a loop, after a quarter as many that warm up.
+
+    Args:
+        make: a trainer of training arguments, which `options` are some of.
+    """
+    torch.manual_seed(0)
+    clock = Clock(max(1, steps // 4))
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "output_dir": folder, "max_steps": steps + clock.first, "save_strategy": "no", "seed": 0,
+            "per_device_train_batch_size": batch_size, "logging_steps": 100, "report_to": "none",
+            "disable_tqdm": True, "learning_rate": 1e-5, "use_cpu": DEVICE == "cpu",  # or it refuses bf16 there
+        }  # fmt: skip
+        trainer = make({**settings, **options})
+        trainer.add_callback(clock)
+        trainer.train()
+    return clock.seconds
+
+
 @dataclass
 class Loops:
     """Makes and runs training loops of some steps over the same rows.
@@ -114,24 +134,17 @@ class Loops:
 
     def run(self, name: str) -> tuple[float, float]:
         """Seconds of the measured steps of a loop, and the GPU's memory at its fullest, in GB."""
-        torch.manual_seed(0)
         if self.setting.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         options = dict(LOOPS[name])
         kind, attn, dtype = options.pop("kind", "minbert"), options.pop("attn", "sdpa"), options.pop("dtype", True)
-        warm_up = max(1, self.steps // 4)
-        with tempfile.TemporaryDirectory() as folder, torch._dynamo.config.patch(_sizes(options)):
-            settings = {
-                "output_dir": folder, "max_steps": self.steps + warm_up, "save_strategy": "no", "seed": 0,
-                "per_device_train_batch_size": self.batch_size, "logging_steps": 100, "report_to": "none",
-                "disable_tqdm": True, "bf16": self.setting.bf16 and dtype, "learning_rate": 1e-5,
-            }  # fmt: skip
-            clock = Clock(warm_up)
-            trainer = getattr(self, f"_{kind}")({**settings, **options}, attn)
-            trainer.add_callback(clock)
-            trainer.train()
-        return clock.seconds, torch.cuda.max_memory_allocated() / 1e9 if self.setting.on_gpu else 0.0
+        with torch._dynamo.config.patch(_sizes(options)):
+            seconds = seconds_of_loop(
+                lambda settings: getattr(self, f"_{kind}")({**settings, **options}, attn),
+                self.steps, self.batch_size, bf16=self.setting.bf16 and dtype,
+            )  # fmt: skip
+        return seconds, torch.cuda.max_memory_allocated() / 1e9 if self.setting.on_gpu else 0.0
 
     def _minbert(self, settings: dict[str, Any], attn: str) -> MultiTaskTrainer:
         return MultiTaskTrainer(

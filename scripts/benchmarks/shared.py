@@ -23,7 +23,7 @@ from hf_minbert.pretrained.loading import load_config
 WARM_UP = 3  # the first steps allocate AdamW's state and choose kernels
 MAX_LENGTH = 128  # of a row that is trained on, in tokens
 SIZES = {
-    "base": {},
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
 }
 

@@ -22,7 +22,7 @@ def rows_of(tokenizer, sentences=SENTENCES) -> EncodedRows:
         {"input_ids": ids, "token_type_ids": segments}
         for ids, segments in zip(encoded["input_ids"], encoded["token_type_ids"], strict=True)
     ]
-    return EncodedRows.of(rows, is_score=False, apart=False)
+    return EncodedRows.of(rows, dtype="int64", apart=False)
 
 
 def draws(tokenizer, sentence: str, count: int = DRAWS, **options):
@@ -158,6 +158,29 @@ def test_packing_says_where_the_tokens_are(tiny_tokenizer):
     texts = [HeldOutTexts(rows_of(tiny_tokenizer))[index] for index in (0, 2)]
     batch = MaskingCollator(tiny_tokenizer, packing=True)(texts)
     assert batch["packing"]["tokens"].tolist() == batch["attention_mask"].flatten().nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_batches_that_are_filled_have_few_shapes_and_ask_for_the_same_words(tiny_tokenizer, whole_words):
+    rows = rows_of(tiny_tokenizer, SENTENCES * 8)
+    shapes, plain = set(), MaskingCollator(tiny_tokenizer, 0.15, whole_words, packing=True)
+    for epoch in range(40):
+        texts = TrainingTexts(rows, [len(rows)], 1, seed=epoch)
+        chosen = [texts[index] for index in range(16)]
+        batch = MaskingCollator(tiny_tokenizer, 0.15, whole_words, packing=True, fill_to=12)(chosen)
+        size, real = batch["labels"].numel(), batch["predicted"] < batch["labels"].numel()
+        assert batch["input_ids"].shape == (16, 12) and (batch["predicted"][~real] == size).all()
+        expected = plain(chosen)
+        words = expected["labels"].flatten()[expected["predicted"]]
+        assert batch["labels"].flatten()[batch["predicted"][real]].tolist() == words.tolist()
+        assert (expected["labels"] != -100).sum() == len(words) == real.sum()
+        shapes.add((len(batch["packing"]["tokens"]), len(batch["predicted"])))
+    assert len(shapes) <= 3
+
+
+def test_a_batch_with_more_words_than_usual_finds_room(tiny_tokenizer):
+    collator = MaskingCollator(tiny_tokenizer, 0.01, packing=True, fill_to=12)
+    assert collator._words(64, 9) == 16 and collator._words(64, 8) == 8
 
 
 # ---- The order

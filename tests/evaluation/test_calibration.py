@@ -219,7 +219,7 @@ def test_a_task_says_what_is_wrong_with_either(changed, said):
 
 
 def test_only_a_task_with_probabilities_has_either():
-    with pytest.raises(MinBertError, match="`temperature` is for probabilities, and a score has none"):
+    with pytest.raises(MinBertError, match="is for kinds classes and binary, and this task is of kind 'score'"):
         replace(STS, temperature=2.0)
     with pytest.raises(MinBertError, match="is for binary tasks"):
         replace(SST, thresholds=(0.5,))

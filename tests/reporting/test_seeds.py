@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from small_encoders import small
 
 from hf_minbert.io import write_json
 from hf_minbert.reporting.comparison import seeds
@@ -119,6 +120,17 @@ def test_what_the_checkpoint_says_may_be_said(make_run, data, tmp_path):
     before = _altered(make_run, data, tmp_path / "before", config={"hidden_dropout_prob": 0.1})  # of an older version
     assert plain.differences(said) == plain.differences(before) == []
     assert plain.differences(other) == ["max_length"]
+
+
+@pytest.mark.parametrize("where", ["peft: {}", "stages: [{{name: a, peft: {}}}, {{name: b}}]"])
+def test_the_default_layers_of_an_adapter_are_those_of_the_model(make_run, data, tmp_path, where):
+    config = {"encoder_config": small("modernbert").to_dict()}
+    runs = [
+        _altered(make_run, data, tmp_path / str(number), where.format(said), config=config)
+        for number, said in enumerate(("{}", "{target_modules: [Wqkv]}", "{target_modules: [Wo]}"))
+    ]
+    assert runs[0].differences(runs[1]) == []
+    assert runs[0].differences(runs[2]) == [("stages.a." if "stages" in where else "") + "peft.target_modules"]
 
 
 def test_runs_on_other_training_rows_are_no_seeds_of_each_other(make_run, data, tmp_path):

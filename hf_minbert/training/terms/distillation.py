@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...data.rows import EncodedRows
 from ...errors import MinBertError
+from ...model.kinds import KINDS
 from ...settings.tasks import Task
 from ..base_args import BaseArguments
 from ..protocol import Head, TaskModel
@@ -81,7 +82,7 @@ class Distillation(Term):
     def divergence(self, head: Head, logits: Tensor, teacher: Tensor) -> Tensor:
         """The term of a batch before its weight, from two `[B, C]`."""
         logits, teacher = logits.float(), teacher.float()
-        if head.kind == "score":
+        if KINDS[head.kind].is_score:
             return head.divergence(teacher, logits, "squared_error").mean()
         softened = (teacher / self.temperature, logits / self.temperature)
         return self.temperature**2 * head.divergence(*softened, "kl").mean()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import MinBertError, unknown_name
+from ...model.kinds import KINDS
 from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
@@ -305,7 +306,7 @@ class Smart(Term):
     def refusal(self, tasks: Iterable[Task]) -> str | None:
         for task in tasks:
             variant = self.variant_of(task.name)
-            if task.kind == "score" and variant != "smart_0" and self.score_divergence is None:
+            if task.traits.is_score and variant != "smart_0" and self.score_divergence is None:
                 return (
                     f"`smart_variant: {variant}` of {task.name!r} is a KL, and a score has none. Say what stands for "
                     f"it by `smart_score_divergence`: {' or '.join(get_args(ScoreDivergence))}."
@@ -362,7 +363,7 @@ class Smart(Term):
 
     def divergences_of(self, task: str, kind: str) -> tuple[str, str]:
         """Names of what the search ascends and of what the term is, as `Head.divergence` has them."""
-        if kind == "score" and self.score_divergence != "bernoulli":
+        if KINDS[kind].is_score and self.score_divergence != "bernoulli":
             return ("squared_error", "squared_error")
         return VARIANTS[self.variant_of(task)]
 
