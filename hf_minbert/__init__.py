@@ -102,7 +102,12 @@ def _import_plugins_on_demand() -> None:
 
 
 def _register_models() -> None:
-    from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoModel,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
+    )
     from transformers.pipelines import PIPELINE_REGISTRY
 
     from .model.configuration_minbert import MinBertConfig
@@ -112,6 +117,7 @@ def _register_models() -> None:
     AutoModel.register(MinBertConfig, MinBertModel, exist_ok=True)
     AutoModelForMaskedLM.register(MinBertConfig, MinBertForMaskedLM, exist_ok=True)
     AutoModelForSequenceClassification.register(MinBertConfig, MinBertForMultiTask, exist_ok=True)
+    AutoModelForTokenClassification.register(MinBertConfig, MinBertForMultiTask, exist_ok=True)
     PIPELINE_REGISTRY.register_pipeline(
         PIPELINE, MultiTaskPipeline, pt_model=AutoModelForSequenceClassification, type="text"
     )

@@ -56,7 +56,31 @@ themselves, such as 1 to 5 for stars, are always read as names. A boolean, or te
 spells it in any capitals; where none of two labels does, false is 0 and true is 1, and a message says so. The names of
 a `ClassLabel` column count, whatever their capitals. A row with a blank text or label is left out of
 training and scoring, and a message says which (`strict_data: true` makes it an error); in prediction every row stays.
-Without a column `id`, rows are numbered from 0. A malformed cell is an error that names file and line.
+Of `kind: labels` a cell names any number of labels, with `label_delimiter` between them, and an empty one none; in
+JSON, Parquet and datasets it may be a list of names or ids, and a null is a blank label. Without a column `id`, rows
+are numbered from 0. A malformed cell is an error that names file and line.
+"""
+
+TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labels` for each word of a text, such as
+`labels: [O, B-PER, I-PER]`. [`examples/ner_and_intent`](examples/ner_and_intent.yaml) explains such a recipe.
+
+- A `.conll` file has a word a line, its columns separated by tabs or spaces, and a blank line between sentences; lines
+  with `-DOCSTART-` are skipped. `tokens` is its first column and `tags` its last; each has its number too, from 0:
+  `columns: {tokens: "1", label: "3"}`.
+- In `.jsonl`, `.parquet`, saved datasets and the Hub's, both are lists: `columns: {label: ner_tags}`. Tags are names
+  or ids, and ids of a `ClassLabel` count by its names. In `.csv` both are text with spaces between words.
+- A tag that is none of the labels, more or fewer tags than words, and a sentence without a word are errors that name
+  file and line.
+- The first piece of a word has its label and gives its answer; other pieces have none. The loss is the mean over the
+  labelled words of a batch; of a step with several batches or processes, the mean of theirs. SMART, R-Drop and
+  `proximal` are means over the same words.
+- Words behind `max_length`, and those that the tokenizer drops, are not read: they are counted in a message, count as
+  wrong in scores (`unread_words`), and are answered with `O`, or the first label where there is no `O`.
+- With `B-` and `I-` (or `E-`, `S-`, `L-`, `U-`) scores are by entity, `entity_f1` (the default metric),
+  `entity_precision` and `entity_recall`, as conlleval counts: an `I-` behind `O` or another type begins an entity;
+  and `accuracy` by word. Of other labels, `accuracy` and `macro_f1` by word.
+- There is no `pooling`, and no pair. `task_sampling: balanced` and `teachers` are for other kinds. The tokenizer must
+  be a fast one.
 """
 
 A_FILE = """Wherever a recipe names a file of rows, in `files` of a task, of `held_out` and of `sources`, a mapping of
@@ -112,7 +136,8 @@ REGISTRIES = {
     "mixing": [*MIXING], "aggregator": [*AGGREGATORS, "torchjd.UPGrad and so on"],
     "regularizer": ["none", *REGULARIZERS], "head": [*HEADS],
     "mapping": [*MAPPINGS],
-    "pooling": [*POOLINGS], "join": [*JOINS], "loss": [name for of_kind in LOSSES.values() for name in of_kind],
+    "pooling": [*POOLINGS], "join": [*JOINS],
+    "loss": [*dict.fromkeys(name for of_kind in LOSSES.values() for name in of_kind)],
 }  # fmt: skip
 
 HEAD = """# Recipes
@@ -180,6 +205,8 @@ def type_of(name: str, hint: Any) -> str:
     options = [option for option in typing.get_args(hint) or [hint] if option is not type(None)]
     if options == [tuple[float, float]]:
         return "two numbers like [0, 5] or null"
+    if hint == float | list[float]:
+        return "a number, or a list of numbers like [0.5, 0.4]"
     if name == "files":
         files = "a path, a mapping like {path: a.tsv, quotes: false}, or a list of them"
         return (
@@ -264,6 +291,8 @@ def render() -> str:
         "## A task of your own",
         OWN_TASK,
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),
+        "### A tag for each word",
+        TAGS,
         "### How a file is read",
         A_FILE,
         own_keys(DataFile, [f.name for f in fields(DataFile)]),

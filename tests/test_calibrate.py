@@ -25,7 +25,7 @@ from hf_minbert.settings.recipe import read_recipe
 TEXTS = ["a good film", "the man plays the very very bad dog .", "it", "how is it , you"]
 PAIRS = [(text, other) for text, other in zip(TEXTS, ["not bad", "why", "the dog", "how is it"], strict=True)]
 
-BY_HAND = {"sst": {"temperature": 2.5}, "para": {"temperature": 0.5, "thresholds": [0.01]}}
+BY_HAND = {"sst": {"temperature": 2.5}, "para": {"temperature": 0.5, "thresholds": 0.01}}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_classifier_has_the_temperature_in_its_weights(fitted, tmp_path, logit
     found = classify([{"text": a, "text_pair": b} for a, b in PAIRS], top_k=None)
     yes = [next(one["score"] for one in answer if one["label"] == "duplicate") for answer in found]
     np.testing.assert_allclose(yes, probabilities(fitted, "para", *zip(*PAIRS, strict=True))[:, 1], rtol=1e-4)
-    assert "'duplicate' above a probability of 0.0100" in (tmp_path / "out" / "README.md").read_text()
+    assert "'duplicate' is an answer above a probability of 0.0100" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_graph_has_the_temperature_and_the_readme_the_threshold(fitted, tmp_pa
     rows = [{"sentence": text} for text in TEXTS]
     np.testing.assert_allclose(graphs.logits("sst", rows), predictor.logits("sst", rows) / 2.5, atol=1e-4)
     tasks = json.loads((tmp_path / "out" / "tasks.json").read_text())["tasks"]
-    assert tasks["para"]["thresholds"] == [0.01] and "thresholds" not in tasks["sst"]
+    assert tasks["para"]["thresholds"] == 0.01 and "thresholds" not in tasks["sst"]
 
 
 # ---- The verb, and the key of a recipe
@@ -145,8 +145,11 @@ def test_the_folder_carries_what_was_fitted_and_weights_stay(raw, calibrated):
     assert [*found] == ["sst", "para"]
     tasks = {task["name"]: task for task in json.loads((folder / "config.json").read_text())["tasks"]}
     for name, of in found.items():
-        assert (tasks[name]["temperature"], tasks[name]["thresholds"]) == (of["temperature"], of["thresholds"])
-    assert len(tasks["para"]["thresholds"]) == 1 and tasks["sst"]["thresholds"] == []
+        assert (tasks[name]["temperature"], tasks[name]["thresholds"]) == (
+            of["temperature"],
+            of["thresholds"].get("duplicate", 0.5),
+        )
+    assert [*found["para"]["thresholds"]] == ["duplicate"] and found["sst"]["thresholds"] == {}
     assert (folder / "model.safetensors").read_bytes() == (raw / "model.safetensors").read_bytes()
     assert json.loads((folder / "calibration.json").read_text()) == found
     predictor = Predictor.from_pretrained(folder)
@@ -174,10 +177,10 @@ def test_the_verb_does_the_same_and_says_it(raw, calibrated, tmp_path, minbert):
     assert ended.status == 0, ended.err
     assert json.loads((folder / "calibration.json").read_text()) == calibrated[1]
     assert (folder / "config.json").read_text() == (calibrated[0] / "config.json").read_text()
-    assert f"para: temperature {calibrated[1]['para']['temperature']:.3f}, threshold " in ended.out
+    assert f"para: temperature {calibrated[1]['para']['temperature']:.3f}, 'duplicate' above " in ended.out
     assert "“after” is of dev rows that were not fitted" in ended.out
     refused = minbert("calibrate", folder, "--task", "sts")
-    assert refused.status == 2 and "A temperature is for tasks of kind classes or binary. Found sts" in refused.err
+    assert refused.status == 2 and "of kind classes or binary or labels. Found sts" in refused.err
     refused = minbert("calibrate", folder, "--no-temperature")
     assert refused.status == 2 and "nothing to fit" in refused.err
     refused = minbert("calibrate", tmp_path / "nowhere")
@@ -199,7 +202,7 @@ def test_the_key_of_a_recipe_fits_after_training_and_leaving_it_out_later_takes_
 
 
 def test_a_recipe_that_has_nothing_to_fit_is_refused_before_training(raw, tmp_path):
-    with pytest.raises(MinBertError, match="A threshold is for tasks of kind binary. Found sst"):
+    with pytest.raises(MinBertError, match="A threshold is for tasks of kind binary or labels. Found sst"):
         train(read_recipe(raw / "recipe.yaml", [f"output_dir={tmp_path}", "tasks=[sst]", "tune_thresholds=f1"]))
 
 
@@ -219,9 +222,9 @@ def test_an_ensemble_keeps_each_tasks_own_and_an_average_has_what_all_have(raw, 
     one, other = (Predictor.from_pretrained(folder).model for folder in (raw, fitted))
     merged = ensemble([one, other], take={"sst": 1, "para": 1, "sts": 0})
     assert [task["temperature"] for task in merged.config.tasks] == [2.5, 0.5, 1.0]
-    assert merged.config.get_task("para")["thresholds"] == [0.01]
+    assert merged.config.get_task("para")["thresholds"] == 0.01
     assert [task["temperature"] for task in average([one, other]).config.tasks] == [1.0, 1.0, 1.0]
-    assert average([one, other]).config.get_task("para")["thresholds"] == []
+    assert average([one, other]).config.get_task("para")["thresholds"] == 0.5
     assert [task["temperature"] for task in average([other, other]).config.tasks] == [2.5, 0.5, 1.0]
 
 
@@ -234,7 +237,7 @@ def test_the_card_says_what_was_fitted_on_what(calibrated, raw):
     card = model_card(saved, "me/minbert", collect(folder))
     part = card.split("## Calibration")[1].split("\n## ")[0]
     assert f"| `sst` | expected calibration error, ten bins | {found['sst']['before']['ece']:.3f}" in part
-    assert f"'duplicate' above a probability of {found['para']['thresholds'][0]:.4f}" in part
+    assert f"'duplicate' is an answer above a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
     assert "of rows that were not fitted" in part and "not calibrated" not in card
     assert "calibration.json" in [upload.path for upload in collect(folder)]
     other = model_card(SavedModel.of(raw), "me/minbert", collect(raw))

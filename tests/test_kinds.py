@@ -13,44 +13,72 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
-from sklearn.metrics import cohen_kappa_score, mean_absolute_error
+from sklearn.metrics import (
+    accuracy_score,
+    cohen_kappa_score,
+    f1_score,
+    label_ranking_average_precision_score,
+    mean_absolute_error,
+)
 from torch.nn import functional as F
-from transformers import pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from hf_minbert import MinBertError, MultiTaskTrainer, MultiTaskTrainingArguments, Predictor, Task, get_tasks
+from hf_minbert import (
+    MinBertError,
+    MinBertForMultiTask,
+    MultiTaskTrainer,
+    MultiTaskTrainingArguments,
+    Predictor,
+    Task,
+    get_tasks,
+)
+from hf_minbert.data.collators import PaddedCollator
+from hf_minbert.data.encoding import encode
+from hf_minbert.data.files import load_split
+from hf_minbert.data.labels import label_value
 from hf_minbert.data.mappings import borrowed_rows
 from hf_minbert.evaluation.attribution import quantity
 from hf_minbert.evaluation.effects import influence
 from hf_minbert.evaluation.metrics import task_metrics
 from hf_minbert.evaluation.significance import statistics_of
-from hf_minbert.model.heads import build_head
-from hf_minbert.model.inference import read_logits
+from hf_minbert.model.heads import build_head, check_heads
+from hf_minbert.model.inference import class_logits, read_logits
 from hf_minbert.model.kinds import KINDS, KindName
-from hf_minbert.model.losses import DIVERGENCES, class_logits
+from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.pretrained.teachers import mean_answer
+from hf_minbert.publishing.demo import replies
 from hf_minbert.publishing.publish import prepare
 from hf_minbert.run.train import train
 from hf_minbert.settings.metrics import KIND_METRICS
 from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.training.class_weights import counted
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "examples"
 WORDS = ["good", "bad", "not good", "very bad", "a film", "the man plays", "why is it"]
 #: What a recipe says of each further kind; `files` are those of the folder that `data` fills.
 FURTHER = {
     "stars": {"kind": "ordinal", "text_columns": "text", "label_column": "stars", "labels": [1, 2, 3, 4]},
-}
+    "topics": {
+        "kind": "labels", "text_columns": "text", "label_column": "topics", "labels": ["sport", "money", "art"],
+        "thresholds": [0.5, 0.4, 0.6],
+    },
+}  # fmt: skip
 SIZES = {"train": 22, "dev": 9}
 
 
 def cell(name: str, row: int) -> str:
     """The label of a row, as it stands in a file."""
-    return {"stars": str(1 + row * 3 % 4)}[name]
+    names = FURTHER["topics"]["labels"]
+    topics = "|".join(name for place, name in enumerate(names) if row % (place + 2) == 0)
+    return {"stars": str(1 + row * 3 % 4), "topics": topics}[name]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +155,11 @@ def test_the_run_has_all_metrics_of_all_tasks(run):
         ["regularizer=r_drop"],
         ["packing=true", "use_cpu=true", "bf16=true", "aggregator=pcgrad"],
         ["task_weights=uncertainty", "train_metrics=running"],
-        ["freeze=encoder", "tasks.stars.loss_options={class_weights: auto}"],
+        [
+            "freeze=encoder",
+            "tasks.stars.loss_options={class_weights: auto}",
+            "tasks.topics.loss_options={pos_weight: auto}",
+        ],
     ],
     ids=lambda words: words[0],
 )
@@ -232,6 +264,7 @@ def test_it_answers_without_the_package_as_with_it(run, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     ask = pipeline("minbert-multitask", model=str(run), device="cpu")
     assert found["asked"] == ask(text)
+    assert found["stock"].keys() == FURTHER.keys()
     for name, answers in found["stock"].items():
         scores = {answer["label"]: answer["score"] for answer in answers}
         assert scores == pytest.approx(found["asked"][name]["scores"], abs=1e-6)
@@ -249,8 +282,38 @@ def test_predictor_and_pipeline_say_the_same(run):
         assert ours["expected"] == pytest.approx(mean) == theirs["stars"]["expected"]
 
 
+def test_labels_are_answered_above_their_thresholds(run):
+    predictor, ask = Predictor.from_pretrained(run, device="cpu"), pipeline("minbert-multitask", model=str(run))
+    texts = [f"{word} {row}" for row, word in enumerate(WORDS)]
+    for ours, theirs in zip(predictor("topics", texts), ask(texts, tasks=["topics"]), strict=True):
+        shares = ours["probabilities"]
+        assert list(shares) == ["sport", "money", "art"]
+        assert ours["labels"] == [
+            name for name, over in zip(shares, (0.5, 0.4, 0.6), strict=True) if shares[name] > over
+        ]
+        assert theirs["topics"]["labels"] == ours["labels"]
+        assert theirs["topics"]["scores"] == pytest.approx(shares, abs=1e-6)
+
+
+def test_labels_are_predicted_into_a_file(run, minbert, data, tmp_path):
+    output = tmp_path / "topics.csv"
+    ended = minbert("predict", run, "--task", "topics", "--input", data / "topics-dev.csv", "--output", output)
+    assert ended.status == 0, ended.err
+    assert output.read_bytes() == (run / "predictions" / "topics-dev.csv").read_bytes()
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == SIZES["dev"]
+    for row in rows:
+        shares = [float(row[f"probability_{place}"]) for place in range(3)]
+        names = [n for n, p, t in zip(FURTHER["topics"]["labels"], shares, (0.5, 0.4, 0.6), strict=True) if p > t]
+        assert row["labels"] == "|".join(names)
+    ended = minbert("predict", run, "--task", "topics", "--text", "a film")
+    assert ended.status == 0 and ended.out.splitlines()[1].endswith("  sport")
+
+
 def test_it_would_be_published_with_a_card(run):
     card = prepare(run, "me/model").card
+    assert "| `topics` | a sentence | any of 3 labels | 0 sport, 1 money, 2 art |" in card
     assert "| `stars` | a sentence | one of 4 classes in order | 0 1, 1 2, 2 3, 3 4 |" in card
     assert "mean_absolute_error" in card
 
@@ -261,6 +324,7 @@ def test_it_is_reported(run, minbert, tmp_path):
     said = (tmp_path / "report" / "report.html").read_text()
     assert "could not be made" not in said and "This part is missing" not in said
     assert "stars, quadratic_kappa" in said and "errors are between neighbours" in said
+    assert "topics, lrap" in said and "Label by label" in said and "Rows with an error" in said
 
 
 def test_two_runs_are_compared(run, start, minbert, tmp_path):
@@ -269,6 +333,7 @@ def test_two_runs_are_compared(run, start, minbert, tmp_path):
     assert ended.status == 0, ended.err
     said = (tmp_path / "report" / "report.html").read_text()
     assert "could not be made" not in said and "stars, mean_absolute_error" in said
+    assert "topics, micro_f1" in said and "fewer wrong labels" in said
 
 
 def test_classes_in_order_are_no_stock_classifier(run, minbert, tmp_path):
@@ -295,11 +360,12 @@ def test_the_graph_answers_by_the_lines_of_its_readme(
         capfd.readouterr()
         exec(code, said := {})
         ours = Predictor.from_pretrained(tmp_path / name, device="cpu")(name, said["texts"][0])
-        assert capfd.readouterr().out.splitlines() == [repr([answer["label"] for answer in ours])]
+        expected = [answer["labels" if name == "topics" else "label"] for answer in ours]
+        assert capfd.readouterr().out.splitlines() == [repr(expected)]
 
 
 @pytest.mark.parametrize("name", FURTHER)
-@pytest.mark.parametrize("wrong", ["7", "3.5", "soso", "1;2", "nan"])
+@pytest.mark.parametrize("wrong", ["7", "3.5", "soso", "1;2", "nan", "1|7"])
 def test_a_bad_label_is_refused_in_one_line(data, tiny_bert, minbert, tmp_path, name, wrong):
     lines = (data / f"{name}-train.csv").read_text().splitlines()
     lines[3] = f"x,a film,{wrong}"
@@ -311,7 +377,54 @@ def test_a_bad_label_is_refused_in_one_line(data, tiny_bert, minbert, tmp_path, 
     )
     ended = minbert("train", recipe)
     (line,) = [line for line in ended.err.splitlines() if line.startswith("minbert: error")]
-    assert ended.status == 2 and f"train.csv, line 4: a label of task {name!r} must be" in line and wrong in line
+    assert ended.status == 2 and f"train.csv, line 4: a label of task {name!r} must be" in line
+    assert f"Found {wrong!r}" in line or (name == "topics" and f"Found {wrong[2:]!r}" in line)
+
+
+def test_labels_are_a_stock_classifier(run, minbert, tmp_path):
+    ended = minbert("export", run, "--to", "classifier", "--task", "topics", "--output-dir", tmp_path / "out")
+    assert ended.status == 0, ended.err
+    stock = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+    assert type(stock).__name__ == "BertForSequenceClassification"
+    assert stock.config.problem_type == "multi_label_classification"
+    classify = pipeline("text-classification", model=stock, tokenizer=str(tmp_path / "out"), top_k=None)
+    ours = Predictor.from_pretrained(run, device="cpu")("topics", ["a film"])[0]["probabilities"]
+    assert {of["label"]: of["score"] for of in classify(["a film"])[0]} == pytest.approx(ours, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_page_to_try_it_shows_both(run):
+    model, tokenizer = MinBertForMultiTask.from_pretrained(run).eval(), AutoTokenizer.from_pretrained(run)
+    page = [*replies(model, tokenizer, "a film", "")][-1]
+    topics = model.config.get_task("topics")
+    for name in ("stars", "topics"):
+        assert f'data-task="{name}"' in page
+    shares = Predictor(model, tokenizer)("topics", ["a film"])[0]["probabilities"].values()
+    said = [name for name, p, t in zip(topics["labels"], shares, topics["thresholds"], strict=True) if p > t]
+    assert [name for name in topics["labels"] if f"<b>{name}</b>" in page] == said
+
+
+def test_models_of_such_tasks_are_averaged_and_put_together(run, start, minbert, tmp_path):
+    other = start("seed=7", "max_steps=2")
+    taken = {"sst": run, "para": run, "sts": run, "stars": run, "topics": other}
+    takes = [word for name, folder in taken.items() for word in ("--take", f"{name}={folder}")]
+    for verb, words in (("average", ["--method", "uniform"]), ("ensemble", takes)):
+        folder = tmp_path / verb
+        ended = minbert(verb, run, other, *words, "--output-dir", folder)
+        assert ended.status == 0, ended.err
+        found = Predictor.from_pretrained(folder, device="cpu")
+        assert (
+            found("stars", ["a film"])[0]["expected"] > 0 and len(found("topics", ["a film"])[0]["probabilities"]) == 3
+        )
+
+
+def test_a_file_with_a_column_for_each_label_is_evaluated(run, minbert, tmp_path):
+    (tmp_path / "a.csv").write_text("headline,is_sport,is_money,is_art\na film,1,0,1\nwhy is it,0,0,0\n")
+    columns = "{text: headline, label: [is_sport, is_money, is_art]}"
+    words = ["--task", "topics", "--input", tmp_path / "a.csv", "--columns", columns, "--output", tmp_path / "m.json"]
+    ended = minbert("evaluate", run, *words)
+    assert ended.status == 0, ended.err
+    assert 0 <= json.loads((tmp_path / "m.json").read_text())["eval_topics_lrap"] <= 1
 
 
 # ---- Classes in order
@@ -503,6 +616,188 @@ def test_rows_of_classes_can_be_borrowed(data, tmp_path):
     assert [row["label"] for row in borrowed_rows(mood, 2, {}, data, 0)] == [0, 1, 2, 3, 4]
 
 
+# ---- Any of several labels
+
+
+def topics(**fields) -> Task:
+    labels = ("sport", "money", "art")
+    return Task(**{"name": "topics", "kind": "labels", "text_columns": ("text",), "labels": labels, **fields})
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("sport|art", [1, 0, 1]), (" art | sport ", [1, 0, 1]), ("", [0, 0, 0]), ("2", [0, 0, 1]), ("0|1", [1, 1, 0]),
+        (["money"], [0, 1, 0]), ([], [0, 0, 0]), ([2, 0], [1, 0, 1]), (np.array([1]), [0, 1, 0]),
+        ([1.0, 0.0, 1.0], [1, 0, 1]), ([True, False, False], [1, 0, 0]), (torch.tensor([0.0, 1, 1]), [0, 1, 1]),
+    ],
+)  # fmt: skip
+def test_a_label_may_be_written_in_several_ways(value, expected):
+    assert label_value(topics(), value, "here") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("sport|opera", "here: a label of task 'topics' must be .* Found 'opera'"), ("sport||art", "Found ''"),
+        ("sport|sport", "here: the label 'sport' stands twice"), (["opera"], "Found 'opera'"), (None, "Found None"),
+        ([1, 0, 1], "here: .* could be two labels or a 0 or 1 for each"), ([0.5, 0.0, 1.0], "Found 0.5"),
+        ([3], "Found 3"), ([True, True], "Found True"),
+    ],
+)  # fmt: skip
+def test_what_is_no_set_of_labels_is_refused(value, says):
+    with pytest.raises(MinBertError, match=says):
+        label_value(topics(), value, "here")
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The same three rows in every form: money; none; sport and art. Then one whose label is missing, where it can."""
+    forms = {
+        "cells.csv": "text,topics\na,money\nb,\nc,art|sport\n",
+        "columns.csv": "text,s,m,x\na,0,1,0\nb,0,0,0\nc,1,0.0,true\nd,1,,0\n",
+        "lists.jsonl": '{"text": "a", "topics": ["money"]}\n{"text": "b", "topics": []}\n'
+                       '{"text": "c", "topics": ["art", 0]}\n{"text": "d"}\n',
+    }  # fmt: skip
+    for name, text in forms.items():
+        (folder / name).write_text(text)
+    rows = {"text": ["a", "b", "c", "d"], "topics": [["money"], [], ["sport", "art"], None]}
+    datasets.Dataset.from_dict(rows).to_parquet(folder / "lists.parquet")
+    ids = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "topics": datasets.List(datasets.ClassLabel(names=["Art", "Money", "Sport"])),
+        }
+    )  # noqa: E501
+    rows["topics"] = [[1], [], [2, 0], None]
+    datasets.Dataset.from_dict(rows, features=ids).to_parquet(folder / "ids.parquet")
+    datasets.Dataset.from_dict(rows, features=ids).save_to_disk(folder / "saved")
+    return [*forms, "lists.parquet", "ids.parquet", "saved"]
+
+
+def test_every_form_of_file_gives_the_same_labels(tmp_path):
+    for name in files_of(tmp_path):
+        columns = {"label": ["s", "m", "x"] if name == "columns.csv" else "topics"}
+        task = topics(files={"dev": str(tmp_path / name)}, columns=columns)
+        rows = load_split(task, None, "dev")
+        assert rows["text"][:] == ["a", "b", "c"], name
+        assert np.asarray(rows["label"][:]).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 1]], name
+        assert rows.features["label"].feature == datasets.Value("float32")
+
+
+def test_a_wrong_cell_is_named_with_its_place(tmp_path):
+    (tmp_path / "a.csv").write_text("text,s,m,x\na,0,1,0\nb,0,2,0\n")
+    task = topics(files={"dev": str(tmp_path / "a.csv")}, columns={"label": ["s", "m", "x"]})
+    with pytest.raises(
+        MinBertError, match=r"a.csv, line 3, column 'm': a label of task 'topics' must be 0 or 1. Found '2'"
+    ):
+        load_split(task, None, "dev")
+    with pytest.raises(MinBertError, match="has no column 'y'"):
+        load_split(topics(files={"dev": str(tmp_path / "a.csv")}, columns={"label": ["s", "m", "y"]}), None, "dev")
+    (tmp_path / "b.jsonl").write_text('{"text": "a", "topics": ["money"]}\n{"text": "b", "topics": ["opera"]}\n')
+    with pytest.raises(MinBertError, match=r"b.jsonl, line 2: a label of task 'topics' must be .* Found 'opera'"):
+        load_split(topics(files={"dev": str(tmp_path / "b.jsonl")}, label_column="topics"), None, "dev")
+
+
+SETS = arrays(np.int64, st.tuples(st.integers(1, 12), st.just(3)), elements=st.integers(0, 1))
+
+
+@given(st.data())
+def test_scores_of_labels_are_those_of_scikit_learn(data):
+    labels = data.draw(SETS)
+    values = data.draw(arrays(np.float64, labels.shape, elements=st.sampled_from([0.1, 0.3, 0.45, 0.5, 0.55, 0.9])))
+    task = topics(thresholds=[0.5, 0.4, 0.6])
+    said = values > np.array(task.thresholds)
+    found = {name: metric(task, values, labels.astype(np.float32)) for name, metric in KIND_METRICS["labels"].items()}
+    assert found == pytest.approx({
+        "micro_f1": f1_score(labels, said, average="micro", zero_division=0),
+        "macro_f1": f1_score(labels, said, average="macro", zero_division=0),
+        "sample_f1": f1_score(labels, said, average="samples", zero_division=1),
+        "lrap": label_ranking_average_precision_score(labels, values),
+        "exact_match": accuracy_score(labels, said),
+    })  # fmt: skip
+    for name, statistic in statistics_of(task, values, labels).items():
+        assert statistic(np.arange(len(labels))) == pytest.approx(found[name])
+
+
+def test_the_loss_is_the_mean_over_labels(tiny_config):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(5, 3), torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 0, 1.0]])
+    head, spec = head_of(tiny_config, topics())
+    each = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    assert head.loss(torch.zeros(5, 1, 8), logits, labels, spec).item() == pytest.approx(each.mean().item())
+    head, spec = head_of(tiny_config, topics(loss_options={"pos_weight": [1.0, 2.0, 3.0]}))
+    weighed = (each * torch.where(labels > 0, torch.tensor([1.0, 2.0, 3.0]), torch.ones(3))).mean()
+    assert head.loss(torch.zeros(5, 1, 8), logits, labels, spec).item() == pytest.approx(weighed.item())
+    for wrong, says in ((labels[:4], "one label per example"), (labels * 2, "numbers from 0 to 1.*Found 2")):
+        with pytest.raises(ValueError, match=says):
+            head.loss(torch.zeros(5, 1, 8), logits, wrong, spec)
+
+
+@pytest.mark.parametrize("name", ["symmetric_kl", "kl"])
+def test_divergences_are_means_over_labels(name):
+    torch.manual_seed(1)
+    one, other = torch.randn(2, 6, 3)
+    by_label = [DIVERGENCES["binary"][name](one[:, k : k + 1], other[:, k : k + 1]) for k in range(3)]
+    torch.testing.assert_close(DIVERGENCES["labels"][name](one, other), torch.stack(by_label).mean(dim=0))
+
+
+def test_teachers_agree_label_by_label():
+    draw = np.random.default_rng(0)
+    answers = [draw.normal(size=(4, 3)).astype(np.float32) for _ in range(3)]
+    mean = np.mean([1 / (1 + np.exp(-answer)) for answer in answers], axis=0)
+    np.testing.assert_allclose(1 / (1 + np.exp(-mean_answer("labels", answers))), mean, atol=1e-6)
+
+
+def test_weights_are_counted_label_by_label():
+    labels = np.array([[1, 0, 1], [0, 0, 1], [0, 1, 0], [0, 0, 0]], dtype=np.float32)
+    task = topics(loss_options={"pos_weight": "auto"})
+    assert counted(task, labels) == {"pos_weight": [3.0, 3.0, 1.0]}
+    for rows, says in ((labels[:2], "none of these have the label 'money'"), (labels[:1], "all of .* label 'sport'")):
+        with pytest.raises(MinBertError, match=says):
+            counted(task, rows)
+
+
+def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [[1.0, 0, 0], [0, 0, 0], [1, 0, 1]]})
+    expected = [[1, 0, 0], [0, 0, 0], [1, 0, 1]]
+    for _ in range(2):  # the second time from the cache
+        encoded = encode(rows, topics(), tiny_tokenizer, 8, cache_dir=tmp_path)
+        assert encoded.labels.dtype == np.float32 and encoded.labels.tolist() == expected
+    assert encode([*rows], topics(), tiny_tokenizer, 8).labels.tolist() == expected
+    ids = datasets.List(datasets.ClassLabel(names=["art", "money", "sport"]))  # of another order than the task's
+    features = datasets.Features({"text": datasets.Value("string"), "label": ids})
+    named = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [[2], [], [0, 2]]}, features=features)
+    assert encode(named, topics(), tiny_tokenizer, 8).labels.tolist() == expected
+    collator = PaddedCollator(topics(), 0)
+    for batch in (collator(encoded), collator([encoded[n] for n in range(3)])):
+        assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"labels": ("one",)}, "kind 'labels' needs two or more different `labels`"),
+        ({"thresholds": 1.0}, "`thresholds` must be a number between 0 and 1"),
+        ({"thresholds": [0.5, 0.5]}, "or a list of one for each label"),
+        ({"label_delimiter": "o"}, "`label_delimiter` must be text that stands in none of the labels"),
+        ({"columns": {"label": ["a", "b"]}}, "must name 3 columns, one for each label"),
+        ({"kind": "classes", "thresholds": 0.4}, "`thresholds` is for kinds binary, labels"),
+        ({"kind": "classes", "columns": {"label": ["a"]}}, "is for kind 'labels'"),
+        ({"loss_options": {"pos_weight": [1.0]}}, "`pos_weight` must be 3 numbers"),
+        ({"metric": "accuracy"}, "Unknown metric 'accuracy'"),
+    ],
+)
+def test_what_labels_do_not_go_with_is_refused(tiny_config, fields, says):
+    with pytest.raises((MinBertError, ValueError), match=says):
+        check_heads(tiny_config(tasks=[topics(**fields)]))
+
+
+def test_rows_of_labels_cannot_be_balanced(tmp_path):
+    args = MultiTaskTrainingArguments(output_dir=str(tmp_path), use_cpu=True, task_sampling={"topics": "balanced"})
+    with pytest.raises(MinBertError, match="`task_sampling: balanced` of 'topics' needs rows with one label each"):
+        args.check_tasks({"topics": topics()})
+
+
 # ---- The recipes
 
 
@@ -516,3 +811,21 @@ def test_the_example_of_classes_in_order_trains(tiny_bert, data, tmp_path):
     ]
     metrics = train(read_recipe(RECIPES / "ordinal.yaml", words))
     assert {"eval_sst_quadratic_kappa", "eval_sst_mean_absolute_error", "eval_overall"} <= set(metrics)
+
+
+def test_the_example_of_topics_trains(tiny_bert, course_dir, tmp_path):
+    names = ["sport", "politics", "money", "science"]
+    (tmp_path / "topics").mkdir()
+    for split, size in SIZES.items():
+        rows = [f"{WORDS[n % 7]} {n},{'|'.join(names[k] for k in range(4) if n >> k & 1)}\n" for n in range(size)]
+        (tmp_path / "topics" / f"{split}.csv").write_text("".join(["headline,topics\n", *rows]))
+    files = {split: str(tmp_path / "topics" / f"{split}.csv") for split in SIZES}
+    words = [
+        f"model_name_or_path={tiny_bert}", f"data_dir={course_dir}", f"output_dir={tmp_path / 'run'}",
+        "num_train_epochs=1", "max_length=64", f"tasks.topics.files={json.dumps(files)}",
+    ]  # fmt: skip
+    metrics = train(read_recipe(RECIPES / "topics.yaml", words))
+    assert {f"eval_topics_{name}" for name in KIND_METRICS["labels"]} <= set(metrics)
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["tasks"][1]["loss_options"]["pos_weight"] == pytest.approx([1, 12 / 10, 12 / 10, 14 / 8])
+    assert config["tasks"][1]["thresholds"] == 0.5

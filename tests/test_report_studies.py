@@ -459,7 +459,9 @@ def test_comparisons_differ_from_their_reference_in_what_their_names_say():
             assert len(differences(run_of(study, row.name), run_of(study, other))) == 1
     study = "comparisons/regularizers"
     for row in COMPARISONS[study].rows[1:]:
-        assert differences(run_of(study, row.name), run_of(study, "none")) == {"regularizer": row.name}
+        name, *step = row.name.split(" ")
+        expected = {"regularizer": name} | ({"fgm_epsilon": float(step[0])} if step else {})
+        assert differences(run_of(study, row.name), run_of(study, "none")) == expected
     study = "comparisons/adapters"
     assert COMPARISONS[study].against == {"lora": "full", "lora pcgrad": "lora"}
     assert differences(run_of(study, "lora pcgrad"), run_of(study, "lora")) == {"aggregator": "pcgrad"}

@@ -71,7 +71,7 @@ def calibrate(
 
 def _print(task: str, found: dict[str, Any]) -> None:
     fitted = f"temperature {found['temperature']:.3f}"
-    fitted += "".join(f", threshold {number:.3f}" for number in found["thresholds"])
+    fitted += "".join(f", {label!r} above {number:.3f}" for label, number in found["thresholds"].items())
     typer.echo(f"{task}: {fitted}, on {found['rows']:,} rows")
     typer.echo(f"  {'':<10}  {'before':>7}  {'after':>7}")
     for name in ("ece", "brier", "nll", *([found["metric"]] if found["metric"] else [])):

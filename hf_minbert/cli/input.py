@@ -42,7 +42,8 @@ def file_of(path: Path, task: Task, columns: str | None, read: str | None) -> tu
     Raises:
         MinBertError: an option is no mapping, or names no column of the task or no way to read.
     """
-    mapped, options = _mapping("--columns", columns, dict[str, str]), _mapping("--read", read, dict[str, Any])
+    mapped = _mapping("--columns", columns, dict[str, str | list[str]])
+    options = _mapping("--read", read, dict[str, Any])
     known = (*task.text_columns, "label", "id")
     for name in mapped:
         if name not in known:

@@ -40,20 +40,26 @@ def predict(
     ] = None,
     input: Annotated[
         Path | None,
-        typer.Option(help="A file with the text columns: .csv, .tsv, .jsonl, .parquet.", show_default=False),
+        typer.Option(help="A file with the text columns: .csv, .tsv, .jsonl, .parquet, .conll.", show_default=False),
     ] = None,
     columns: Columns = None,
     read: Read = None,
     output: Annotated[
         Path | None,
-        typer.Option(help="Where the predictions go; with several tasks a folder, for TASK.csv.", show_default=False),
+        typer.Option(
+            help="Where the predictions go; with several tasks a folder, for TASK.csv (tags: TASK.jsonl).",
+            show_default=False,
+        ),
     ] = None,
     text: Annotated[
         str | None, typer.Option(help="A sentence to predict; the answer is printed.", show_default=False)
     ] = None,
     text_pair: Annotated[str | None, typer.Option(help="Its second sentence.", show_default=False)] = None,
     format: Annotated[
-        Format, typer.Option(help="csv: id, prediction, label, probabilities; course: that of the CS224N project.")
+        Format,
+        typer.Option(
+            help="csv: id, prediction, label, probabilities (tags: JSON lines); course: that of the CS224N project."
+        ),
     ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
     batch_size: Annotated[
@@ -147,10 +153,17 @@ def _chosen(model: str, names: list[str], max_length: int | None, sides: int | N
 
 def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
     """The file of each task's predictions."""
+    from ..evaluation.submission import ending
+
     several = len(tasks) > 1
     if several and output.exists() and not output.is_dir():
         raise MinBertError(f"--output {output} is a file. With several tasks give a folder, for one file of each.")
-    files = {task.name: output / f"{task.name}.csv" if several else output for task in tasks}
+    files = {task.name: output / f"{task.name}{ending(task)}" if several else output for task in tasks}
+    if tasks[0].traits.is_tags and output.suffix.lower() == ".csv" and not several:
+        raise MinBertError(
+            f"--output {output}: tags are written as JSON lines, with a list of tokens and one of tags. Name it "
+            f"{output.with_suffix('.jsonl').name}."
+        )
     for file in files.values():
         check_writable(file)
         if file.exists() and input.exists() and file.samefile(input):
@@ -159,6 +172,17 @@ def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
 
 
 def _say(answer: dict) -> None:
+    if "tags" in answer:
+        for word, tag, probability in zip(answer["tokens"], answer["tags"], answer["probabilities"], strict=True):
+            typer.echo(f"  {'not read' if probability is None else f'{probability:.3f}'}  {tag}  {word}")
+        for found in answer.get("entities", ()):
+            typer.echo(f"{found['type']}: {found['text']}")
+        return
+    if "labels" in answer:
+        typer.echo(", ".join(answer["labels"]) or "(none)")
+        for label, probability in answer["probabilities"].items():
+            typer.echo(f"  {probability:.3f}  {label}")
+        return
     if "label" not in answer:
         typer.echo(f"{answer['prediction']:.3f}")
         return

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ..errors import MinBertError
-from ..model.inference import padded
+from ..model.inference import filled, padded
+from ..model.losses import IGNORED
 from ..settings.tasks import Task
-from .labels import label_value
+from .labels import label_value, tag_values
 from .rows import EncodedRows, PooledRows
 
 
@@ -19,7 +20,7 @@ class PaddedCollator:
 
     Args:
         task: gives the labels their type, which is never guessed from their values: int64 for classes and
-            binary, float32 for a score.
+            binary, float32 for a score or a 0 or 1 for each label.
         pad_token_id: the tokenizer's.
         pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
             longest inputs would be padded past it.
@@ -46,8 +47,9 @@ class PaddedCollator:
 
         Returns:
             `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
-            that is encoded apart; `labels` [B] and `teacher` [B, C] where the rows have them; and `packing` where it
-            is asked for.
+            that is encoded apart; `labels` [B], or [B, C] of kind `labels`, and `teacher` [B, C] where
+            the rows have them; and `packing` where it is asked for. Where each word has a label, `labels` are [B, T],
+            `IGNORED` at all but first pieces.
         """
         if isinstance(rows, PooledRows):
             return {"task": self.task.name, "pooled": torch.from_numpy(rows.pooled), **_answers(rows)}
@@ -56,11 +58,17 @@ class PaddedCollator:
             rows = EncodedRows.of(list(map(self._checked, rows)), task.traits.dtype, task.pair_encoding == "bi")
         width = self.fill_to or -(-rows.lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
         inputs = padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
-        return {"task": self.task.name, **inputs, **_answers(rows)}
+        answers = _answers(rows)
+        if rows.words is not None and rows.labels is not None:
+            is_token = inputs["attention_mask"].bool().numpy()
+            answers["labels"] = filled(rows.token_labels, is_token, IGNORED)
+        return {"task": self.task.name, **inputs, **answers}
 
     def _checked(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if "labels" not in row:
             return row
+        if self.task.traits.is_tags:
+            return {**row, "labels": tag_values(self.task, row["labels"], lambda word: f"A batch, word {word}")}
         return {**row, "labels": label_value(self.task, row["labels"], "A batch")}
 
 
@@ -81,4 +89,5 @@ class RoundCollator:
 
 def _answers(rows: EncodedRows | PooledRows) -> dict[str, torch.Tensor]:
     columns = {"labels": rows.labels, "teacher": rows.teacher}
-    return {name: torch.from_numpy(column) for name, column in columns.items() if column is not None}
+    there = {name: column for name, column in columns.items() if column is not None and column.dtype != object}
+    return {name: torch.from_numpy(column) for name, column in there.items()}

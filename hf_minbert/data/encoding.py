@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 
 from ..errors import MinBertError
-from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tells_segments, tokenize
+from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tells_segments, tokenize, tokenize_words
+from ..model.losses import IGNORED
 from ..settings.tasks import Task
 from .cache import EncodedCache
-from .labels import class_values, label_value
+from .labels import check_tags, class_values, label_value, sentence_of, tag_values
 from .rows import EncodedRows
 
 if TYPE_CHECKING:
@@ -74,12 +75,21 @@ def encode(
     """
     rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config)
     warn_of_cut(task.name, cut, len(rows), max_length)
+    warn_of_unread(task.name, rows)
     return rows
 
 
 def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
     if cut:
         logger.warning("%s: %s of %s inputs were cut to %d tokens.", task, f"{cut:,}", f"{rows:,}", max_length)
+
+
+def warn_of_unread(task: str, rows: EncodedRows) -> None:
+    if (unread := rows.unread) and rows.num_words is not None:
+        logger.warning(
+            "%s: %s of %s words are not read, as they stand behind the longest input, or are nothing to the "
+            "tokenizer.", task, f"{unread:,}", f"{rows.num_words.sum():,}",
+        )  # fmt: skip
 
 
 def encode_and_count(
@@ -145,11 +155,17 @@ def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> 
     import datasets
 
     kind = dataset.features[column] if column else None
+    kind = kind.feature if isinstance(kind, datasets.List) else kind
     if column is None or not isinstance(kind, datasets.ClassLabel) or kind.names == [*task.labels]:
         return dataset
     of_class = class_values(task, kind.names, f"Column {column!r}")
-    ids = dataset.with_format(None)[column][:]
-    values = [of_class[id_] if id_ is not None and 0 <= id_ < len(of_class) else id_ for id_ in ids]
+
+    def own(ids: Any) -> Any:
+        if isinstance(ids, list):
+            return [*map(own, ids)]
+        return of_class[ids] if ids is not None and 0 <= ids < len(of_class) else ids
+
+    values = own(dataset.with_format(None)[column][:])
     return dataset.remove_columns(column).add_column(column, values)
 
 
@@ -186,10 +202,22 @@ class _Encoder:
 
     def __call__(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         encoded = self._check_encoded(batch, numbers) if self.is_encoded else self._tokenize(batch, numbers)
-        if self.label_column:
+        if self.label_column and self.task.traits.is_tags:
+            encoded["labels"] = self._tags(encoded, batch[self.label_column], numbers)
+        elif self.label_column:
             pairs = zip(batch[self.label_column], numbers, strict=True)
             encoded["labels"] = [label_value(self.task, value, f"Row {number}") for value, number in pairs]
         return encoded
+
+    def _tags(self, encoded: dict[str, list], column: list, numbers: Sequence[int]) -> list[list[int]]:
+        """The class ids of each row's words. Rows that were encoded already have a label per token."""
+        if self.is_encoded:
+            column = [[label for label in labels if label != IGNORED] for labels in column]
+        found = []
+        for tags, words, number in zip(column, encoded["num_words"], numbers, strict=True):
+            found.append(tag_values(self.task, tags, lambda word, number=number: f"Row {number}, word {word}"))
+            check_tags(self.task, len(found[-1]), words, f"Row {number}")
+        return found
 
     def features(self) -> datasets.Features:
         import datasets
@@ -198,11 +226,20 @@ class _Encoder:
         if self.apart:
             features = {name: [ids] for name, ids in features.items()}
         if self.label_column:
-            features["labels"] = datasets.Value(self.task.traits.dtype)
+            label = datasets.Value(self.task.traits.dtype)
+            one_a_row = not (self.task.traits.is_set or self.task.traits.is_tags)
+            features["labels"] = label if one_a_row else [label]
+        if self.task.traits.is_tags:
+            features |= {"words": [datasets.Value("int32")], "num_words": datasets.Value("int64")}
         return datasets.Features(features)
 
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         texts = [batch[name] for name in self.task.text_columns]
+        if self.task.traits.is_tags:
+            texts = [
+                [sentence_of(self.task, cell, f"Task {self.task.name!r}, row {number}") for cell, number in pairs]
+                for pairs in (zip(column, numbers, strict=True) for column in texts)
+            ]
         for name, column in zip(self.task.text_columns, texts, strict=True):
             for number, text in zip(numbers, column, strict=True):
                 if isinstance(text, str) and not LONE_SURROGATE.search(text):
@@ -222,6 +259,8 @@ class _Encoder:
 
     def _inputs(self, *texts: list[str]) -> tuple[dict[str, list], set[int]]:
         """One input for each row of one or two columns, and the places of those that were cut."""
+        if self.task.traits.is_tags:
+            return self._words(*texts)
         encoded = tokenize(self.tokenizer, texts, self.max_length)
         # Only an input of full length can have been cut, so only those are tokenized again to see.
         full = [place for place, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
@@ -230,6 +269,18 @@ class _Encoder:
             whole = tokenize(self.tokenizer, [[column[place] for place in full] for column in texts])
             cut = {place for place, ids in zip(full, whole["input_ids"], strict=True) if len(ids) > self.max_length}
         return {name: encoded[name] for name in ("input_ids", "token_type_ids")}, cut
+
+    def _words(self, texts: list[str]) -> tuple[dict[str, list], set[int]]:
+        """As `_inputs`; also the words that tokens begin, and how many there are. Cut are those with unread words."""
+        try:
+            encoded = tokenize_words(self.tokenizer, texts, self.max_length)
+        except ValueError as error:
+            raise MinBertError(f"Task {self.task.name!r}: {error}") from None
+        full = [len(ids) == self.max_length for ids in encoded["input_ids"]]
+        lacking = [
+            there < of for there, of in zip((max(w) + 1 for w in encoded["words"]), encoded["num_words"], strict=True)
+        ]
+        return encoded, {place for place, both in enumerate(zip(full, lacking, strict=True)) if all(both)}
 
     def _check_encoded(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         columns = ("input_ids", "token_type_ids")
@@ -245,6 +296,19 @@ class _Encoder:
             inputs = [self._input(number, row, side) for side in ((0, 1) if self.apart else (None,))]
             for name, values in zip(columns, zip(*inputs, strict=True), strict=True):
                 checked[name].append(list(values) if self.apart else values[0])
+        if self.task.traits.is_tags:
+            if self.label_column is None:
+                raise MinBertError(
+                    f"Task {self.task.name!r}: rows that are encoded already say by `labels` where words are: "
+                    f"{IGNORED} for all tokens but the first of each word. Add them, or give rows with words."
+                )
+            masks = batch.get("attention_mask") or [[1] * len(labels) for labels in batch[self.label_column]]
+            firsts = [
+                [label != IGNORED for label in compress(labels, mask)]
+                for labels, mask in zip(batch[self.label_column], masks, strict=True)
+            ]
+            checked["words"] = [np.where(first, np.cumsum(first) - 1, -1).tolist() for first in firsts]
+            checked["num_words"] = [*map(sum, firsts)]
         return checked
 
     def _input(self, number: int, row: Mapping[str, Any], side: int | None) -> tuple[list[int], list[int]]:

@@ -12,15 +12,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, unknown_name
 from ..model.inference import LONE_SURROGATE
+from ..model.spans import split
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .delimited import shortened
-from .labels import class_values, is_number, label_value
+from .labels import Label, check_tags, class_values, flag_value, is_number, label_value, sentence_of, tag_values
 from .tables import Table, dataset_table, read_table, saved_splits
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, str | int | float]
+Row = dict[str, Any]
 ID_COLUMN = "id"
 SAMPLE, HUB = "sample", "hub"
 SAMPLE_DIR = Path(__file__).parent / "samples"
@@ -104,7 +106,8 @@ def load_task(
 
     Returns:
         A dict of datasets with the columns `id` (string), the task's text columns (string) and, where there are
-        labels, `label` (a `ClassLabel`, which holds int64, or float32 for a score).
+        labels, `label` (a `ClassLabel`, which holds int64, float32 for a score, or a list of them, a 0 or 1 for each
+        label).
     """
     import datasets
 
@@ -171,7 +174,9 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
     features: dict[str, Any] = {ID_COLUMN: text} | dict.fromkeys(task.text_columns, text)
     if "label" in rows[0]:
         names = list(task.labels)
-        features["label"] = datasets.ClassLabel(names=names) if task.traits.is_class else datasets.Value("float32")
+        number = datasets.Value(task.traits.dtype)
+        one = number if task.traits.is_score or task.traits.is_set else datasets.ClassLabel(names=names)
+        features["label"] = [one] if task.traits.is_set or task.traits.is_tags else one
     columns = {name: [row[name] for row in rows] for name in features}
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
@@ -300,7 +305,7 @@ def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list
 
 
 def read_records(
-    table: Table, task: Task, labels: Sequence[int | float | None] | None, first_id: int = 0
+    table: Table, task: Task, labels: Sequence[Label | None] | None, first_id: int = 0
 ) -> Iterator[Record]:
     """The rows of a table, in its order.
 
@@ -309,28 +314,42 @@ def read_records(
         first_id: the id of the first row where the table has no column of ids.
     """
     names = task.text_columns
-    texts = [table.texts(task.columns.get(name, name)) for name in names]
-    id_column = task.columns.get(ID_COLUMN, ID_COLUMN)
+    texts = [table.texts(_column(task, name)) for name in names]
+    id_column = _column(task, ID_COLUMN)
     has_ids = id_column in table.columns or ID_COLUMN in task.columns
     ids = table.column(id_column) if has_ids else range(first_id, first_id + table.size)
     for number, (id_, *cells) in enumerate(zip(ids, *texts, strict=True)):
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
-        row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
+        if task.traits.is_tags:
+            row[names[0]] = sentence = sentence_of(task, cells[0], where)
+            if labels is not None and isinstance(tags := labels[number], list):
+                check_tags(task, len(tags), len(split(sentence)), where)
+        else:
+            row |= {name: _text(cell, where).strip() for name, cell in zip(names, cells, strict=True)}
         blank = [name for name in names if not row[name]]
         if labels is not None:
             if (label := labels[number]) is None:
-                blank.append(label_column(task))
+                blank.append(", ".join(label_columns(task)))
             else:
                 row["label"] = label
         yield Record(number, row, blank)
 
 
-def labels_of(table: Table, task: Task) -> list[int | float | None]:
-    """The labels of a table's rows as `label_value` gives them, `None` for a blank cell."""
-    column = label_column(task)
+def labels_of(table: Table, task: Task) -> list[Any]:
+    """The labels of a table's rows as `label_value`, or `tag_values`, gives them, `None` for a blank cell."""
+    column, *others = label_columns(task)
+    if others:
+        columns = [table.column(name) for name in (column, *others)]
+        return [_flags(cells, task, table.where(number)) for number, cells in enumerate(zip(*columns, strict=True))]
     names = table.class_names.get(column)
     of_class = class_values(task, names, f"{table.name}, column {column!r}") if names else []
+    if task.traits.is_tags:
+        cells = enumerate(table.column(column))
+        return [
+            None if cell in (None, "") else tag_values(task, cell, partial(table.where, number), of_class)
+            for number, cell in cells
+        ]
     return [_label(cell, task, table, of_class, table.where(n)) for n, cell in enumerate(table.column(column))]
 
 
@@ -349,8 +368,23 @@ def _text(cell: Any, where: str) -> str:
     raise MinBertError(f"{where}: expected text or a number in a cell. Found {cell!r:.50}. Save the column as text.")
 
 
-def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> int | float | None:
-    """The label's value, or `None` for a blank cell."""
+def _flags(cells: tuple[Any, ...], task: Task, where: str) -> Label | None:
+    """The label of a row with a column for each label; `None` if one of them is blank."""
+    texts = [cell if isinstance(cell, bool) else _text(cell, where).strip() for cell in cells]
+    if "" in texts:
+        return None
+    places = zip(texts, label_columns(task), strict=True)
+    return [flag_value(task, text, f"{where}, column {column!r}") for text, column in places]
+
+
+def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> Label | None:
+    """The label's value, or `None` for a blank cell. Of kind `labels` an empty cell is a row that has none."""
+    if task.traits.is_set:
+        if cell is None or isinstance(cell, list):
+            known = range(len(of_class))
+            named = cell and [int(of_class[id_]) if type(id_) is int and id_ in known else id_ for id_ in cell]
+            return None if cell is None else label_value(task, named or [], where)
+        return label_value(task, _text(cell, where), where)
     if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _may_be_minus_one(task):
         return None
     if type(cell) is int and 0 <= cell < len(of_class):
@@ -372,12 +406,21 @@ def _may_be_minus_one(task: Task) -> bool:
     return task.bounds[0] <= -1 <= task.bounds[1] if task.traits.is_score else "-1" in task.labels
 
 
-def label_column(task: Task) -> str:
-    return task.columns.get("label", task.label_column)
+def _column(task: Task, name: str) -> str:
+    """What a text column, or that of ids, is called in the data."""
+    found = task.columns.get(name, name)
+    assert isinstance(found, str)  # `label` alone may have several
+    return found
+
+
+def label_columns(task: Task) -> list[str]:
+    """The column of the label; or those of all labels, where each has one."""
+    found = task.columns.get("label", task.label_column)
+    return found if isinstance(found, list) else [found]
 
 
 def _has_labels(table: Table, task: Task) -> bool:
-    return label_column(task) in table.columns
+    return {*label_columns(task)} <= {*table.columns}
 
 
 def complete(records: list[Record], table: Table, strict: bool) -> list[Record]:
@@ -398,7 +441,7 @@ def complete(records: list[Record], table: Table, strict: bool) -> list[Record]:
 
 
 def no_labels(task: Task, table: Table, where: str) -> MinBertError:
-    column = label_column(task)
+    column = next((name for name in label_columns(task) if name not in table.columns), label_columns(task)[0])
     return MinBertError(
         f"Task {task.name!r}: no labels in {where}: {table.name} has no column {column!r} (columns found: "
         f"{table.found}).{table.meant(column)} Choose a split that has labels, name the right column "

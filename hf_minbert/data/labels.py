@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from ..errors import MinBertError
+from ..model.inference import LONE_SURROGATE
+from ..model.spans import joined
 from ..settings.tasks import Task
 
 logger = logging.getLogger(__name__)
 
 
-def label_value(task: Task, value: Any, where: str) -> int | float:
-    """The label as the task's own type: a class id (`int`) or a score (`float`).
+#: A class id, a score, or a 0 or 1 for each of a task's labels.
+Label = int | float | list[float]
+
+
+def label_value(task: Task, value: Any, where: str) -> Any:
+    """The label as the task's own type, a `Label`: a class id (`int`), a score (`float`), or of kind `labels` a list.
 
     Args:
         value: one of these, also as a scalar of numpy or torch.
@@ -25,12 +33,16 @@ def label_value(task: Task, value: Any, where: str) -> int | float:
               themselves, such as `"1"` to `"5"`, and not those of the ids, such text is the name that is this number.
             - a boolean, or text that spells one in any capitals and is no label's name: the label that spells it.
               Where none of two labels spells a boolean, false is 0 and true is 1, and the log says so.
+            - of kind `labels`: text in which the names or ids of those that hold stand, with the task's
+              `label_delimiter` between them; a list of them; or floats or booleans, one for each label.
         where: the place to name in the error, such as `dev.csv, line 7`.
 
     Raises:
         MinBertError: none of these, not finite, not a whole number where classes are asked, or out of range. A class
             id out of range would otherwise end in a device-side assert far from its cause.
     """
+    if task.traits.is_set:
+        return _set_value(task, value, where)
     value = _plain(value)
     if isinstance(value, str) and value.strip() in task.labels:
         return task.labels.index(value.strip())
@@ -42,13 +54,111 @@ def label_value(task: Task, value: Any, where: str) -> int | float:
         # a bound that went through float32 may come back a rounding outside
         if low <= number <= high or any(math.isclose(number, bound, rel_tol=2**-23) for bound in task.bounds):
             return min(max(number, low), high)
-    elif isinstance(value, str) and names_only(task):
-        named = [place for place, name in enumerate(task.labels) if _number(name) == number]
-        if len(named) == 1:
-            return named[0]
-    elif number % 1 == 0 and 0 <= number < len(task.labels):
-        return int(number)
+    elif (id_ := _class_id(task, value)) is not None:
+        return id_
     raise _no_label(task, value, where)
+
+
+def _class_id(task: Task, value: Any) -> int | None:
+    """That of a number, or of text that is one."""
+    number = _number(value)
+    if isinstance(value, str) and names_only(task):
+        named = [place for place, name in enumerate(task.labels) if _number(name) == number]
+        return named[0] if len(named) == 1 else None
+    return int(number) if number % 1 == 0 and 0 <= number < len(task.labels) else None
+
+
+def _set_value(task: Task, value: Any, where: str) -> list[float]:
+    """A 0 or 1 for each label."""
+    value = _as_list(value)
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(task.label_delimiter)] if value.strip() else []
+    elif not isinstance(value, list | tuple):
+        raise _no_label(task, value, where)
+    elif len(value) == len(task.labels) and all(type(item) in (bool, float) and item in (0, 1) for item in value):
+        return [*map(float, value)]
+    else:
+        parts = [*map(_plain, value)]
+        if len(parts) == len(task.labels) and all(_number(part) in (0, 1) for part in parts):
+            raise MinBertError(
+                f"{where}: {parts} could be two labels or a 0 or 1 for each. Write the names of the labels that hold, "
+                f"or give each label a column of its own, as `columns: {{label: [...]}}`."
+            )
+    found = [0.0] * len(task.labels)
+    for part in parts:
+        named = isinstance(part, str) and part in task.labels
+        id_ = task.labels.index(part) if named else None if isinstance(part, bool) else _class_id(task, part)
+        if id_ is None:
+            raise _no_label(task, part, where)
+        if found[id_]:
+            raise MinBertError(f"{where}: the label {task.labels[id_]!r} stands twice. Name each label once.")
+        found[id_] = 1.0
+    return found
+
+
+def flag_value(task: Task, value: Any, where: str) -> float:
+    """A cell of a label's own column: 0 or 1, or a boolean. Raises `MinBertError` if it is none."""
+    value = _plain(value)
+    boolean = _boolean(value)
+    number = _number(value) if boolean is None else float(boolean)
+    if number not in (0, 1):
+        raise MinBertError(f"{where}: a label of task {task.name!r} must be 0 or 1. Found {value!r:.50}.")
+    return number
+
+
+def tag_values(task: Task, tags: Any, where: Callable[[int], str], of_class: Sequence[float] = ()) -> list[int]:
+    """The class ids of a sentence's words.
+
+    Args:
+        tags: one for each word, as `label_value` takes them, in a list or in a text with spaces between them.
+        where: the place of a word, for an error, from its number.
+        of_class: what `class_values` gives where the tags are ids of a column that names its classes.
+
+    Raises:
+        MinBertError: as `label_value`, or it is no list.
+    """
+    if isinstance(tags, str):
+        tags = tags.split()
+    if not isinstance(tags, list | tuple | np.ndarray):
+        raise MinBertError(
+            f"{where(0)}: the tags of task {task.name!r} must be a list, one for each word. Found {tags!r:.50}."
+        )
+    ids = {name: number for number, name in enumerate(task.labels)}
+    found = []
+    for word, tag in enumerate(tags):
+        value = ids.get(tag) if isinstance(tag, str) else None
+        if value is None:
+            known = type(tag) is int and 0 <= tag < len(of_class)
+            value = int(label_value(task, of_class[tag] if known else tag, where(word)))
+        found.append(value)
+    return found
+
+
+def sentence_of(task: Task, cell: Any, where: str) -> str:
+    """A sentence's words as one text, `spans.joined`.
+
+    Args:
+        cell: a list of words, or a text with spaces between them.
+        where: the place to name in the error.
+
+    Raises:
+        MinBertError: there is no word, or one is no text or blank.
+    """
+    words = cell.split() if isinstance(cell, str) else cell
+    if not isinstance(words, list | tuple | np.ndarray) or len(words) == 0:
+        raise MinBertError(
+            f"{where}: a sentence of task {task.name!r} must be a list of words, one or more. Found {cell!r:.50}."
+        )
+    for number, word in enumerate(words):
+        if not isinstance(word, str) or not word.strip() or LONE_SURROGATE.search(word):
+            raise MinBertError(f"{where}: word {number} must be text that is not blank. Found {ascii(word):.50}.")
+    return joined(words)
+
+
+def check_tags(task: Task, tags: int, words: int, where: str) -> None:
+    """Raises `MinBertError` unless there are as many tags as words."""
+    if tags != words:
+        raise MinBertError(f"{where}: task {task.name!r} needs a tag for each word. Found {words} words, {tags} tags.")
 
 
 def _no_label(task: Task, value: Any, where: str) -> MinBertError:
@@ -135,6 +245,14 @@ def _known(task: Task, name: str, are_ids: bool, where: str) -> int | float | No
 
 def is_number(text: str) -> bool:
     return not math.isnan(_number(text))
+
+
+def _as_list(value: Any) -> Any:
+    """An array of numpy or torch as a list, and any other value as it is."""
+    try:
+        return value.tolist()
+    except AttributeError:
+        return value
 
 
 def _plain(value: Any) -> Any:

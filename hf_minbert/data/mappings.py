@@ -19,11 +19,9 @@ from ..errors import MinBertError, unknown_name
 from ..model.kinds import KINDS
 from ..model.registry import Registry
 from ..settings.tasks import TASKS, Source, Task
-from .files import ID_COLUMN, Row, complete, label_column, labels_of, pinned, read_records, tables_of
-from .labels import label_value
+from .files import ID_COLUMN, Row, complete, label_columns, labels_of, pinned, read_records, tables_of
+from .labels import Label, label_value
 from .tables import Table
-
-Label = int | float
 
 
 class LabelMapping(ABC):
@@ -144,7 +142,7 @@ class NliToScore(LabelMapping):
         return origin.traits.is_class and {name.casefold() for name in origin.labels} == set(self.scores)
 
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
-        column = label_column(origin)
+        (column,) = label_columns(origin)
         words = {"-": ""} | {name.casefold(): name for name in origin.labels}  # SICK writes NEUTRAL
         table = _repaired(table, column, lambda cell: words.get(cell.strip().casefold(), cell))
         single = labels_of(table, origin)

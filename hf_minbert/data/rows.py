@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ..model.inference import TokenRows
+from ..model.inference import TokenRows, ragged
+from ..model.losses import IGNORED
 
 if TYPE_CHECKING:
     import datasets
@@ -21,7 +22,8 @@ class EncodedRows(TokenRows):
     """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
 
     Args:
-        labels: [R], class ids in int64 or scores in float32; or `None`.
+        labels: [R], class ids in int64 or scores in float32; float32 [R, C], a 0 or 1 for each label; where each word
+            has one, [R] arrays of class ids, int64 [words]; or `None`.
         teacher: float32 [R, C], what a teacher's head answers; or `None`. The rest as for `TokenRows`.
     """
 
@@ -37,7 +39,11 @@ class EncodedRows(TokenRows):
         library = sys.modules.get("datasets")
         if library is not None and isinstance(rows, library.Dataset):
             (ids, starts), (segments, _) = (_flat(rows, name, apart) for name in ("input_ids", "token_type_ids"))
-            labels = np.asarray(rows.data.column("labels")) if "labels" in rows.column_names else None
+            words = _flat(rows, "words", False)[0] if "words" in rows.column_names else None
+            num_words = None if words is None else _column(rows, "num_words")
+            labels = None
+            if "labels" in rows.column_names:
+                labels = _column(rows, "labels") if words is None else _parts(rows, "labels")
         else:
             ids, segments = ([row[name] for row in rows] for name in ("input_ids", "token_type_ids"))
             if apart:
@@ -46,20 +52,29 @@ class EncodedRows(TokenRows):
             ids, segments = (
                 np.fromiter(chain.from_iterable(lists), np.int32, starts[-1]) for lists in (ids, segments)
             )
-            labels = np.array([row["labels"] for row in rows]) if "labels" in rows[0] else None
+            labels = [row["labels"] for row in rows] if "labels" in rows[0] else None
+            words = num_words = None
+            if "words" in rows[0]:
+                words = np.fromiter(chain.from_iterable(row["words"] for row in rows), np.int32, starts[-1])
+                num_words = np.array([row["num_words"] for row in rows])
         if labels is not None:
-            labels = labels.astype(dtype)
-        return cls(ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, labels)
+            labels = np.asarray(labels).astype(dtype) if words is None else tag_rows(labels)
+        return cls(
+            ids.astype(np.int32), segments.astype(np.int8), starts.astype(np.int64), 2 if apart else 1, words,
+            num_words, labels,
+        )  # fmt: skip
 
     @classmethod
     def joined(cls, parts: Sequence[EncodedRows]) -> EncodedRows:
         """The rows of all parts, one after another. The parts are a task's, without a teacher."""
         starts = np.cumsum([0, *np.concatenate([part.lengths for part in parts])])
-        labels = [part.labels for part in parts if part.labels is not None]
-        return cls(
-            np.concatenate([part.ids for part in parts]), np.concatenate([part.segments for part in parts]), starts,
-            parts[0].sides, np.concatenate(labels) if labels else None,
-        )  # fmt: skip
+
+        def column(name: str) -> Any:
+            columns = [getattr(part, name) for part in parts]
+            return None if columns[0] is None else np.concatenate(columns)
+
+        names = ("ids", "segments", "words", "num_words", "labels")
+        return cls(starts=starts, sides=parts[0].sides, **{name: column(name) for name in names})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
@@ -72,7 +87,9 @@ class EncodedRows(TokenRows):
         made = {"input_ids": ids, "token_type_ids": segments} if self.sides == 2 else {
             "input_ids": ids[0], "token_type_ids": segments[0]
         }  # fmt: skip
-        return made if row.labels is None else made | {"labels": row.labels[0].item()}
+        if row.words is not None and row.num_words is not None:
+            made |= {"words": row.words.tolist(), "num_words": row.num_words[0].item()}
+        return made if row.labels is None else made | {"labels": row.labels[0].tolist()}
 
     def __getitems__(self, indices: Sequence[int]) -> EncodedRows:
         """Several rows in one call, as torch's loaders ask for them."""
@@ -84,6 +101,20 @@ class EncodedRows(TokenRows):
         labels = None if self.labels is None else self.labels[indices]
         teacher = None if self.teacher is None else self.teacher[indices]
         return replace(super().take(indices), labels=labels, teacher=teacher)
+
+    @property
+    def token_labels(self) -> np.ndarray:
+        """That of each word at its first piece, and `IGNORED` at all other tokens; int64 [S]."""
+        assert self.words is not None and self.num_words is not None and self.labels is not None
+        before = np.repeat(np.cumsum(self.num_words) - self.num_words, self.lengths)
+        return np.where(self.words < 0, IGNORED, np.concatenate(self.labels)[before + self.words])
+
+    @property
+    def unread(self) -> int:
+        """Words that no token is a piece of: they were cut off, or the tokenizer drops them."""
+        if self.words is None or self.num_words is None:
+            return 0
+        return int(self.num_words.sum() - (self.words >= 0).sum())
 
     def ids_of(self, index: int) -> np.ndarray:
         """The ids of one input, without a copy."""
@@ -118,6 +149,23 @@ class PooledRows:
         indices = np.asarray(indices, dtype=np.int64)
         labels, teacher = (None if column is None else column[indices] for column in (self.labels, self.teacher))
         return PooledRows(self.pooled[indices], labels, teacher)
+
+
+def tag_rows(rows: Iterable[Any]) -> np.ndarray:
+    """The class ids of each row's words, from lists or arrays of them: [R] arrays, int64 [words]."""
+    return ragged([np.asarray(row, dtype=np.int64) for row in rows])
+
+
+def _column(rows: datasets.Dataset, name: str) -> np.ndarray:
+    """A column of numbers, [R], or of equally long lists of them, [R, C]."""
+    array = rows.with_format(None).data.table.column(name).combine_chunks()
+    return np.asarray(array.flatten()).reshape(len(rows), -1) if array.type.num_fields else np.asarray(array)
+
+
+def _parts(rows: datasets.Dataset, name: str) -> list[np.ndarray]:
+    """A column of lists, each as an array."""
+    flat, starts = _flat(rows, name, False)
+    return np.split(flat, starts[1:-1])
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ A path's ending tells the format:
 - `.tsv`: the same, tab separated.
 - `.jsonl`: a JSON object a line. `.json`: the same, or one list of objects. Numbers are read as they are written.
 - `.parquet`.
+- `.conll`: a word a line with its tags in columns, and a blank line between sentences.
 - a folder: a dataset that `Dataset.save_to_disk` wrote.
 """
 
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import MinBertError, did_you_mean, explain
 from ..model.registry import Registry
 from ..settings.tasks import DataFile
+from ..settings.wording import counted
 from .delimited import SEPARATORS, check_there, read_cells, shortened, text_lines
 
 if TYPE_CHECKING:
@@ -46,8 +48,10 @@ class Table:
         size: how many rows there are.
         cells: the cells of the column at this place.
         lines: the line where each row begins. `None`: rows have no lines and are counted from 0.
-        class_names: the names of the classes, for a column that holds class ids and says what they are.
+        class_names: the names of the classes, for a column that holds class ids, or lists of them, and says what they
+            are.
         has_unlabelled: whether a label of -1 stands for none, as in the datasets of the Hub.
+        by_word: whether the words of a row have a line each, from that where it begins.
         first: how many rows of the file stand before these, in a part of it.
     """
 
@@ -58,10 +62,15 @@ class Table:
     lines: Sequence[int] | None = None
     class_names: Mapping[str, list[str]] = field(default_factory=dict)
     has_unlabelled: bool = False
+    by_word: bool = False
     first: int = 0
 
-    def where(self, number: int) -> str:
-        """The place of a row, for an error."""
+    def where(self, number: int, word: int | None = None) -> str:
+        """The place of a row, or of one of its words, for an error."""
+        if word is not None:
+            if self.by_word and self.lines is not None:
+                return f"{self.name}, line {self.lines[number] + word}"
+            return f"{self.where(number)}, word {word}"
         row = f"row {self.first + number}" if self.lines is None else f"line {self.lines[number]}"
         return f"{self.name}, {row}"
 
@@ -269,6 +278,56 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+# ---- Columns of words ------------------------------------------------------------------------------------
+
+#: What a column file calls its first column and, where there are several, its last one; each has its number too.
+WORD_COLUMN, TAG_COLUMN = "tokens", "tags"
+DOCUMENT = "-DOCSTART-"  # the line that begins a document
+
+
+def _conll_parts(path: Path, size: int | None) -> Iterator[Table]:
+    """A row per sentence, whose cells are lists: the words, and their tags in each further column."""
+    first, columns = 0, None
+    for part in _lists(_word_sentences(path), size):
+        if part:
+            columns = columns or len(part[0][1][0])
+        names = [str(number) for number in range(columns or 1)]
+        named = {WORD_COLUMN: 0} | ({TAG_COLUMN: -1} if len(names) > 1 else {})
+        places = [*range(len(names)), *named.values()]
+        yield Table(
+            str(path), [*names, *named], len(part),
+            lambda at, part=part, places=places: [[cells[places[at]] for cells in words] for _, words in part],
+            [line for line, _ in part], by_word=True, first=first,
+        )  # fmt: skip
+        first += len(part)
+
+
+def _word_sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
+    """The sentences of a column file, each with its first line: the cells of its words."""
+    sentence: list[list[str]] = []
+    begun, width = 0, None
+    for number, line in enumerate(text_lines(path), 1):
+        line = line.strip(" \r\n")
+        cells = re.split("\t" if "\t" in line else " +", line)
+        if not line.strip() or cells[0] == DOCUMENT:
+            if sentence:
+                yield begun, sentence
+            sentence = []
+            continue
+        width = width or len(cells)
+        if len(cells) != width or not all(cell.strip() for cell in cells):
+            raise MinBertError(
+                f"{path}, line {number}: expected {counted(width, 'column')}, separated by spaces or tabs, as in the "
+                f"first line. Found {line!r:.50}."
+            )
+        begun = begun if sentence else number
+        sentence.append([cell.strip() for cell in cells])
+    if sentence:
+        yield begun, sentence
+
+
+_read_conll = InParts(_conll_parts)
+
 # ---- Parquet and saved datasets --------------------------------------------------------------------------
 
 
@@ -284,9 +343,8 @@ def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
         file = pyarrow.parquet.ParquetFile(path)
         saved = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", b"{}"))
     features = saved.get("info", {}).get("features", {})
-    class_names = {
-        name: kind["names"] for name, kind in features.items() if isinstance(kind, dict) and "names" in kind
-    }
+    ids = {name: kind.get("feature", kind) for name, kind in features.items() if isinstance(kind, dict)}
+    class_names = {name: kind["names"] for name, kind in ids.items() if "names" in kind}
     every, first = [*range(file.num_row_groups)], 0
     for groups in [every] if size is None else [[group] for group in every]:
         rows = sum(file.metadata.row_group(group).num_rows for group in groups)
@@ -348,7 +406,8 @@ def saved_splits(folder: Path) -> list[str]:
 def _class_names(features: datasets.Features) -> dict[str, list[str]]:
     import datasets
 
-    return {name: kind.names for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)}
+    ids = {name: kind.feature if isinstance(kind, datasets.List) else kind for name, kind in features.items()}
+    return {name: kind.names for name, kind in ids.items() if isinstance(kind, datasets.ClassLabel)}
 
 
 #: The ending of a path to a function of it.
@@ -358,6 +417,7 @@ READERS: Registry[Callable[..., Table]] = Registry("reader of files", Callable, 
     ".jsonl": _read_json_lines,
     ".json": _read_json,
     ".parquet": _read_parquet,
+    ".conll": _read_conll,
     ".txt": _read_csv,
     "": _read_csv,
 }, form=r"\.[a-z0-9_]+")  # fmt: skip

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..settings.metrics import class_scores, correlation
+from ..model.inference import ragged
+from ..model.spans import OUTSIDE, spans
+from ..settings.metrics import answered, by_words, class_scores, correlation, tag_names
 from ..settings.tasks import TASKS, Task
 from .metrics import value_metrics
 from .significance import mean_interval, share_interval
@@ -52,7 +54,7 @@ class ClassScores:
 def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
     """Each class of the task, in its order."""
     scores = class_scores(values, labels, len(task.labels))
-    support, predicted = (np.bincount(x, minlength=len(task.labels)).tolist() for x in (labels, values))
+    support, predicted = (np.bincount(x[x >= 0], minlength=len(task.labels)).tolist() for x in (labels, values))
     return [
         ClassScores(
             name, support[i], predicted[i],
@@ -62,6 +64,50 @@ def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSc
         )
         for i, name in enumerate(task.labels)
     ]  # fmt: skip
+
+
+def by_label(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
+    """Each label of a task of kind `labels`, in its order.
+
+    Args:
+        values, labels: the probabilities, and a 0 or 1, of each label, both [N, C].
+    """
+    said, right = answered(task, values, labels)
+    hits, support, predicted = ((x.sum(axis=0)).tolist() for x in (said & right, right, said))
+    return [
+        ClassScores(
+            name, support[i], predicted[i],
+            hits[i] / predicted[i] if predicted[i] else None,
+            hits[i] / support[i] if support[i] else None,
+            2 * hits[i] / (support[i] + predicted[i]) if support[i] or predicted[i] else None,
+        )
+        for i, name in enumerate(task.labels)
+    ]  # fmt: skip
+
+
+# ---- Tags --------------------------------------------------------------------------------------------------------
+
+
+def by_type(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
+    """Each type of entity, in the order of its first label."""
+    counts: dict[str, list[int]] = {name.partition("-")[2]: [0, 0, 0] for name in task.labels if name != OUTSIDE}
+    for pair in zip(values, labels, strict=True):
+        predicted, there = ({*spans(tag_names(task, ids))} for ids in pair)
+        for place, found in enumerate((predicted & there, predicted, there)):
+            for span in found:
+                counts[span.type][place] += 1
+    return [
+        ClassScores(
+            name, there, predicted, hits / predicted if predicted else None, hits / there if there else None,
+            2 * hits / (predicted + there) if predicted or there else None,
+        )
+        for name, (hits, predicted, there) in counts.items()
+    ]  # fmt: skip
+
+
+def right_words(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How many words of each sentence have the right tag, [N]."""
+    return np.array([(ours == theirs).sum() for ours, theirs in zip(values, labels, strict=True)])
 
 
 def is_ordered(task: Task) -> bool:
@@ -153,14 +199,20 @@ def _merged(low: tuple[str, ...], high: tuple[str, ...], said: np.ndarray, right
 
 
 def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, float]]:
-    """The best answer that is the same for every row of these labels, and its metrics.
+    """The best answer that is the same for every row, or word, of these labels, and its metrics.
 
-    The most frequent class, or the mean score, whose correlations are not defined and 0 here.
+    The most frequent class, or the mean score, whose correlations are not defined and 0 here. Where any labels may be
+    right there is no such answer, but probabilities: each label's frequency.
     """
+    if task.traits.is_tags:
+        most = int(np.bincount(by_words(labels)[0], minlength=len(task.labels)).argmax())
+        return most, value_metrics(task, ragged([np.full(len(row), most) for row in labels]), labels)
     labels = np.asarray(labels)
     if task.traits.is_score:
         answer = float(labels.mean())
         return answer, {"pearson": 0.0, "spearman": 0.0, **distances(np.full(len(labels), answer), labels)}
+    if task.traits.is_set:
+        return 0.0, value_metrics(task, np.tile(labels.mean(axis=0), (len(labels), 1)), labels)
     most = int(np.bincount(labels.astype(int), minlength=len(task.labels)).argmax())
     return most, value_metrics(task, np.full(len(labels), most), labels)
 
@@ -297,6 +349,14 @@ def worst_of_classes(
         if len(wrong):
             found[number] = wrong[np.argsort(-margin[wrong], kind="stable")][:most].tolist()
     return found
+
+
+def worst_of_sets(task: Task, values: np.ndarray, labels: np.ndarray, most: int) -> list[int]:
+    """The rows with a label too many or too few, those of the highest cross-entropy first, `most` at most."""
+    said, right = answered(task, values, labels)
+    losses = -np.log(np.where(right, values, 1 - values).clip(min=1e-300)).sum(axis=1)
+    wrong = (said != right).any(axis=1)
+    return [int(row) for row in np.argsort(-losses, kind="stable") if wrong[row]][:most]
 
 
 def worst_scores(values: np.ndarray, labels: np.ndarray, most: int) -> tuple[list[int], list[int]]:

@@ -18,9 +18,8 @@ from tokenizers import Encoding
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..model.inference import tells_segments
+from ..model.inference import class_logits, tells_segments
 from ..model.kinds import KINDS
-from ..model.losses import class_logits
 
 if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
@@ -119,13 +118,16 @@ class Attribution:
 
 
 def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
-    """What is attributed, [P, C] -> [P]: the score; else the log-odds of class `chosen` against all others.
+    """What is attributed, [P, C] -> [P]: the score; else the log-odds of label `chosen` against all others,
+    or of kind `labels` against its absence.
 
     Log-odds, not a logit: adding the same number to all logits changes no answer and must change no attribution. Not
     a probability: near 1 nothing moves it.
     """
     if KINDS[kind].is_score:
         return logits[:, 0]
+    if KINDS[kind].is_set:
+        return logits[:, chosen]
     if kind == "binary":
         return logits[:, 0] if chosen else -logits[:, 0]
     if kind == "ordinal":

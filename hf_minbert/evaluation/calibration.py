@@ -2,7 +2,8 @@
 
 A temperature T divides a task's outputs before they become probabilities (Guo et al. 2017,
 https://arxiv.org/abs/1706.04599): it makes all of them surer or less sure, and changes no answer. A threshold is the
-probability above which a binary task answers its second label. Letters in shapes: N rows, C outputs of the task.
+probability above which a label is an answer: the second one of a binary task, or each where any may be right (kind
+`labels`), which counts as a yes or no for each label. Letters in shapes: N rows, C outputs of the task.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import MinBertError
-from ..model.kinds import CALIBRATED
+from ..model.kinds import CALIBRATED, THRESHOLDED, above_threshold
 from ..settings.metrics import KIND_METRICS
 from ..settings.run import ThresholdMetric
 from ..settings.tasks import Task
 from .analysis import calibration
 from .decoding import Decoded, as_matrix, decode
 
+#: Metrics of the order of probabilities, which neither changes.
+OF_ORDER = ("lrap",)
 #: What measures of probabilities are called; see `measures`.
 MEASURES = {"ece": "expected calibration error, ten bins", "brier": "Brier score", "nll": "negative log-likelihood"}
 #: The lowest and the highest temperature. Where all answers are right, the lower the better.
 LOWEST, HIGHEST = 0.01, 100.0
+#: The least and the greatest number between 0 and 1 that a threshold may be.
+INSIDE = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)
 
 
 def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
@@ -34,7 +39,7 @@ def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | N
     if temperature:
         asked["temperature"] = CALIBRATED
     if metric is not None:
-        asked["threshold"] = ("binary",)
+        asked["threshold"] = THRESHOLDED
     for what, kinds in asked.items():
         if not any(task.kind in kinds for task in tasks):
             found = ", ".join(f"{task.name} ({task.kind})" for task in tasks)
@@ -43,21 +48,23 @@ def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | N
 
 
 def fit(task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None) -> Task:
-    """The task with the temperature of the least negative log-likelihood, and the threshold of the best `metric`.
+    """The task with the temperature of the least negative log-likelihood, and the thresholds of the best `metric`.
 
     Args:
         task: of a kind in `CALIBRATED`.
-        logits: the head's own, [N, C]; labels [N].
+        logits: the head's own, [N, C]; labels [N], or [N, C] where any may be right.
         temperature: whether to fit that; else the task keeps its own.
-        metric: one of `THRESHOLD_METRICS`, for a binary task; `None` keeps the task's threshold.
+        metric: one of `THRESHOLD_METRICS`, by which each label's threshold is chosen; `None` keeps the task's own.
     """
     logits = as_matrix(task, logits)
     if temperature:
         task = with_temperature(task, best_temperature(task, logits, labels))
     if metric is not None:
-        task = replace(task, thresholds=())
-        yes = _probabilities(decode(task, logits))[:, 1]
-        task = replace(task, thresholds=(best_threshold(yes, labels == 1, metric),))
+        yes = _probabilities(decode(task, logits))
+        if not task.traits.is_set:
+            return replace(task, thresholds=best_threshold(yes[:, 1], labels == 1, metric))
+        columns = zip(yes.T, labels.T > 0, strict=True)
+        task = replace(task, thresholds=[best_threshold(*column, metric) for column in columns])
     return task
 
 
@@ -67,11 +74,11 @@ def _probabilities(decoded: Decoded) -> np.ndarray:
 
 
 def with_temperature(task: Task, temperature: float) -> Task:
-    """The task with another temperature and the same answers: its threshold moves along."""
+    """The task with another temperature and the same answers: its thresholds move along."""
     from scipy.special import expit, logit
 
-    moved = (float(expit(logit(number) * task.temperature / temperature)) for number in task.thresholds)
-    return replace(task, temperature=temperature, thresholds=tuple(moved))
+    moved = expit(logit(task.thresholds) * task.temperature / temperature).clip(*INSIDE)
+    return replace(task, temperature=temperature, thresholds=moved.tolist() if task.own_thresholds else 0.5)
 
 
 def best_temperature(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
@@ -82,7 +89,9 @@ def best_temperature(task: Task, logits: np.ndarray, labels: np.ndarray) -> floa
     """
     from scipy.optimize import brentq
 
-    if task.kind == "binary":
+    if task.traits.is_set:
+        logits, labels = logits.reshape(-1, 1), labels.reshape(-1)
+    if task.kind in THRESHOLDED:
         logits = np.concatenate([np.zeros_like(logits), logits], axis=1)
     logits = logits - logits.max(axis=1, keepdims=True)
     right = np.take_along_axis(logits, np.asarray(labels, dtype=np.int64)[:, None], axis=1)[:, 0]
@@ -142,7 +151,7 @@ def best_threshold(yes: np.ndarray, labels: np.ndarray, metric: ThresholdMetric)
     fp, fn = said - tp, labels.sum() - tp
     scores = THRESHOLD_METRICS[metric](tp, fp, fn, len(labels) - tp - fp - fn)
     edges = np.concatenate([[0.0], found, [1.0]])
-    thresholds = (edges[:-1] + edges[1:]) / 2
+    thresholds = ((edges[:-1] + edges[1:]) / 2).clip(*INSIDE)
     best = np.flatnonzero(scores >= scores.max() - 1e-12)  # equal ones may differ by rounding
     return float(thresholds[best[np.abs(thresholds[best] - 0.5).argmin()]])
 
@@ -152,7 +161,8 @@ def best_threshold(yes: np.ndarray, labels: np.ndarray, metric: ThresholdMetric)
 
 def halves(labels: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Two halves of the rows, each label in both as evenly as can be: first one and the other, then the reverse."""
-    order = np.lexsort([np.random.default_rng(0).permutation(len(labels)), labels])
+    by = labels if labels.ndim == 1 else labels.sum(axis=1)
+    order = np.lexsort([np.random.default_rng(0).permutation(len(labels)), by])
     one, other = np.sort(order[::2]), np.sort(order[1::2])
     yield one, other
     yield other, one
@@ -162,11 +172,13 @@ def crossfitted(
     task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None
 ) -> Decoded:
     """Answers to all rows, each half's with what was fitted on the other: rows that had no part in it."""
-    values, probabilities = np.zeros(len(labels), dtype=np.int64), np.zeros((len(labels), len(task.labels)))
+    probabilities = np.zeros((len(labels), len(task.labels)))
+    values = np.zeros_like(labels)
     for fitted_on, rest in halves(labels):
         fitted = fit(task, logits[fitted_on], labels[fitted_on], temperature, metric)
         decoded = decode(fitted, logits[rest])
-        values[rest], probabilities[rest] = decoded.values, decoded.probabilities
+        said = above_threshold(decoded.values, fitted.thresholds) if task.traits.is_set else decoded.values
+        values[rest], probabilities[rest] = said, decoded.probabilities
     return Decoded(values, probabilities)
 
 
@@ -175,19 +187,25 @@ def measures(task: Task, decoded: Decoded, labels: np.ndarray) -> dict[str, Any]
 
     Returns:
         the task's metrics; `nll`, the mean negative log-likelihood; `brier`, the mean squared distance of the
-        probabilities from 0 and 1 (Brier 1950), of a binary task that of yes alone, of classes the sum over them;
-        `ece`, the expected calibration error over ten bins of one width, and the `bins`, of the probability of the
-        more probable label.
+        probabilities from 0 and 1 (Brier 1950), of a yes or no that of yes alone, of classes the sum over them; `ece`,
+        the expected calibration error over ten bins of one width, and the `bins`, of the probability of the more
+        probable label.
     """
-    probabilities, labels = _probabilities(decoded), np.asarray(labels, dtype=np.int64)
-    right = np.take_along_axis(probabilities, labels[:, None], axis=1)[:, 0]
-    squares = (probabilities - np.eye(len(task.labels))[labels]) ** 2
-    brier = squares[:, 1] if task.kind == "binary" else squares.sum(axis=1)
-    bins, ece = calibration(probabilities, probabilities.argmax(axis=1), labels)
-    scores = {name: metric(task, decoded.values, labels) for name, metric in KIND_METRICS[task.kind].items()}
+    scores = {
+        name: metric(task, decoded.values, labels)
+        for name, metric in KIND_METRICS[task.kind].items() if name not in OF_ORDER
+    }  # fmt: skip
+    probabilities, right = _probabilities(decoded), np.asarray(labels).astype(np.int64)
+    if task.traits.is_set:
+        yes, right = probabilities.reshape(-1), right.reshape(-1)
+        probabilities = np.stack([1 - yes, yes], axis=1)
+    of_right = np.take_along_axis(probabilities, right[:, None], axis=1)[:, 0]
+    squares = (probabilities - np.eye(probabilities.shape[1])[right]) ** 2
+    brier = squares[:, 1] if task.kind in THRESHOLDED else squares.sum(axis=1)
+    bins, ece = calibration(probabilities, probabilities.argmax(axis=1), right)
     return {
-        **scores, "nll": float(-np.log(np.maximum(right, np.finfo(float).tiny)).mean()), "brier": float(brier.mean()),
-        "ece": ece, "bins": [{**asdict(each), "interval": each.interval and [*each.interval]} for each in bins],
+        **scores, "nll": float(-np.log(of_right.clip(min=INSIDE[0])).mean()), "brier": float(brier.mean()), "ece": ece,
+        "bins": [{**asdict(each), "interval": each.interval and [*each.interval]} for each in bins],
     }  # fmt: skip
 
 
@@ -197,15 +215,19 @@ def fit_and_measure(
     """The task fitted on all rows, and how good it was `before` and is `after`, of rows that it was not fitted on.
 
     Args:
-        metric: as for `fit`; without effect on a task that is not binary.
+        metric: as for `fit`; without effect on a task that has no thresholds.
+
+    Returns:
+        the task; and what `calibration.json` holds of it, with the `metric` that tells what thresholds brought.
     """
-    metric = metric if task.kind == "binary" else None
+    metric = metric if task.kind in THRESHOLDED else None
     logits = as_matrix(task, logits)
     before = with_temperature(task, 1.0) if temperature else task
-    before = before if metric is None else replace(before, thresholds=())
+    before = before if metric is None else replace(before, thresholds=0.5)
     fitted = fit(before, logits, labels, temperature, metric)
     return fitted, {
-        "rows": len(labels), "temperature": fitted.temperature, "thresholds": list(fitted.thresholds),
-        "metric": metric, "before": measures(before, decode(before, logits), labels),
+        "rows": len(labels), "temperature": fitted.temperature, "thresholds": fitted.own_thresholds,
+        "metric": metric if metric is None or metric in KIND_METRICS[task.kind] else task.metric,
+        "before": measures(before, decode(before, logits), labels),
         "after": measures(fitted, crossfitted(before, logits, labels, temperature, metric), labels),
     }  # fmt: skip

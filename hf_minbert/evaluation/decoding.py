@@ -5,18 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import DivergedError, MinBertError
-from ..model.inference import Decoded, read_logits
+from ..model.inference import Decoded, read_logits, read_words
+from ..model.kinds import above_threshold
 from ..settings.tasks import Task
 
 
 def decode(task: Task, logits: np.ndarray) -> Decoded:
-    """Reads the head's own logits, [N, C] for classes, [N, 1] for binary and score: see `read_logits`, and `clip`.
+    """Reads the head's own logits, [N, outputs], of tags [N] arrays [words, outputs]: see `read_logits`, and `clip`.
 
     Raises:
         MinBertError: the logits have another shape, or, as a `DivergedError`, are not finite.
     """
     logits = as_matrix(task, logits)
     try:
+        if task.traits.is_tags:
+            return read_words(task.kind, logits)
         return read_logits(task.kind, logits, task.temperature, task.thresholds)
     except ValueError as error:
         raise DivergedError(f"{task.name}: {error}") from None
@@ -27,8 +30,25 @@ def clip(task: Task, values: np.ndarray) -> np.ndarray:
     return np.clip(values, *task.bounds) if task.traits.is_score else values
 
 
+def names_of(task: Task, probabilities: np.ndarray) -> list[list[str]]:
+    """The labels that are answered for each row, of kind `labels`, [N, C] -> [N]."""
+    said = above_threshold(probabilities, task.thresholds)
+    return [[name for name, holds in zip(task.labels, row, strict=True) if holds] for row in said.tolist()]
+
+
 def as_matrix(task: Task, logits: np.ndarray) -> np.ndarray:
-    """The logits as float64 [N, outputs of the task]. Raises `MinBertError` if they have another shape."""
+    """The logits as float64 [N, outputs of the task]; those of tags as they are, [N] arrays [words, outputs].
+
+    Raises:
+        MinBertError: they have another shape.
+    """
+    if task.traits.is_tags:
+        shapes = {np.shape(row)[1:] for row in logits}
+        if len(logits) and shapes != {(task.num_outputs,)}:
+            raise MinBertError(
+                f"Task {task.name!r}: logits must be [words, {task.num_outputs}] for each row. Found {shapes}."
+            )
+        return logits
     logits = np.asarray(logits, dtype=np.float64)
     if logits.ndim != 2 or logits.shape[1] != task.num_outputs:
         raise MinBertError(

@@ -164,15 +164,17 @@ def influence(task: Task, metric: str, values: np.ndarray, labels: np.ndarray) -
     this is right or wrong less the accuracy.
 
     Args:
-        values, labels: class ids or scores, [N], of two rows or more.
+        values, labels: class ids or scores, [N], of two rows or more; of tags [N] arrays [words].
     """
     if metric in ("pearson", "spearman"):
         if is_constant(values) or is_constant(labels):
             return np.zeros(len(values))
         return _of_correlation(_moved if metric == "pearson" else _moved_ranks, values, labels)
     statistic, rows = statistics_of(task, values, labels)[metric], np.arange(len(values))
-    # Rows of the same prediction and label are of the same influence: a task of C classes has at most C^2 to try.
-    _, first, alike = np.unique(np.stack([values, labels]), axis=1, return_index=True, return_inverse=True)
+    if task.traits.is_tags:
+        first, alike = rows, rows
+    else:  # rows of the same prediction and label are of the same influence: C classes have at most C^2 to try
+        _, first, alike = np.unique(np.stack([values, labels]), axis=1, return_index=True, return_inverse=True)
     without = np.array([statistic(np.delete(rows, row)) for row in first])[alike.ravel()]
     return (len(rows) - 1) * (without.mean() - without)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ..errors import MinBertError
-from ..settings.metrics import KIND_METRICS, higher_is_better, is_constant
+from ..model.inference import unread
+from ..settings.metrics import higher_is_better, is_constant, metrics_of
 from ..settings.tasks import LEADERBOARD, Task, has_leaderboard
 from .decoding import as_matrix, decode
 
@@ -22,39 +23,58 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
 
     `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
     predicted); `f1` of a binary task's second label; `matthews`, the correlation of predicted and right classes; of
-    classes in order `quadratic_kappa` and, in places, `mean_absolute_error`; `pearson` and `spearman` of the scores as
+    classes in order `quadratic_kappa` and, in places, `mean_absolute_error`; of kind `labels` `micro_f1`, `macro_f1`,
+    `sample_f1` and `exact_match` of those answered, and of the probabilities `lrap`, the label ranking average
+    precision; `pearson` and `spearman` of the scores as
     predicted.
     A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
     that says why; logits that are not finite make every metric its worst, with `nonfinite_predictions`. Either is
     warned of.
+    Of tags `entity_f1`, `entity_precision` and `entity_recall` with `accuracy` by word, or, where the labels mark no
+    entities, `accuracy` and `macro_f1` by word. A word that was not read counts as wrong, and as outside any predicted
+    entity; how many there are is `unread_words`.
 
     Args:
-        logits: the head's own, [N, C] for classes, [N, 1] for binary and score.
-        labels: class ids or scores, [N].
+        logits: the head's own, [N, outputs]; of tags [N] arrays [words, outputs].
+        labels: class ids or scores, [N]; of kind `labels` [N, C], a 0 or 1 for each; of tags [N] arrays [words].
 
     Raises:
         MinBertError: the shapes do not fit, or N is 0.
     """
     logits, labels = as_matrix(task, logits), np.asarray(labels)
-    if labels.shape != logits.shape[:1] or not labels.size:
+    if labels.shape != (len(logits), *task.traits.shape(len(task.labels))) or not labels.size:
         raise MinBertError(
             f"Task {task.name!r}: {len(logits)} predictions need as many labels, and at least one. "
             f"Found labels of the shape {list(labels.shape)}."
         )
-    if not np.isfinite(logits).all():
-        broken = int((~np.isfinite(logits)).any(axis=1).sum())
+    if task.traits.is_tags:
+        _check_words(task, logits, labels)
+    flat = np.concatenate(logits) if task.traits.is_tags else logits
+    missing = unread(flat) if task.traits.is_tags else np.zeros(len(flat), dtype=bool)
+    if not np.isfinite(flat[~missing]).all():
+        broken = int((~np.isfinite(flat[~missing])).any(axis=1).sum())
         logger.warning(
             "%s: %d of %d predictions are not finite, so its metrics are reported as 0. The model has diverged: "
-            "lower the learning rate.", task.name, broken, len(logits),
+            "lower the learning rate.", task.name, broken, len(flat),
         )  # fmt: skip
         return worst_metrics(task) | {NONFINITE: 1.0}
-    return value_metrics(task, decode(task, logits).values, labels)
+    scores = value_metrics(task, decode(task, logits).values, labels)
+    return scores | ({"unread_words": float(missing.sum())} if missing.any() else {})
+
+
+def _check_words(task: Task, logits: np.ndarray, labels: np.ndarray) -> None:
+    for number, (ours, theirs) in enumerate(zip(logits, labels, strict=True)):
+        if len(ours) != len(theirs):
+            raise MinBertError(
+                f"Task {task.name!r}, row {number}: each word needs a prediction and a label. Found {len(ours)} and "
+                f"{len(theirs)}."
+            )
 
 
 def worst_metrics(task: Task) -> dict[str, float]:
     """What a task without an answer scores: 0, and as an error the widest that there is."""
     low, high = task.range or (0, len(task.labels) - 1)
-    return {name: 0.0 if higher_is_better(name) else float(high - low) for name in KIND_METRICS[task.kind]}
+    return {name: 0.0 if higher_is_better(name) else float(high - low) for name in metrics_of(task)}
 
 
 def has_diverged(metrics: Mapping[str, object]) -> bool:
@@ -66,12 +86,14 @@ def has_diverged(metrics: Mapping[str, object]) -> bool:
 
 
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """As `task_metrics`, of predictions that are decoded and finite: class ids or scores, [N]."""
+    """As `task_metrics`, of predictions that are decoded and finite: `Decoded.values`."""
     if task.traits.is_score:
         labels = labels.astype(np.float64)
-    scores = {name: metric(task, values, labels) for name, metric in KIND_METRICS[task.kind].items()}
+    scores = {name: metric(task, values, labels) for name, metric in metrics_of(task).items()}
+    if not task.traits.is_score:
+        return scores
     constant = [name for name, x in (("predictions", values), ("labels", labels)) if is_constant(x)]
-    if not task.traits.is_score or not constant:
+    if not constant:
         return scores
     logger.warning(
         "%s: all %d %s are the same, so the correlation is not defined and is reported as 0.",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ..settings.metrics import KIND_METRICS, is_constant
+from ..settings.metrics import BY_ROW, entity_counts, is_constant, metrics_of
 from ..settings.tasks import Task
 
 RESAMPLES = 1000
@@ -24,11 +24,13 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
     The numbers are those of `value_metrics`.
 
     Args:
-        values, labels: class ids or scores, both [N].
+        values, labels: class ids or scores, both [N]; of kind `labels` probabilities and 0 or 1, both [N, C]; of tags
+            [N] arrays [words], of which a row is a sentence.
     """
+    if task.traits.is_tags:
+        return _of_tags(task, values, labels)
     found: dict[str, Statistic] = {
-        name: lambda i, metric=metric: metric(task, values[i], labels[i])
-        for name, metric in KIND_METRICS[task.kind].items()
+        name: lambda i, metric=metric: metric(task, values[i], labels[i]) for name, metric in metrics_of(task).items()
     }
     if task.traits.is_score:
         codes = [np.unique(x, return_inverse=True)[1] for x in (values, labels)]
@@ -36,12 +38,45 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
             "pearson": lambda i: _pearson(values[i], labels[i]),
             "spearman": lambda i: _pearson(_ranks(codes[0][i]), _ranks(codes[1][i])),
         }
+    if task.traits.is_set:
+        rows = {name: by_row(task, values, labels) for name, by_row in BY_ROW.items()}
+        return found | {name: lambda i, of=of: float(of[i].mean()) for name, of in rows.items()}
     classes = len(task.labels)
     by_class: dict[str, Statistic] = {
         "f1": lambda i: float(_f1(values[i], labels[i], classes)[1]),
         "macro_f1": lambda i: float(_f1(values[i], labels[i], classes).mean()),
     }
     return {name: by_class.get(name, statistic) for name, statistic in found.items()}
+
+
+def _of_tags(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, Statistic]:
+    """Of sentences, from what is counted once in each of them: they are drawn whole, and differ in length."""
+    found: dict[str, Statistic] = {
+        name: lambda i, metric=metric: metric(task, values[i], labels[i]) for name, metric in metrics_of(task).items()
+    }
+    right = np.array([(ours == theirs).sum() for ours, theirs in zip(values, labels, strict=True)])
+    words = np.array([len(row) for row in labels])
+    found["accuracy"] = lambda i: float(right[i].sum() / words[i].sum())
+    if "entity_f1" in found:
+        hits, predicted, there = entity_counts(task, values, labels).T
+        found["entity_f1"] = lambda i: _share(2 * hits[i], predicted[i] + there[i])
+        found["entity_precision"] = lambda i: _share(hits[i], predicted[i])
+        found["entity_recall"] = lambda i: _share(hits[i], there[i])
+    else:
+        ours, theirs = (_by_class(rows, len(task.labels)) for rows in (values, labels))
+        hits = _by_class([a[a == b] for a, b in zip(values, labels, strict=True)], len(task.labels))
+        found["macro_f1"] = lambda i: float(_f1_of(hits[i].sum(axis=0), (ours + theirs)[i].sum(axis=0)).mean())
+    return found
+
+
+def _by_class(rows: Iterable[np.ndarray], classes: int) -> np.ndarray:
+    """How often each class stands in each row, [N, classes]."""
+    return np.stack([np.bincount(row[row >= 0], minlength=classes) for row in rows])
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> float:
+    """0 where there is nothing to have a part of."""
+    return float(part.sum() / whole.sum()) if whole.sum() else 0.0
 
 
 def _pearson(values: np.ndarray, labels: np.ndarray) -> float:
@@ -59,7 +94,12 @@ def _f1(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """F1 of each class, 0 for one that is neither there nor predicted."""
     hits = np.bincount(labels[values == labels], minlength=classes)
     rows = np.bincount(values, minlength=classes) + np.bincount(labels, minlength=classes)
-    return np.divide(2 * hits, rows, out=np.zeros(classes), where=rows > 0)
+    return _f1_of(hits, rows)
+
+
+def _f1_of(hits: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """F1 of each class, from how often it is right, and how often it is there and is predicted together."""
+    return np.divide(2 * hits, rows, out=np.zeros(len(hits)), where=rows > 0)
 
 
 def bootstrap(statistic: Statistic, rows: int, seed: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Predictions on disk: our own CSV, and the files that the course's grader reads."""
+"""Predictions on disk: our own CSV, or for tags JSON lines, and the files that the course's grader reads."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import MinBertError, unknown_name
-from ..io import write_atomically
+from ..io import json_line, write_atomically
+from ..model.inference import tagged
+from ..model.spans import split
 from ..settings.tasks import Task
-from .decoding import Decoded
+from .decoding import Decoded, names_of
 
 #: The course's column for each of its tasks, misspelt where the course misspells it.
 COURSE_COLUMNS = {
@@ -22,16 +24,22 @@ COURSE_COLUMNS = {
 }
 
 
-def write_predictions(path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
-    """Writes a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted
-    class, and `probability_<class id>`.
+def write_predictions(
+    path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str] = ()
+) -> None:
+    """Writes the predictions of all rows, in order; ids to the character; the file is whole or absent.
 
-    One row per prediction, in order; ids to the character; numbers in full precision; the file is whole or absent.
+    It is a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted class,
+    and `probability_<class id>`, numbers in full precision. Of tags it is JSON lines, with `id` and what
+    `inference.tagged` says of a sentence.
+
+    Args:
+        texts: the words of each row, `spans.joined`; for tags alone.
 
     Raises:
         MinBertError: ids and predictions differ in number, or the file cannot be written.
     """
-    _write(path, CSV, task, ids, decoded)
+    _write(path, CSV, task, ids, decoded, texts)
 
 
 def write_course(path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
@@ -41,13 +49,15 @@ def write_course(path: str | Path, task: Task, ids: Sequence[str], decoded: Deco
         MinBertError: the course has no such task, or as `write_predictions`.
     """
     check_course(task)
-    _write(path, COURSE, task, ids, decoded)
+    _write(path, COURSE, task, ids, decoded, ())
 
 
-def _write(path: str | Path, form: Form, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
+def _write(
+    path: str | Path, form: Form, task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]
+) -> None:
     if len(ids) != len(decoded.values):
         raise MinBertError(f"Task {task.name!r}: {len(ids)} ids for {len(decoded.values)} predictions. Give one each.")
-    write_atomically(path, form.header(task) + form.lines(task, ids, decoded))
+    write_atomically(path, form.header(task) + form.lines(task, ids, decoded, texts))
 
 
 @dataclass(frozen=True)
@@ -56,17 +66,43 @@ class Form:
 
     name: str
     header: Callable[[Task], str]
-    lines: Callable[[Task, Sequence[str], Decoded], str]
+    lines: Callable[[Task, Sequence[str], Decoded, Sequence[str]], str]
+
+
+def ending(task: Task) -> str:
+    """That of a file of the task's predictions."""
+    return ".jsonl" if task.traits.is_tags else ".csv"
 
 
 def csv_columns(task: Task) -> list[str]:
     """The columns of a file of predictions."""
     if task.traits.is_score:
         return ["id", "prediction"]
-    return ["id", "prediction", "label", *(f"probability_{number}" for number in range(len(task.labels)))]
+    said = ["labels"] if task.traits.is_set else ["prediction", "label"]
+    return ["id", *said, *(f"probability_{number}" for number in range(len(task.labels)))]
+
+
+def _header(task: Task) -> str:
+    return "" if task.traits.is_tags else _as_csv([csv_columns(task)])
+
+
+def _lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]) -> str:
+    return _tag_lines(task, ids, decoded, texts) if task.traits.is_tags else _csv_lines(task, ids, decoded)
+
+
+def _tag_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]) -> str:
+    assert decoded.probabilities is not None
+    columns = (ids, texts, decoded.values, decoded.probabilities)
+    return "".join(
+        json_line({"id": id_} | tagged(task.labels, split(text), values, probabilities))
+        for id_, text, values, probabilities in zip(*columns, strict=True)
+    )
 
 
 def _csv_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
+    if task.traits.is_set:
+        said = [task.label_delimiter.join(names) for names in names_of(task, decoded.values)]
+        return _as_csv(zip(ids, said, *decoded.values.T.tolist(), strict=True))
     values = decoded.values.tolist()
     columns = [ids, values]
     if decoded.probabilities is not None:
@@ -80,16 +116,16 @@ def _as_csv(rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _course_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
+def _course_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]) -> str:
     values = map(float, decoded.values) if task.kind == "binary" else decoded.values.tolist()
     return "".join(f"{i} , {value} \n" for i, value in zip(ids, values, strict=True))
 
 
-CSV = Form("csv", lambda task: _as_csv([csv_columns(task)]), _csv_lines)
+CSV = Form("csv", _header, _lines)
 COURSE = Form("course", lambda task: f"id \t {COURSE_COLUMNS[task.name]} \n", _course_lines)
 
 
 def check_course(task: Task) -> None:
     """Raises `MinBertError` if the course has no such task."""
-    if task.name not in COURSE_COLUMNS:
+    if task.name not in COURSE_COLUMNS or task.traits.is_set:
         raise unknown_name("task of the course's format", task.name, COURSE_COLUMNS)

@@ -38,7 +38,7 @@ PAIR_ENCODINGS = ("single", "cross", "bi")
 TASK_DEFAULTS: dict[str, Any] = {
     "range": None, "pair_encoding": "single", "pooling": "pooler", "pooling_options": {}, "layers": "last",
     "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {}, "temperature": 1.0,
-    "thresholds": (),
+    "thresholds": 0.5,
 }  # fmt: skip
 
 
@@ -507,7 +507,8 @@ def _plain_task(task: Any) -> dict[str, Any]:
             f"Task {given['name']!r}: `range` is for a score, and `kind` is {given['kind']}. Found "
             f"{given['range']!r}. Leave it out."
         )
-    task = {**TASK_DEFAULTS, **given}
+    silent = {**TASK_DEFAULTS, "pooling": ""} if KINDS[given["kind"]].is_tags else TASK_DEFAULTS
+    task = {**silent, **given}
     for key in ("pooling", "layers", "join", "head", "loss"):
         if not isinstance(task[key], str):
             raise ValueError(f"Task {task['name']!r}: `{key}` must be text. Found {task[key]!r}.")

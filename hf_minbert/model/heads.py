@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .kinds import KINDS
-from .losses import AUTO, COUNTED, DIVERGENCES, LOSSES, Outcome, loss_of, options_of
+from .losses import AUTO, COUNTED, DIVERGENCES, IGNORED, LOSSES, Outcome, loss_of, options_of
 from .pooling import JOINS, POOLINGS, LayerMix, SelfInitialized, check_rate, check_size, cosine, make_activation
 from .registry import Registry, unknown_in_words
 
@@ -93,34 +93,40 @@ class Head(nn.Module, ABC):
         super().__init__()
         self.kind, self.range = task["kind"], task["range"]
         self.sentences = 2 if task["pair_encoding"] == "bi" else 1
-        self.pooling = POOLINGS[task["pooling"]](config, **task["pooling_options"])
+        self.tags = KINDS[task["kind"]].is_tags
+        self.pooling = None if self.tags else POOLINGS[task["pooling"]](config, **task["pooling_options"])
         self.layer_mix = LayerMix(config.num_hidden_layers) if task["layers"] == "mix" else None
         self.sentence_dropout = nn.Dropout(check_rate("sentence_dropout", task["sentence_dropout"]))
         self.join = task["join"] or "concat"  # by name: the functions are no part of a pickled model
-        size = self.pooling.output_size
+        size = config.hidden_size if self.pooling is None else self.pooling.output_size
         self.input_size = size if self.compares or self.sentences == 1 else JOINS[self.join].size(size)
 
     @property
     def trains_pooling(self) -> bool:
         """Whether what it pools changes while the head alone is trained."""
-        return self.layer_mix is not None or any(True for _ in self.pooling.parameters())
+        learned = self.pooling is not None and any(True for _ in self.pooling.parameters())
+        return self.layer_mix is not None or learned
 
     def pooled(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, [B, S, D], as the pooling gives it."""
+        """One vector per sentence, [B, S, D], as the pooling gives it; of tags one per token, [B, T, H]."""
         states = encoded.states[-1] if self.layer_mix is None else self.layer_mix(encoded.states)
+        if self.pooling is None:
+            return states
         return self.pooling(states, encoded.mask, encoded.pooled).unflatten(0, (-1, self.sentences))
 
     def vectors(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, [B, S, D], as the head takes it."""
+        """One vector per sentence, or of tags per token, [B, S, D], as the head takes it."""
         return self.sentence_dropout(self.pooled(encoded))
 
     def joined(self, vectors: Tensor) -> Tensor:
-        """An example's sentences as one vector, [B, S, D] -> [B, input_size]."""
+        """An example's sentences as one vector, [B, S, D] -> [B, input_size]; of tags each token's as it is."""
+        if self.tags:
+            return vectors
         return vectors[:, 0] if self.sentences == 1 else JOINS[self.join].function(*vectors.unbind(dim=1))
 
     @abstractmethod
     def forward(self, vectors: Tensor) -> Tensor:
-        """[B, S, D] -> logits [B, C]"""
+        """[B, S, D] -> logits [B, C]; of tags [B, T, H] -> [B, T, C]"""
 
     def embed(self, vectors: Tensor) -> Tensor:
         """The vectors whose cosine tells how near two sentences are, [B, S, D] -> [B, S, any size]."""
@@ -131,27 +137,36 @@ class Head(nn.Module, ABC):
 
         Args:
             vectors: [B, S, D], and logits [B, C], what the head made of them.
-            labels: [B] or [B, 1]; class ids for classes and binary, scores for a score.
+            labels: [B] or [B, 1]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each label; of tags
+                [B, T], class ids, and `IGNORED` at tokens that have none.
             task: names the loss and its options.
 
         Raises:
             ValueError: not one label per example, an option of the loss is wrong, or, on the CPU, a label is no class
                 id. A GPU would have to wait for the look at its labels, and says so itself.
         """
-        labels = labels.reshape(-1)
+        if self.tags:
+            if labels.shape != logits.shape[:-1]:
+                shapes = list(logits.shape[:-1]), list(labels.shape)
+                raise ValueError(f"Expected a label per token, {shapes[0]}. Found labels of the shape {shapes[1]}.")
+            labels, logits = labels.flatten(), logits.flatten(0, 1)
+        shape = KINDS[self.kind].shape(logits.shape[1])
+        if labels.shape[1:] != shape:
+            labels = labels.reshape(-1, *shape)
         if len(labels) != len(logits):
             raise ValueError(f"Expected one label per example. Found {len(labels)} labels for {len(logits)} examples.")
-        if labels.device.type == "cpu" and KINDS[self.kind].is_class and not torch.compiler.is_compiling():
-            _check_ids(labels, task)
+        if labels.device.type == "cpu" and not KINDS[self.kind].is_score and not torch.compiler.is_compiling():
+            _check_ids(labels[labels != IGNORED] if self.tags else labels, task)
         outcome = Outcome(self, vectors, logits.float(), labels, self.range)
         return loss_of(task)(outcome, **task["loss_options"])
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
-        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal.
+        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal; of tags [B, T].
 
         Args:
-            name: `symmetric_kl` (KL both ways), the default for classes and for the coin of a binary task; `kl`,
-                from the first to the second; `squared_error`, the default for scores and for them alone. A score has
+            name: `symmetric_kl` (KL both ways), the default for classes, in order or not, for the coin of a binary
+                task and, as the mean over labels, for the coins of kind `labels`; `kl`, from the first to the second;
+                `squared_error`, the default for scores and for them alone. A score has
                 no distribution: the two KL take its share of the range for a coin's chance, from 0.01 to 0.99. A
                 score beyond these counts as the nearer one, and has no gradient.
         """
@@ -170,11 +185,11 @@ class Head(nn.Module, ABC):
 
 
 def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
-    last = len(task["labels"]) - 1
+    last, of_each = (1, "numbers") if KINDS[task["kind"]].is_set else (len(task["labels"]) - 1, "ids")
     wrong = labels[(labels < 0) | (labels > last)]
     if len(wrong):
         raise ValueError(
-            f"Task {task['name']!r}: labels must be ids from 0 to {last}, of {', '.join(task['labels'])}. Found "
+            f"Task {task['name']!r}: labels must be {of_each} from 0 to {last}, of {', '.join(task['labels'])}. Found "
             f"{wrong[0].item():g}."
         )
 
@@ -419,9 +434,10 @@ def build_head(config, task: dict[str, Any]) -> Head:
     where = f"Task {task['name']!r}"
     _check_names(where, config, task)
     _check_combination(where, task)
-    for key, builder in (
-        ("pooling", POOLINGS[task["pooling"]]), ("head", HEADS[task["head"]]), ("loss", loss_of(task)),
-    ):  # fmt: skip
+    builders = {"head": HEADS[task["head"]], "loss": loss_of(task)}
+    if task["pooling"]:
+        builders["pooling"] = POOLINGS[task["pooling"]]
+    for key, builder in builders.items():
         known = options_of(builder)
         for option in task[f"{key}_options"]:
             if option not in known:
@@ -444,11 +460,14 @@ def check_heads(config) -> None:
         heads = TaskHeads(config)
         for task in config.tasks:
             head = heads.get(task["name"])
-            vectors = torch.zeros(2, head.sentences, head.pooling.output_size)
+            size = config.hidden_size if head.pooling is None else head.pooling.output_size
+            vectors = torch.zeros(2, head.sentences, size)
             # What is still to be counted counts as not given.
             options = {k: v for k, v in task["loss_options"].items() if k not in COUNTED or v != AUTO}
             try:
-                head.loss(vectors, head(vectors), torch.tensor([1, 0]), {**task, "loss_options": options})
+                shape = (1,) if head.tags else KINDS[task["kind"]].shape(len(task["labels"]))
+                labels = torch.zeros(2, *shape, dtype=torch.long)
+                head.loss(vectors, head(vectors), labels, {**task, "loss_options": options})
             except ValueError as error:
                 raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error
 
@@ -470,6 +489,9 @@ def _check_names(where: str, config, task: dict[str, Any]) -> None:
 def _check_combination(where: str, task: dict[str, Any]) -> None:
     bi, head = task["pair_encoding"] == "bi", HEADS[task["head"]]
     needs_bi = "needs a pair that is encoded apart. Set `pair_encoding: bi`, or choose another"
+    pooled = task["pooling"] or task["pooling_options"] or task["pair_encoding"] != "single"
+    if KINDS[task["kind"]].is_tags and pooled:
+        raise ValueError(f"{where}: kind 'tags' reads the state of each word of one text. Leave the pooling out.")
     if head.compares and not bi:
         raise ValueError(f"{where}: `head: {task['head']}` {needs_bi} head.")
     if head.compares and (outputs := num_outputs(task)) > 1:

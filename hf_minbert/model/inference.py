@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from .kinds import KINDS
-from .losses import class_logits
+from .kinds import KINDS, above_threshold
 from .packing import Packing
+from .spans import outside, split
 
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -54,12 +55,17 @@ class TokenRows:
         segments: int8 [S], the sentence of a pair that a token is of, as the tokenizer has it.
         starts: int64 [I + 1], where each input begins, and S.
         sides: inputs of a row, 1 or 2.
+        words: int32 [S], the word, counted from 0 in its row, whose first piece a token is, and -1 for other tokens;
+            `None` unless each word has an answer.
+        num_words: int64 [R], of each row, those that no token is a piece of included; `None` likewise.
     """
 
     ids: np.ndarray
     segments: np.ndarray
     starts: np.ndarray
     sides: int
+    words: np.ndarray | None = None
+    num_words: np.ndarray | None = None
 
     def __len__(self) -> int:
         return (len(self.starts) - 1) // self.sides
@@ -71,7 +77,11 @@ class TokenRows:
         lengths = self.lengths[inputs]
         starts = np.concatenate([[0], lengths.cumsum()])
         places = np.arange(starts[-1]) + np.repeat(self.starts[inputs] - starts[:-1], lengths)
-        return replace(self, ids=self.ids[places], segments=self.segments[places], starts=starts)
+        words = None if self.words is None else self.words[places]
+        num_words = None if self.num_words is None else self.num_words[indices]
+        return replace(
+            self, ids=self.ids[places], segments=self.segments[places], starts=starts, words=words, num_words=num_words
+        )
 
     def read_by(self, config: Any) -> Self:
         """The rows for the model of this config: all segments are 0 if it does not tell two of them apart."""
@@ -82,10 +92,30 @@ class TokenRows:
         """Tokens of each input, [I]."""
         return np.diff(self.starts)
 
+    def by_word(self, outputs: np.ndarray) -> np.ndarray:
+        """What a head says of each word, from what it says of each token: [R, T, C] -> [R] arrays [words, C].
+
+        A word answers by its first piece. One that was cut off, or has no piece, was not read: it has minus infinity.
+        """
+        assert self.words is not None and self.num_words is not None
+        found = [np.full((words, outputs.shape[-1]), -np.inf, dtype=np.float32) for words in self.num_words]
+        for row, (start, end) in enumerate(pairwise(self.starts)):
+            words = self.words[start:end]
+            found[row][words[words >= 0]] = outputs[row, : end - start][words >= 0]
+        return ragged(found)
+
     @property
     def row_lengths(self) -> np.ndarray:
         """Tokens of each row's longest input, [R]."""
         return self.lengths.reshape(-1, self.sides).max(axis=1)
+
+
+def ragged(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of any lengths as [R] objects, where numpy would stack equally long ones."""
+    found = np.empty(len(rows), dtype=object)
+    for place, row in enumerate(rows):
+        found[place] = row
+    return found
 
 
 def tells_segments(config: Any) -> bool:
@@ -136,6 +166,61 @@ def tokenize(
     """
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     return tokenizer(*columns, **cut, return_attention_mask=False, return_token_type_ids=True, verbose=False)
+
+
+def tokenize_words(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
+) -> dict[str, list[Any]]:
+    """As `tokenize` for one column of `spans.joined` words: also `words` and `num_words`, as `TokenRows` has them.
+
+    The text is tokenized as it stands, as in pre-training and in stock pipelines, and where a token ends in it says of
+    which word it is a piece.
+
+    Raises:
+        ValueError: the tokenizer does not say where in the text a token stands.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"A label per word needs a fast tokenizer, which says where its tokens stand. Found a "
+            f"{type(tokenizer).__name__}. Save the checkpoint with a tokenizer.json."
+        )
+    cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    encoded = tokenizer(
+        texts, **cut, return_attention_mask=False, return_token_type_ids=True, return_offsets_mapping=True,
+        verbose=False,
+    )  # fmt: skip
+    ends = [np.cumsum([len(word) + 1 for word in split(text)]) - 1 for text in texts]
+    words = [*map(_first_pieces, encoded["offset_mapping"], ends)]
+    columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
+    return {**columns, "words": words, "num_words": [*map(len, ends)]}
+
+
+def _first_pieces(offsets: list[tuple[int, int]], ends: np.ndarray) -> list[int]:
+    """For each token the word whose first piece it is, or -1.
+
+    Args:
+        offsets: where each token begins and ends in the text; a special one at 0 both.
+        ends: where each word ends.
+    """
+    begins, token_ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+    words = np.searchsorted(ends, token_ends)  # by the end: a byte-level token may begin with the space before it
+    words[(token_ends <= begins) | (words == len(ends))] = -1
+    # What ends at the space behind a word, such as a lone mark of a word's beginning, belongs to the next word.
+    first = np.full(len(words), -1)
+    seen, places = np.unique(words, return_index=True)
+    first[places[seen >= 0]] = seen[seen >= 0]
+    return first.tolist()
+
+
+def encode_words(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> TokenRows:
+    """Rows of `spans.joined` words, not empty."""
+    encoded = tokenize_words(tokenizer, texts, max_length)
+    starts = np.cumsum([0, *map(len, encoded["input_ids"])])
+    ids, segments, words = (
+        np.fromiter(chain.from_iterable(encoded[name]), dtype, starts[-1])
+        for name, dtype in (("input_ids", np.int32), ("token_type_ids", np.int8), ("words", np.int32))
+    )
+    return TokenRows(ids, segments, starts, 1, words, np.array(encoded["num_words"]))
 
 
 def encode_texts(
@@ -220,7 +305,7 @@ def answer(
         progress: called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
 
     Returns:
-        each task's outputs, float32 [R, C], in the order of the rows.
+        each task's outputs, float32 [R, C], in the order of the rows; of rows with words, as `TokenRows.by_word`.
     """
     device, done = model.device, 0
     batches = batches_of(rows.row_lengths, room_of(model.config, batch_size, device))
@@ -236,7 +321,13 @@ def answer(
                 progress(done, len(rows))
     # Fetched at the end: after each batch a GPU would wait until the next one is made ready.
     back = np.argsort(np.concatenate(batches))
-    return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+    if rows.words is None:
+        return {name: torch.cat(found).cpu().numpy()[back] for name, found in logits.items()}
+    parts = [*map(rows.take, batches)]
+    return {
+        name: np.concatenate([part.by_word(of.cpu().numpy()) for part, of in zip(parts, found, strict=True)])[back]
+        for name, found in logits.items()
+    }
 
 
 def room_of(config: Any, batch_size: int, device: torch.device) -> int:
@@ -279,8 +370,11 @@ class Decoded:
     """Predictions for N examples.
 
     Args:
-        values: class ids, int64 [N], or scores, float64 [N].
-        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score.
+        values: class ids, int64 [N], or scores, float64 [N]; where any labels may be right, `probabilities`, of which
+            `kinds.above_threshold` says what is answered. Of tags, class ids in [N] arrays, [words] each, with -1 for
+            a word that was not read.
+        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score. Of tags, [N] arrays, [words, C]
+            each, with zeros for a word that was not read.
         expected: the mean place by these probabilities, float64 [N], where classes have an order.
     """
 
@@ -289,18 +383,68 @@ class Decoded:
     expected: np.ndarray | None = None
 
 
-def read_logits(kind: str, logits: np.ndarray, temperature: float = 1.0, thresholds: Sequence[float] = ()) -> Decoded:
+def unread(logits: np.ndarray) -> np.ndarray:
+    """Which words were not read, as `TokenRows.by_word` marks them; [words, C] -> [words]."""
+    return np.asarray(np.isneginf(logits).all(axis=-1))
+
+
+def tagged(
+    labels: Sequence[str], words: Sequence[str], values: np.ndarray, probabilities: np.ndarray
+) -> dict[str, list[Any]]:
+    """A sentence with its tags, from a row of `Decoded`: `tokens`, `tags` and the `probabilities` of these tags.
+
+    A word that was not read has the tag O, or the first one where there is no O, and the probability `None`.
+    """
+    usual = outside(labels)
+    return {
+        "tokens": [*words],
+        "tags": [labels[value] if value >= 0 else labels[usual] for value in values.tolist()],
+        "probabilities": [
+            float(row[value]) if value >= 0 else None for value, row in zip(values, probabilities, strict=True)
+        ],
+    }
+
+
+def read_words(kind: str, logits: np.ndarray) -> Decoded:
+    """As `read_logits`, for [N] arrays [words, C] of `TokenRows.by_word`."""
+    flat = np.concatenate(logits).astype(np.float64)
+    read, values, probabilities = ~unread(flat), np.full(len(flat), -1), np.zeros(flat.shape)
+    found = read_logits(kind, flat[read]) if read.any() else None
+    if found is not None and found.probabilities is not None:
+        values[read], probabilities[read] = found.values, found.probabilities
+    ends = np.cumsum([len(row) for row in logits])[:-1]
+    return Decoded(ragged(np.split(values, ends)), ragged(np.split(probabilities, ends)))
+
+
+def class_logits(logits: torch.Tensor) -> torch.Tensor:
+    """The logarithms of the classes' probabilities by an ordinal head's outputs, [..., C - 1] -> [..., C].
+
+    Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
+    of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
+    arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
+    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
+    """
+    # Added one after another: a sum by parts could round to more than the one before.
+    above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
+    return F.pad(above, (1, 0)) + F.pad(F.logsigmoid(-logits), (0, 1))
+
+
+def read_logits(
+    kind: str, logits: np.ndarray, temperature: float = 1.0, thresholds: float | Sequence[float] = 0.5
+) -> Decoded:
     """What a head's own outputs say, float64 [N, outputs].
 
     A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
     (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
-    and the rounding of the course's code have it (`round(0.5)` is 0). A score stays as predicted. Computed in float64.
+    and the rounding of the course's code have it (`round(0.5)` is 0). Where any labels may be right, each has the
+    sigmoid of its logit. A score stays as predicted. Computed in float64.
 
     Args:
         temperature: what logits are divided by before they become probabilities (Guo et al. 2017,
             https://arxiv.org/abs/1706.04599). The answer is that of the logits themselves, so that rounding cannot
             change it.
-        thresholds: of a binary task, one number: the second label is the answer above that probability.
+        thresholds: of a binary task, the probability above which the second label is the answer. Where any labels may
+            be right, the probabilities pass as they are, for `above_threshold`.
 
     Raises:
         ValueError: a logit is not finite, which is no answer.
@@ -312,11 +456,14 @@ def read_logits(kind: str, logits: np.ndarray, temperature: float = 1.0, thresho
         )
     if KINDS[kind].is_score:
         return Decoded(logits[:, 0], None)
+    if KINDS[kind].is_set:
+        probabilities = np.exp(-np.logaddexp(0.0, -logits / temperature))
+        return Decoded(probabilities, probabilities)
     if kind == "binary":
         z = logits[:, 0] / temperature
         # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
         probabilities = np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
-        is_second = probabilities[:, 1] > thresholds[0] if thresholds else z > 0
+        is_second = z > 0 if thresholds == 0.5 else above_threshold(probabilities[:, 1], thresholds)
         return Decoded(is_second.astype(np.int64), probabilities)
     if kind == "ordinal":
         logits = class_logits(torch.from_numpy(logits)).numpy()

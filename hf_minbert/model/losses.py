@@ -10,16 +10,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .inference import class_logits
 from .pooling import cosine
 from .registry import Registry
 
+IGNORED = -100  # the label of a word, or of a token, that is not to be predicted
 AUTO = "auto"
 #: Options that may be `auto`: what they come to is counted from the training rows.
 COUNTED = ("class_weights", "pos_weight")
@@ -43,7 +44,8 @@ class Outcome:
         head: it, for further outputs and for the vectors that it compares by.
         vectors: [B, S, D], one per sentence.
         logits: [B, C], float32.
-        labels: [B]; class ids, or scores.
+        labels: [B]; class ids, or scores; [B, C], a 0 or 1 for each label, where any of them may be right. Of tags B
+            are all tokens of the batch, most with the label `IGNORED`.
         range: lowest and highest score; `None` unless the task is a score.
     """
 
@@ -83,42 +85,68 @@ def cross_entropy(
         focal_gamma: makes it the focal loss (Lin et al. 2017, arXiv:1708.02002, equation 5), in which a row counts
             (1 - p)^gamma times; p is the probability of its label. Not beside `label_smoothing`.
     """
-    weights = None
-    if class_weights is not None:
-        _refuse_auto("class_weights", class_weights)
-        classes = outcome.logits.shape[1]
-        if not isinstance(class_weights, Sequence) or len(class_weights) != classes:
-            raise ValueError(f"`class_weights` must be {classes} numbers, one per label. Found {class_weights!r}.")
-        # Filled on the device, as nothing can be sent there while a CUDA graph is recorded.
-        weights = torch.cat([outcome.logits.new_full((1,), _positive("class_weights", w)) for w in class_weights])
-    if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
-        raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
-    if not _from_zero("focal_gamma", focal_gamma):
+    weights = _class_weights(outcome, class_weights, label_smoothing, focal_gamma)
+    if not focal_gamma:
         return F.cross_entropy(outcome.logits, outcome.labels, weight=weights, label_smoothing=label_smoothing)
-    if label_smoothing:
-        raise ValueError("`focal_gamma` is for one label per row, and `label_smoothing` for all. Leave one out.")
-    # 1 - p by its logarithm: where p rounds to 1, a power of the difference would have no gradient, or none that is
-    # finite.
-    others = outcome.logits.scatter(1, outcome.labels[:, None], -math.inf).logsumexp(dim=1)
     losses = F.cross_entropy(outcome.logits, outcome.labels, weight=weights, reduction="none")
-    losses = (focal_gamma * (others - outcome.logits.logsumexp(dim=1))).exp() * losses
+    losses = _doubt(outcome.logits, outcome.labels, focal_gamma) * losses
     return losses.mean() if weights is None else losses.sum() / weights[outcome.labels].sum()
 
 
-# ---- Classes in order ---------------------------------------------------------------------------------------------
+def _class_weights(
+    outcome: Outcome, class_weights: Sequence[float] | str | None, label_smoothing: float, focal_gamma: float
+) -> Tensor | None:
+    """The options of a cross-entropy, checked: the weight of each class, [C], where there are such."""
+    weights = None
+    if class_weights is not None:
+        _refuse_auto("class_weights", class_weights)
+        weights = _weights("class_weights", class_weights, outcome.logits)
+    if type(label_smoothing) not in (int, float) or not 0 <= label_smoothing <= 1:
+        raise ValueError(f"`label_smoothing` must be a number from 0 to 1. Found {label_smoothing!r}.")
+    if _from_zero("focal_gamma", focal_gamma) and label_smoothing:
+        raise ValueError("`focal_gamma` is for one label per row, and `label_smoothing` for all. Leave one out.")
+    return weights
 
 
-def class_logits(logits: Tensor) -> Tensor:
-    """The logarithms of the classes' probabilities by an ordinal head's outputs, [..., C - 1] -> [..., C].
+def _doubt(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """(1 - p)^gamma, p the probability of the label; [B, C] and [B] -> [B]."""
+    # 1 - p by its logarithm: where p rounds to 1, a power of the difference would have no gradient, or none that is
+    # finite.
+    others = logits.scatter(1, labels[:, None], -math.inf).logsumexp(dim=1)
+    return (gamma * (others - logits.logsumexp(dim=1))).exp()
 
-    Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
-    of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
-    arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
-    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
+
+# ---- Tags ---------------------------------------------------------------------------------------------------------
+
+
+def word_cross_entropy(
+    outcome: Outcome,
+    *,
+    class_weights: Sequence[float] | str | None = None,
+    label_smoothing: float = 0.0,
+    focal_gamma: float = 0.0,
+) -> Tensor:
+    """Cross-entropy over the words of a batch that have a label: each counts alike, whatever its sentence's length.
+
+    So a step of several processes, or of several accumulated batches, has the mean of its batches' means.
+
+    Args:
+        class_weights: one per label, as for `cross_entropy`; `auto` counts the words of the training rows.
+        label_smoothing: as for `cross_entropy`.
+        focal_gamma: as for `cross_entropy`.
     """
-    # Added one after another: a sum by parts could round to more than the one before.
-    above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
-    return F.pad(above, (1, 0)) + F.pad(F.logsigmoid(-logits), (0, 1))
+    labelled = outcome.labels != IGNORED
+    labels = torch.where(labelled, outcome.labels, 0)
+    weights = _class_weights(outcome, class_weights, label_smoothing, focal_gamma)
+    losses = F.cross_entropy(outcome.logits, labels, weight=weights, label_smoothing=label_smoothing, reduction="none")
+    if focal_gamma:
+        losses = _doubt(outcome.logits, labels, focal_gamma) * losses
+    counts = labelled.float() if weights is None else labelled * weights[labels]
+    # Of no labelled word the loss is 0, where a mean would be NaN.
+    return torch.where(labelled, losses, 0.0).sum() / counts.sum().clamp(min=torch.finfo(losses.dtype).tiny)
+
+
+# ---- Classes in order ---------------------------------------------------------------------------------------------
 
 
 def conditional_cross_entropy(
@@ -211,6 +239,23 @@ def ranking_loss(scores: Tensor, positive: Tensor, with_own: bool = True) -> Ten
     return losses.sum() / counted.sum().clamp(min=1)
 
 
+# ---- Any of several labels ----------------------------------------------------------------------------------------
+
+
+def label_cross_entropy(outcome: Outcome, *, pos_weight: Sequence[float] | str | None = None) -> Tensor:
+    """Binary cross-entropy of each label by itself, the mean over labels and rows.
+
+    Args:
+        pos_weight: one per label, a factor on its loss in the rows that have it. `auto` is negatives / positives of
+            the training rows, label by label.
+    """
+    weights = None
+    if pos_weight is not None:
+        _refuse_auto("pos_weight", pos_weight)
+        weights = _weights("pos_weight", pos_weight, outcome.logits)
+    return F.binary_cross_entropy_with_logits(outcome.logits, outcome.labels.float(), pos_weight=weights)
+
+
 # ---- Scores -------------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +340,18 @@ def symmetric_bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
     return (a.sigmoid() - b.sigmoid()) * (a - b)
 
 
+def kl_by_label(logits: Tensor, other: Tensor) -> Tensor:
+    """The mean over labels of the KL(P||Q) of two coins, [B, C] and [B, C] -> [B]; a mean, as the loss is."""
+    nought = torch.zeros_like(logits)
+    return kl(torch.stack([nought, logits], dim=-1), torch.stack([nought, other], dim=-1)).mean(dim=-1)
+
+
+def symmetric_kl_by_label(logits: Tensor, other: Tensor) -> Tensor:
+    """The mean over labels of the KL of two coins both ways, [B, C] and [B, C] -> [B]."""
+    a, b = logits.float(), other.float()
+    return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean(dim=-1)
+
+
 def squared_difference(logits: Tensor, other: Tensor) -> Tensor:
     """[B, 1] and [B, 1] -> [B]"""
     return (logits.float()[:, 0] - other.float()[:, 0]).square()
@@ -313,6 +370,15 @@ def _positive(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"`{name}` must be a number above 0. Found {value!r}.")
     return float(value)
+
+
+def _weights(name: str, value: object, logits: Tensor) -> Tensor:
+    """A weight per label, from a list of [C], on the device of the logits [B, C]."""
+    labels = logits.shape[1]
+    if not isinstance(value, list | tuple) or len(value) != labels:
+        raise ValueError(f"`{name}` must be {labels} numbers, one per label. Found {value!r}.")
+    # Filled on the device, as nothing can be sent there while a CUDA graph is recorded.
+    return torch.cat([logits.new_full((1,), _positive(name, weight)) for weight in value])
 
 
 def _from_zero(name: str, value: object) -> float:
@@ -335,8 +401,10 @@ LOSSES: dict[str, Registry[Loss]] = {
     for kind, losses in {
         "classes": {"cross_entropy": cross_entropy},
         "ordinal": {"corn": conditional_cross_entropy},
+        "labels": {"label_bce": label_cross_entropy},
         "binary": {"bce": binary_cross_entropy, "mnr": multiple_negatives},
         "score": {"mse": squared_error, "cosine_mse": cosine_squared_error, "cosent": cosent},
+        "tags": {"cross_entropy": word_cross_entropy},
     }.items()
 }
 #: Losses that compare the rows of a batch with each other: a batch of one teaches them nothing.
@@ -346,7 +414,9 @@ DIVERGENCES: dict[str, dict[str, Divergence]] = {
     "classes": {"symmetric_kl": symmetric_kl, "kl": kl},
     "ordinal": {"symmetric_kl": of_classes(symmetric_kl), "kl": of_classes(kl)},
     "binary": {"symmetric_kl": symmetric_bernoulli_kl, "kl": bernoulli_kl},
+    "labels": {"symmetric_kl": symmetric_kl_by_label, "kl": kl_by_label},
     "score": {"squared_error": squared_difference},
+    "tags": {"symmetric_kl": symmetric_kl, "kl": kl},
 }
 
 

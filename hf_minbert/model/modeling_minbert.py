@@ -29,13 +29,12 @@ from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import counted_positions, sentences, taken_apart, tokens_of
 from .library import LibraryEncoder, library_key_mapping
-from .losses import stock_logits
+from .losses import IGNORED, stock_logits
 from .packing import Packing, packed_attention
 from .plugins import __name__ as _plugins  # noqa: F401  a saved folder's imports those of the model
 from .pooling import SelfInitialized, make_activation
 from .saving import plugins_of, save_plugins
 
-IGNORED = -100  # the label of a word that is not to be predicted
 #: Arguments of `from_pretrained` that say where a file is read from.
 READING = {"cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder"}
 
@@ -666,15 +665,16 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         pipeline gives them, are taken apart first: by segment ids, or at the separator (`config.sep_token_id`).
 
         Args:
-            labels: [B]; class ids for classes and binary, scores for a score.
+            labels: [B]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each; of tags [B, T], -100 at
+                tokens without one.
             task: its name. Without one the active task answers, in the form that stock tools expect: see
                 `stock_logits`; divided by the task's temperature, so that their softmax gives its probabilities.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
             pooled: [B, S, D], what `pool` gave for the batch, in the place of all other inputs.
 
         Returns:
-            `logits` [B, C] and, with labels, `loss`, that of the head's own logits in both forms. Hidden states
-            and attentions are those of the encoder's batch.
+            `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, that of the head's own logits in both forms.
+            Hidden states and attentions are those of the encoder's batch.
 
         Raises:
             ValueError: there is no such task, neither a task nor an active task, or inputs of another shape.
@@ -790,6 +790,7 @@ AUTO_MAP = {
     "AutoModel": "modeling_minbert.MinBertModel",
     "AutoModelForMaskedLM": "modeling_minbert.MinBertForMaskedLM",
     "AutoModelForSequenceClassification": "modeling_minbert.MinBertForMultiTask",
+    "AutoModelForTokenClassification": "modeling_minbert.MinBertForMultiTask",
 }
 # A registered class makes the library copy this file and its neighbours into every saved folder.
 MinBertModel.register_for_auto_class("AutoModel")

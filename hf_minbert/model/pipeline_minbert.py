@@ -18,9 +18,14 @@ from .inference import (
     answer,
     checked_length,
     encode_texts,
+    encode_words,
     read_logits,
+    read_words,
     shared_passes,
+    tagged,
 )
+from .kinds import KINDS, above_threshold
+from .spans import joined, split, with_entities, words_of
 
 PIPELINE = "minbert-multitask"
 #: What config.json says of it, so that the library finds it in a saved folder.
@@ -78,8 +83,9 @@ class MultiTaskPipeline(Pipeline):
 
         Returns:
             for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
-            all labels, for classes in order with the `expected` place, their mean; of a task that predicts a number,
-            `score` and its `range`.
+            all labels, for classes in order with the `expected` place, their mean; where any labels may hold, the
+            `labels` that do, and `scores`; of a task that predicts a number, `score` and its `range`; of a task with
+            tags, `tokens`, their `tags` and the tags' `probabilities`, and, where tags mark them, `entities`.
 
         Raises:
             ValueError: no such task, an empty sentence, an input that a named task, or every task, cannot read, or a
@@ -130,17 +136,25 @@ class MultiTaskPipeline(Pipeline):
         encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
         self._check_readable(texts, encodings, start, named=tasks is not None)
         reads = {
-            name: (encoding, checked_length(max_length, config, name, self.tokenizer))
+            name: (
+                encoding,
+                checked_length(max_length, config, name, self.tokenizer),
+                KINDS[config.get_task(name)["kind"]].is_tags,
+            )
             for name, encoding in encodings.items()
         }
         passes = []
         for names in shared_passes(self.model, reads):
-            encoding, length = reads[names[0]]
+            encoding, length, by_word = reads[names[0]]
             places = [place for place, parts in enumerate(texts) if len(parts) == _arity(encoding)]
             if places:
                 columns = [list(column) for column in zip(*(texts[place] for place in places), strict=True)]
-                rows = encode_texts(self.tokenizer, columns, encoding == "bi", length).read_by(config)
-                passes.append({"tasks": names, "places": places, "rows": rows})
+                if by_word:
+                    columns = [[joined([text[start:end] for start, end in words_of(text)]) for text in columns[0]]]
+                    rows = encode_words(self.tokenizer, columns[0], length).read_by(config)
+                else:
+                    rows = encode_texts(self.tokenizer, columns, encoding == "bi", length).read_by(config)
+                passes.append({"tasks": names, "places": places, "rows": rows, "texts": columns[0]})
         return {"passes": passes, "asked": list(encodings), "size": len(inputs)}
 
     def _check_readable(self, texts: list[tuple], encodings: Mapping[str, str], start: int, named: bool) -> None:
@@ -159,15 +173,18 @@ class MultiTaskPipeline(Pipeline):
         pad, found = self.tokenizer.pad_token_id, {}
         for group in model_inputs["passes"]:
             logits = answer(self.model, group["tasks"], group["rows"], pad, batch_size)
-            found |= {name: (group["places"], outputs) for name, outputs in logits.items()}
+            found |= {name: (group["places"], outputs, group["texts"]) for name, outputs in logits.items()}
         asked = {name: found[name] for name in model_inputs["asked"] if name in found}
         return {"logits": asked, "size": model_inputs["size"]}
 
     def postprocess(self, model_outputs: dict[str, Any], clip_scores: bool = False) -> list[dict[str, Any]]:
         """An answer for each input, task by task."""
         answers: list[dict[str, Any]] = [{} for _ in range(model_outputs["size"])]
-        for name, (places, logits) in model_outputs["logits"].items():
-            for place, found in zip(places, _said(self.model.config.get_task(name), logits, clip_scores), strict=True):
+        for name, (places, logits, texts) in model_outputs["logits"].items():
+            task = self.model.config.get_task(name)
+            is_tags = KINDS[task["kind"]].is_tags
+            said = _tagged(task, logits, texts) if is_tags else _said(task, logits, clip_scores)
+            for place, found in zip(places, said, strict=True):
                 answers[place][name] = found
         return answers
 
@@ -180,11 +197,24 @@ def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Ite
         for value in values:
             yield {"score": float(value), "range": list(task["range"])}
         return
+    if KINDS[task["kind"]].is_set:
+        for row, said in zip(decoded.values, above_threshold(decoded.values, task["thresholds"]), strict=True):
+            scores = dict(zip(task["labels"], map(float, row), strict=True))
+            yield {"labels": [label for label, holds in zip(scores, said, strict=True) if holds], "scores": scores}
+        return
     for place, (value, row) in enumerate(zip(decoded.values, decoded.probabilities, strict=True)):
         scores = dict(zip(task["labels"], map(float, row), strict=True))
         label = task["labels"][int(value)]
         expected = {} if decoded.expected is None else {"expected": float(decoded.expected[place])}
         yield {"label": label, "score": scores[label], "scores": scores, **expected}
+
+
+def _tagged(task: Mapping[str, Any], logits: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What a task's outputs for words say of each text."""
+    decoded = read_words(task["kind"], logits)
+    assert decoded.probabilities is not None
+    for text, values, probabilities in zip(texts, decoded.values, decoded.probabilities, strict=True):
+        yield with_entities(task["labels"], tagged(task["labels"], split(text), values, probabilities))
 
 
 def _arity(pair_encoding: str) -> int:

@@ -212,7 +212,7 @@ def calibration_of(folder: Path, tasks: Mapping[str, Task]) -> dict[str, Any]:
         name: found
         for name, found in _json(folder / CALIBRATION).items()
         if name in tasks
-        and (found["temperature"], found["thresholds"]) == (tasks[name].temperature, [*tasks[name].thresholds])
+        and (found["temperature"], found["thresholds"]) == (tasks[name].temperature, tasks[name].own_thresholds)
     }
 
 

@@ -21,12 +21,16 @@ from ..data.encoding import (
     unknown_in_words,
     unknown_share,
     warn_of_cut,
+    warn_of_unread,
 )
+from ..data.labels import sentence_of
+from ..data.rows import tag_rows
 from ..errors import MinBertError, unknown_name
-from ..evaluation.decoding import Decoded, clip, decode
+from ..evaluation.decoding import Decoded, clip, decode, names_of
 from ..evaluation.metrics import NONFINITE, overall, task_metrics
-from ..model.inference import Progress, TokenRows, answer, shared_passes
+from ..model.inference import Progress, TokenRows, answer, shared_passes, tagged
 from ..model.modeling_minbert import MinBertForMultiTask
+from ..model.spans import split, with_entities, words_of
 from ..settings.tasks import Task
 from .loading import load_config, load_tokenizer, load_weights, tasks_of
 
@@ -122,13 +126,16 @@ class Predictor:
 
         Args:
             task: a task of the model.
-            texts: the sentences, in anything that gives them in their order: a list, a column, an iterator.
+            texts: the sentences, in anything that gives them in their order: a list, a column, an iterator. For tags a
+                sentence may be a list of its words; a text is split into words and punctuation marks.
             text_pairs: their second sentences, for a task of pairs.
             clip_scores: force scores into the task's range.
 
         Returns:
             a dict per sentence: `prediction` (class id or score) and, where there are classes, the `label` and
-            the `probabilities` by label; of classes in order the `expected` place too, their mean.
+            the `probabilities` by label; of classes in order the `expected` place too, their mean. Of kind `labels`
+            the `labels` that are answered, and the `probabilities`. For tags `tokens`, `tags` and `probabilities`, an
+            item each per word, and, where tags mark them, `entities`; see `inference.tagged`.
         """
         spec = self.task(task)
         columns = [_sentences("texts", texts)]
@@ -140,12 +147,16 @@ class Predictor:
         if len({len(column) for column in columns}) > 1:
             found = "Found " + " and ".join(str(len(column)) for column in columns)
             raise MinBertError(f"`texts` and `text_pairs` must be equally long. {found}.")
+        if spec.traits.is_tags:
+            columns = [[_sentence(spec, text, number) for number, text in enumerate(columns[0])]]
         rows = [dict(zip(spec.text_columns, cells, strict=True)) for cells in zip(*columns, strict=True)]
         decoded = self.decode(task, rows) if rows else None
+        if decoded and spec.traits.is_tags:
+            return self._tagged(spec, columns[0], decoded)
         return self._answers(spec, decoded, clip_scores) if decoded else []
 
     def decode(self, task: str, rows: Any, progress: Progress | None = None) -> Decoded:
-        """Class ids or scores for rows with the task's text columns, in their order."""
+        """Class ids, scores or probabilities of labels for rows with the task's text columns, in their order."""
         return decode(self.task(task), self.logits(task, rows, progress))
 
     def logits(self, task: str, rows: Any, progress: Progress | None = None) -> np.ndarray:
@@ -172,7 +183,10 @@ class Predictor:
         specs = {name: self.task(name) for name in tasks}
         passes = shared_passes(
             self.model,
-            {name: (task.text_columns, task.pair_encoding, self.lengths[name]) for name, task in specs.items()},
+            {
+                name: (task.text_columns, task.pair_encoding, task.traits.is_tags, self.lengths[name])
+                for name, task in specs.items()
+            },
         )
         found = {}
         for number, names in enumerate(passes):
@@ -181,6 +195,7 @@ class Predictor:
             encoded, cut = encode_and_count(rows, specs[names[0]], self.tokenizer, length, config=self.model.config)
             if count_cut is None:
                 warn_of_cut(names[0], cut, len(rows), length)
+                warn_of_unread(names[0], encoded)
             else:
                 count_cut(names[0], cut)
             self._tell_of_unknown(names, encoded)
@@ -197,10 +212,23 @@ class Predictor:
         self.warned_of_unknown.update(new)
 
     @staticmethod
+    def _tagged(task: Task, texts: list[str], decoded: Decoded) -> list[dict[str, Any]]:
+        assert decoded.probabilities is not None
+        return [
+            with_entities(task.labels, tagged(task.labels, split(text), values, probabilities))
+            for text, values, probabilities in zip(texts, decoded.values, decoded.probabilities, strict=True)
+        ]
+
+    @staticmethod
     def _answers(task: Task, decoded: Decoded, clip_scores: bool) -> list[dict[str, Any]]:
         if decoded.probabilities is None:
             values = clip(task, decoded.values) if clip_scores else decoded.values
             return [{"prediction": float(value)} for value in values]
+        if task.traits.is_set:
+            return [
+                {"labels": names, "probabilities": dict(zip(task.labels, map(float, row), strict=True))}
+                for names, row in zip(names_of(task, decoded.values), decoded.values, strict=True)
+            ]
         answers: list[dict[str, Any]] = [
             {
                 "prediction": int(value),
@@ -212,6 +240,12 @@ class Predictor:
         for found, expected in zip(answers, [] if decoded.expected is None else decoded.expected, strict=False):
             found["expected"] = float(expected)
         return answers
+
+
+def _sentence(task: Task, text: Any, number: int) -> str:
+    """The words of a sentence, joined: those of a list, or of a text."""
+    words = [text[start:end] for start, end in words_of(text)] if isinstance(text, str) else text
+    return sentence_of(task, words, f"Sentence {number}")
 
 
 def _sentences(name: str, given: Iterable[str]) -> list[str]:
@@ -238,7 +272,8 @@ def score(
         task = predictor.task(name)
         with progress_bar(name, len(rows), progress) as advance:
             logits = predictor.logits(name, rows, advance)
-        scores[name] = task_metrics(task, logits, np.asarray(rows["label"][:]))
+        labels = rows["label"][:]
+        scores[name] = task_metrics(task, logits, tag_rows(labels) if task.traits.is_tags else np.asarray(labels))
         if NONFINITE not in scores[name]:
             decoded[name] = decode(task, logits)
         metrics.update({f"{name}_{metric}": value for metric, value in scores[name].items()})

@@ -99,7 +99,8 @@ def predict_file(
                 task, decoded = predictor.task(name), decode(predictor.task(name), logits[name])
                 if clip_scores:
                     decoded = replace(decoded, values=clip(task, decoded.values))
-                text = form.lines(task, [str(row["id"]) for row in chunk], decoded)
+                texts = [str(row[task.text_columns[0]]) for row in chunk]
+                text = form.lines(task, [str(row["id"]) for row in chunk], decoded, texts)
                 file.add(text if file.chunks else form.header(task) + text, size, cut[name])
         if last.rows != found.rows:
             raise MinBertError(

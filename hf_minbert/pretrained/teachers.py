@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from ..errors import MinBertError
+from ..model.inference import class_logits
 from ..model.kinds import KINDS
-from ..model.losses import class_logits
 from ..settings.tasks import Task
 from .prediction import Predictor, progress_bar
 
@@ -76,7 +76,7 @@ def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
     stacked = torch.from_numpy(np.stack(answers)).double()
     if KINDS[kind].is_score:
         mean = stacked.mean(dim=0)
-    elif kind == "binary":
+    elif kind in ("binary", "labels"):
         # log of the mean chance of a yes over that of a no, neither of which may round to 0.
         yes, no = (F.logsigmoid(sign * stacked).logsumexp(dim=0) for sign in (1, -1))
         mean = yes - no

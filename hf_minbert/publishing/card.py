@@ -9,8 +9,9 @@ from typing import Any
 from ..data.encoding import unknown_in_words
 from ..evaluation.calibration import MEASURES
 from ..pretrained.weights import MODEL
+from ..settings.metrics import metrics_of
 from ..settings.recipe import recipe_text
-from ..settings.tasks import KIND_METRICS, Task
+from ..settings.tasks import Task
 from ..settings.wording import counted
 from .demo import examples_of
 from .export_classifier import THRESHOLD
@@ -94,7 +95,7 @@ def _metadata(saved: SavedModel, repo_id: str, bases: list[str], license: str | 
         language="en" if known else None,
         license=license,
         library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-classification" if saved.tasks else "fill-mask",
+        pipeline_tag=_pipeline(next(iter(saved.tasks.values()))) if saved.tasks else "fill-mask",
         tags=["minbert", "multi-task", *saved.tasks],
         base_model=on_hub[0] if len(on_hub) == 1 else on_hub or None,
         base_model_relation=relation if on_hub else None,
@@ -111,12 +112,12 @@ def _eval_results(saved: SavedModel) -> list[Any]:
 
     own = {data.task: data for data in saved.data()}
     results = []
-    for name, _, metric, value in _measured(saved):
+    for name, task, metric, value in _measured(saved):
         data = own.get(name)
         there = data is not None and data.on_hub
         results.append(
             EvalResult(
-                task_type="text-classification",
+                task_type=_pipeline(task),
                 task_name=name,
                 dataset_type=data.name.split(" (")[0] if there else name,
                 dataset_name=f"{name}, {data.name}" if data else name,
@@ -136,7 +137,7 @@ def _measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
     return [
         (name, task, metric, saved.metrics[f"eval_{name}_{metric}"])
         for name, task in saved.tasks.items()
-        for metric in KIND_METRICS[task.kind]
+        for metric in metrics_of(task)
         if saved.metrics.get(f"eval_{name}_{metric}") is not None
     ]
 
@@ -202,10 +203,12 @@ def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
     blocks.append(_code("python", *calls))
     single = next((name for name, task in saved.tasks.items() if not task.is_pair), None)
     if single:
+        pipeline = _pipeline(saved.tasks[single])
+        merged = ', aggregation_strategy="simple"' if saved.tasks[single].traits.is_tags else ""
         blocks += ["A tool that knows one task sees the one that is active:", _code("python",
             "from transformers import pipeline", "",
-            f'classify = pipeline("text-classification", model="{repo_id}", trust_remote_code=True,',
-            f'                    model_kwargs={{"active_task": "{single}"}})',
+            f'classify = pipeline("{pipeline}", model="{repo_id}", trust_remote_code=True,',
+            f'                    model_kwargs={{"active_task": "{single}"}}{merged})',
             f'print(classify("{examples_of(single, False)[0]}"))')]  # fmt: skip
     if "custom_pipelines" in saved.config:
         pair = ", ".join(f'"{text}"' for text in _texts(next(iter(saved.tasks.values()))))
@@ -263,6 +266,11 @@ def _use_adapter(saved: SavedModel, repo_id: str, under: str) -> str:
     return "\n\n".join(blocks)
 
 
+def _pipeline(task: Task) -> str:
+    """The stock pipeline that answers such a task."""
+    return "token-classification" if task.traits.is_tags else "text-classification"
+
+
 def _code(language: str, *lines: str) -> str:
     return "\n".join([f"```{language}", *lines, "```"])
 
@@ -292,8 +300,10 @@ def _call(task: Task) -> list[str]:
     asked = {
         "classes": f"print({logits}.softmax(-1))  # {', '.join(map(_line, task.labels))}",
         "ordinal": f"print({logits}.sigmoid().cumprod(-1))  # more than: {', '.join(map(_line, task.labels[:-1]))}",
+        "labels": f"print({logits}.sigmoid())  # of each: {', '.join(map(_line, task.labels))}",
         "binary": f"print({logits}.sigmoid())  # of: {_line(task.labels[-1]) if task.labels else ''}",
         "score": f"print({logits})",
+        "tags": f"print({logits}.softmax(-1))  # of each token: {', '.join(map(_line, task.labels))}",
     }
     return [inputs, asked[task.kind]]
 
@@ -335,7 +345,7 @@ def _calibration(saved: SavedModel) -> str:
         rows += [(f"`{name}`", MEASURES.get(key, key), *(f"{of[key]:.3f}" for of in both)) for key in shown]
         if found["temperature"] != 1:
             said.append(f"- `{name}`: outputs are divided by {found['temperature']:.3f}, its temperature.")
-        said += [f"- `{name}`: {THRESHOLD.format(saved.tasks[name].labels[1], each)}" for each in found["thresholds"]]
+        said += [f"- `{name}`: {THRESHOLD.format(*each)}" for each in found["thresholds"].items()]
     how = (
         "Fitted on the dev rows after training, so that scores with a threshold, which are of the same rows, are "
         "flattered a little. “After” is of rows that were not fitted: each half by what was fitted on the other."
@@ -352,7 +362,10 @@ def _limits(saved: SavedModel) -> str:
     lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
     for name, task in saved.tasks.items():
         if name not in LIMITS:
-            outside = "may leave its range" if task.traits.is_score else "always names one of its labels"
+            outside = {
+                "score": "may leave its range", "set": "names any of its labels, or none",
+                "tags": "always names one of its labels for each word",
+            }.get(task.traits.answer, "always names one of its labels")  # fmt: skip
             lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
     raw = [f"`{name}`" for name, task in saved.tasks.items() if not task.traits.is_score and task.temperature == 1]
     if raw:

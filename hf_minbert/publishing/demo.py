@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..evaluation.attribution import Attribution, Reading, integrated_gradients, read
-from ..model.inference import length_of, read_logits
+from ..model.inference import encode_words, length_of, padded, ragged, read_logits, read_words, tagged
+from ..model.kinds import KINDS, above_threshold
+from ..model.spans import Span, joined, mark_entities, spans, split, words_of
 
 if TYPE_CHECKING:
     import gradio
@@ -82,7 +85,7 @@ class Answer:
 
     Args:
         task: as the model's config has it.
-        chosen: the class id; 0 for a score.
+        chosen: the class id, of kind `labels` that of the likeliest label; 0 for a score.
         probabilities: one per label; empty for a score.
         score: as predicted, which may be outside the task's range; `None` where there are classes.
         scale: the lowest and highest score.
@@ -97,6 +100,38 @@ class Answer:
     scale: Sequence[float] | None
 
 
+@dataclass(frozen=True)
+class Tagged:
+    """What a task with tags says of a text.
+
+    Args:
+        task: as the model's config has it.
+        words: where each word of the text begins and ends.
+        tags: one for each.
+        unread: how many of the last words were not read.
+    """
+
+    task: Mapping[str, Any]
+    text: str
+    words: Sequence[tuple[int, int]]
+    tags: Sequence[str]
+    unread: int
+
+
+@torch.no_grad()
+def tag(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> Tagged:
+    """Asks a task with tags; what `Predictor` gives, up to rounding."""
+    task, words = model.config.get_task(name), words_of(text)
+    sentence = joined([text[start:end] for start, end in words])
+    rows = encode_words(tokenizer, [sentence], length_of(model.config, name)).read_by(model.config)
+    inputs = {key: values.to(model.device) for key, values in padded(rows, tokenizer.pad_token_id or 0).items()}
+    (logits,) = rows.by_word(model(**inputs, task=name).logits.float().cpu().numpy())
+    decoded = read_words(task["kind"], ragged([logits]))
+    assert decoded.probabilities is not None
+    said = tagged(task["labels"], split(sentence), decoded.values[0], decoded.probabilities[0])
+    return Tagged(task, text, words, said["tags"], int((decoded.values[0] < 0).sum()))
+
+
 @torch.no_grad()
 def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
     """Asks the task `name`; what `Predictor` gives, up to rounding."""
@@ -108,7 +143,8 @@ def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name:
     if decoded.probabilities is None:
         scale = model.heads.get(name).output_range or task["range"]
         return Answer(task, texts, reading, 0, (), float(decoded.values[0]), scale)
-    return Answer(task, texts, reading, int(decoded.values[0]), decoded.probabilities[0].tolist(), None, None)
+    chosen = decoded.probabilities[0].argmax() if KINDS[task["kind"]].is_set else decoded.values[0]
+    return Answer(task, texts, reading, int(chosen), decoded.probabilities[0].tolist(), None, None)
 
 
 # ---- HTML
@@ -120,14 +156,17 @@ def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, firs
     if not first:
         yield _note("Write a sentence into the first box." if second else "Write a sentence first.")
         return
-    answers: dict[str, Answer | None] = {}
+    answers: dict[str, Answer | Tagged | None] = {}
     for task in model.config.tasks or ():
         texts = (first, second) if takes_pair(task) else (first,)
-        answers[task["name"]] = answer(model, tokenizer, task["name"], texts) if texts[-1] else None
+        if KINDS[task["kind"]].is_tags:
+            answers[task["name"]] = tag(model, tokenizer, task["name"], first)
+        else:
+            answers[task["name"]] = answer(model, tokenizer, task["name"], texts) if texts[-1] else None
     found: dict[str, Attribution] = {}
     yield _results(answers, found, second)
     for name, given in answers.items():
-        if given is not None:
+        if isinstance(given, Answer):
             found[name] = integrated_gradients(model, tokenizer, name, given.reading, given.chosen)
             yield _results(answers, found, second)
 
@@ -142,8 +181,13 @@ def takes_pair(task: Mapping[str, Any]) -> bool:
     return task["pair_encoding"] != "single"
 
 
-def _results(answers: Mapping[str, Answer | None], found: Mapping[str, Attribution], second: str) -> str:
-    cut = [given.task["name"] for given in answers.values() if given is not None and given.reading.unread]
+def _results(answers: Mapping[str, Answer | Tagged | None], found: Mapping[str, Attribution], second: str) -> str:
+    unread = {
+        name: given.unread if isinstance(given, Tagged) else given.reading.unread
+        for name, given in answers.items()
+        if given is not None
+    }
+    cut = [name for name, count in unread.items() if count]
     note = ""
     if cut:
         where = escape(", ".join(cut))
@@ -155,7 +199,7 @@ def _results(answers: Mapping[str, Answer | None], found: Mapping[str, Attributi
             heading, body = "two sentences", '<p class="mb-quiet">Needs a second sentence.</p>'
         else:
             heading = "both sentences" if takes_pair(given.task) else about
-            body = _answer(given) + _words(given, found.get(name))
+            body = _tags(given) if isinstance(given, Tagged) else _answer(given) + _words(given, found.get(name))
         heading = f"<h2>{escape(name)} <small>about {heading}</small></h2>"
         cards.append(f'<section class="mb-card" data-task="{escape(name)}">{heading}{body}</section>')
     return note + f'<div class="mb-cards">{"".join(cards)}</div>'
@@ -175,14 +219,32 @@ def _answer(given: Answer) -> str:
             f"{high:g}{outside}</span></div>{_track(share)}"
             f'<div class="mb-ends mb-quiet"><span>{low:g}</span><span>{high:g}</span></div>'
         )
-    bars = []
+    bars, said = [], [given.chosen]
+    if KINDS[given.task["kind"]].is_set:
+        said = np.flatnonzero(above_threshold(np.array(given.probabilities), given.task["thresholds"]))
     for number, (label, share) in enumerate(zip(given.task["labels"], given.probabilities, strict=True)):
-        tag = "b" if number == given.chosen else "span"
+        tag = "b" if number in said else "span"
         bars.append(
             f'<div class="mb-bar"><{tag}>{escape(label)}</{tag}>{_track(share)}'
             f'<{tag} class="mb-number">{share:.1%}</{tag}></div>'
         )
     return "".join(bars)
+
+
+def _tags(given: Tagged) -> str:
+    """The text with its entities marked, each with its type; where tags mark none, with the tag of each word."""
+    by_word = [Span(name, place, place + 1) for place, name in enumerate(given.tags)]
+    marked = spans(given.tags) if mark_entities(given.task["labels"]) else by_word
+    parts, end = [], 0
+    for span in marked:
+        start, stop = given.words[span.start][0], given.words[span.end - 1][1]
+        parts.append(
+            f'{escape(given.text[end:start])}<span class="mb-word" style="background: rgb({BLUE} / .25)">'
+            f'{escape(given.text[start:stop])} <small class="mb-quiet">{escape(span.type)}</small></span>'
+        )
+        end = stop
+    nothing = "" if marked else '<p class="mb-quiet">Nothing is marked.</p>'
+    return f'<p class="mb-text">{"".join(parts)}{escape(given.text[end:])}</p>{nothing}'
 
 
 def _track(share: float) -> str:

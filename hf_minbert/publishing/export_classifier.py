@@ -1,4 +1,4 @@
-"""One task as the library's own sequence classifier, such as `BertForSequenceClassification`.
+"""One task as the library's own classifier of sequences or, with tags, of tokens: `BertForSequenceClassification`.
 
 Letters in shapes: H hidden size, N size of the layer before the last, C outputs of the task.
 """
@@ -12,8 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForSequenceClassification, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as SEQUENCE_CLASSIFIERS,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as TOKEN_CLASSIFIERS
 
 from ..errors import MinBertError
 from ..io import write_atomically, write_json
@@ -21,6 +24,7 @@ from ..model.families import FAMILIES, published_config
 from ..model.heads import HEADS, LinearHead, MLPHead
 from ..model.losses import options_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
+from ..model.spans import mark_entities
 from ..pretrained.prediction import Predictor
 from ..settings.tasks import Task
 from .export_encoder import (
@@ -42,15 +46,18 @@ PROBLEMS = {
     "classes": "single_label_classification",
     "two logits": "single_label_classification",
     "one logit": "multi_label_classification",
+    "labels": "multi_label_classification",
     "score": "regression",
+    "tags": None,  # a token classifier looks at no such word
 }
 
 
 class ToClassifier:
-    """A folder of the library's sequence classifier with the answers of one task: config, weights, tokenizer.
+    """A folder of the library's classifier with the answers of one task: config, weights, tokenizer.
 
-    All these classes put linear layer, activation and linear layer on the first token. The activation is tanh in most,
-    ReLU in DistilBERT's and GELU in ELECTRA's. A task with another shape is refused.
+    All classes for sequences put linear layer, activation and linear layer on the first token. The activation is tanh
+    in most, ReLU in DistilBERT's and GELU in ELECTRA's. Those for tokens put one linear layer on each. A task with
+    another shape is refused.
 
     Args:
         task: which; to be named if there are several.
@@ -79,7 +86,10 @@ class ToClassifier:
                 f"`--to classifier` is for the hand-written encoders ({', '.join(FAMILIES)}). Found "
                 f"{config.encoder_config.model_type!r}. Export to encoder or to onnx."
             )
-        self.kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES[config.family]
+        of_tags = self.task.traits.is_tags
+        self.auto = AutoModelForTokenClassification if of_tags else AutoModelForSequenceClassification
+        names = TOKEN_CLASSIFIERS if of_tags else SEQUENCE_CLASSIFIERS
+        self.kind = names[config.family]
         if (obstacle := _obstacle(self.task, config)) is not None:
             raise MinBertError(
                 f"Task {self.task.name!r} has {obstacle}, which a {self.kind} cannot compute. Train it with "
@@ -96,17 +106,17 @@ class ToClassifier:
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if what was written does not answer as the model does."""
         model, name, length = predictor.model, self.task.name, predictor.lengths[self.task.name]
-        plain = AutoModelForSequenceClassification.from_config(self._config(model.config))
+        plain = self.auto.from_config(self._config(model.config))
         weights = {f"{plain.base_model_prefix}.{key}": value for key, value in encoder_weights(model, name).items()}
         linear = [key for key, module in plain.named_modules() if isinstance(module, nn.Linear)]
-        before, last = (key for key in linear if f"{key}.weight" not in weights)  # what is not of the encoder
-        for key, (weight, bias) in zip((before, last), self._folded(model), strict=True):
+        own = [key for key in linear if f"{key}.weight" not in weights]  # what is not of the encoder
+        for key, (weight, bias) in zip(own, self._folded(model), strict=True):
             weights |= {f"{key}.weight": weight, f"{key}.bias": bias}
         plain.load_state_dict(weights)
         plain.save_pretrained(folder)
         save_tokenizer(predictor, name, folder)
-        # Servers look for the length here, and else take the number of positions.
-        write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+        if not self.task.traits.is_tags:  # servers look for the length here, and else take the number of positions
+            write_json(folder / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
         write_atomically(folder / "README.md", self._readme(length))
         difference = self._compare(model, folder)
         said = {"task": name, "class": self.kind, "outputs": len(self._labels())}
@@ -127,8 +137,10 @@ class ToClassifier:
             plain.update({"sbert_ce_default_activation_function": IDENTITY})  # its name before version 4
         return plain
 
-    def _folded(self, model: MinBertForMultiTask) -> tuple[Layer, Layer]:
-        """The two layers of the written class, [H, H] and [H], [C, H] and [C]."""
+    def _folded(self, model: MinBertForMultiTask) -> tuple[Layer, ...]:
+        """The two layers of the written class, [H, H] and [H], [C, H] and [C]; the last one alone of tags."""
+        if self.task.traits.is_tags:
+            return (_last_layer(model, self.task),)
         (first, first_bias), (last, last_bias) = _two_layers(model, self.task)
         last, last_bias = last / self.task.temperature, last_bias / self.task.temperature
         if self.form == "two logits":  # above z, a row for 0
@@ -137,7 +149,7 @@ class ToClassifier:
         return (F.pad(first, (0, 0, 0, rest)), F.pad(first_bias, (0, rest))), (F.pad(last, (0, rest)), last_bias)
 
     def _compare(self, model: MinBertForMultiTask, folder: Path) -> float:
-        written = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+        written = self.auto.from_pretrained(folder, dtype=torch.float32).eval()
         longest, worst = model.config.max_position_embeddings, 0.0
         for rows, length in ((1, 1), (2, longest), (5, min(17, longest))):
             inputs = published_sample(model.config, rows, length)
@@ -146,17 +158,30 @@ class ToClassifier:
             ours = ours / self.task.temperature
             if self.form == "two logits":
                 ours = F.pad(ours, (1, 0))
+            if self.task.traits.is_tags:
+                seen = inputs["attention_mask"].bool()
+                ours, theirs = ours[seen], theirs[seen]
             worst = max(worst, largest(ours, theirs))
             check_difference(self.kind, worst, TOLERANCE)
         return worst
 
     def _meaning(self) -> list[str]:
         """What the outputs are, and what to ask of servers."""
-        return [*self._outputs(), *(THRESHOLD.format(self.task.labels[1], number) for number in self.task.thresholds)]
+        return [*self._outputs(), *(THRESHOLD.format(*each) for each in self.task.own_thresholds.items())]
 
     def _outputs(self) -> list[str]:
+        if self.form == "tags":
+            return [
+                f"It has {len(self.task.labels)} outputs for each token, whose softmax gives the tags' probabilities.",
+                "It was trained on the first token of each word: of a word in pieces, take the first one's tag.",
+            ]
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
+        if self.form == "labels":
+            return [
+                f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities.",
+                "text-embeddings-inference puts a softmax on them: ask it with `raw_scores: true`, and take sigmoids.",
+            ]
         if self.form == "two logits":
             return [
                 "It has two outputs, 0 and z, whose softmax gives both labels' probabilities.",
@@ -173,6 +198,12 @@ class ToClassifier:
 
     def _readme(self, max_length: int) -> str:
         pair = self.task.is_pair
+        if self.task.traits.is_tags:
+            meaning = "\n".join(f"- {meaning}" for meaning in self._meaning())
+            strategy = "simple" if mark_entities(self.task.labels) else "first"
+            return TAGGER.format(
+                task=self.task.name, kind=self.kind, max_length=max_length, meaning=meaning, strategy=strategy
+            )
         return README.format(
             task=self.task.name,
             kind=self.kind,
@@ -181,7 +212,7 @@ class ToClassifier:
             text='{"text": "A cat sleeps.", "text_pair": "A cat is asleep."}' if pair else '"A cat sleeps."',
             cross_encoder=CROSS_ENCODER if pair else "",
             inputs='[["A cat sleeps.", "A cat is asleep."]]' if pair else '[["A cat sleeps."]]',
-            raw=', "raw_scores": true' if self.form == "score" else "",
+            raw=', "raw_scores": true' if self.form in ("score", "labels") else "",
         )
 
 
@@ -199,6 +230,8 @@ def _obstacle(task: Task, config: MinBertConfig) -> str | None:
         return f"`kind: {task.kind}`"
     if task.pair_encoding == "bi" or task.layers == "mix":
         return "`pair_encoding: bi`" if task.pair_encoding == "bi" else "`layers: mix`"
+    if task.traits.is_tags:
+        return None if task.head == "linear" else f"`head: {task.head}`"
     if task.pooling not in [pooling for pooling, _ in shapes]:
         return f"`pooling: {task.pooling}`"
     if (task.pooling, task.head) not in shapes:
@@ -220,6 +253,8 @@ def _remedy(task: Task, config: MinBertConfig) -> str:
     either = "`kind: classes`, " if task.kind not in ("binary", *PROBLEMS) else ""
     either += "`pair_encoding: cross`, " if task.pair_encoding == "bi" else ""
     either += "`layers: last`, " if task.layers == "mix" else ""
+    if task.traits.is_tags:
+        return f"{either}`head: linear`"
     mlp = f"{either}`pooling: cls`, `head: mlp` and `head_options: {{activation: {act}}}`"
     return mlp if _too_many(task, config) else f"{either}`pooling: {pooling}` and `head: linear`, or with {mlp}"
 
@@ -235,8 +270,7 @@ def _two_layers(model: MinBertForMultiTask, task: Task) -> tuple[Layer, Layer]:
     if isinstance(head, MLPHead):
         first, last = (module for module in head.layers if isinstance(module, nn.Linear))
         return (first.weight.detach(), first.bias.detach()), (last.weight.detach(), last.bias.detach())
-    assert isinstance(head, LinearHead)  # by `_obstacle`
-    weight, bias = head.scale * head.linear.weight.detach(), head.scale * head.linear.bias.detach()
+    weight, bias = _last_layer(model, task)
     if task.pooling == "pooler":
         dense = model.encoder_of(task.name).get_submodule("pooler.dense")
         assert isinstance(dense, nn.Linear)
@@ -247,9 +281,15 @@ def _two_layers(model: MinBertForMultiTask, task: Task) -> tuple[Layer, Layer]:
     return (both, torch.zeros(len(both))), (torch.cat([identity, -identity], dim=1), bias)
 
 
-THRESHOLD = (
-    "The answer is {!r} above a probability of {:.4f}; tools that take the more probable label answer otherwise."
-)
+def _last_layer(model: MinBertForMultiTask, task: Task) -> Layer:
+    """That of a linear head, with its factor in it."""
+    head = model.heads.get(task.name)
+    assert isinstance(head, LinearHead)  # by `_obstacle`
+    return head.scale * head.linear.weight.detach(), head.scale * head.linear.bias.detach()
+
+
+THRESHOLD = "{!r} is an answer above a probability of {:.4f}; tools that take one half for it answer otherwise."
+
 
 README = """---
 library_name: transformers
@@ -275,6 +315,26 @@ In this folder, with text-embeddings-inference:
 ```bash
 docker run -d -p 8080:80 -v "$PWD":/model ghcr.io/huggingface/text-embeddings-inference:cpu-1.7.1 --model-id /model
 curl localhost:8080/predict -H 'Content-Type: application/json' -d '{{"inputs": {inputs}{raw}}}'
+```
+"""
+
+TAGGER = """---
+library_name: transformers
+pipeline_tag: token-classification
+---
+
+# The task `{task}` as a `{kind}`
+
+One task of a MinBERT model in the library's own class: it runs wherever that does, without code from here. It was
+trained on inputs of at most {max_length} tokens.
+
+{meaning}
+
+```python
+from transformers import pipeline
+
+tag = pipeline("token-classification", model="path/to/this/folder", aggregation_strategy="{strategy}")
+print(tag("Ada Lovelace was born in London."))
 ```
 """
 

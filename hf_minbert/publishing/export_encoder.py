@@ -71,6 +71,11 @@ class ToSentenceTransformers:
             for one in tasks.values()
         }
         self.task = tasks[choose_task(tasks, task, readings, "do not make a sentence's vector in one way")]
+        if self.task.traits.is_tags:
+            raise MinBertError(
+                f"Task {self.task.name!r} tags words and makes no vector of a sentence. Name another with --task, or "
+                "export to classifier or to onnx."
+            )
         if self.task.layers == "mix" or self.task.pooling not in POOLING_MODES:
             reads = "a learned mix of layers" if self.task.layers == "mix" else f"`pooling: {self.task.pooling}`"
             raise MinBertError(

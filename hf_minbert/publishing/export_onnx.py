@@ -104,8 +104,9 @@ class ToOnnx:
             if self.quantize:
                 files["quantized_file"] = f"{graph_of(task)}{QUANTIZED}.onnx"
             what = {"kind": task.kind, "labels": task.labels, "range": task.range, "pair_encoding": task.pair_encoding}
-            fitted = {"thresholds": task.thresholds} if task.thresholds else {}
-            tasks[name] = {**files, "output": name, **what, **fitted, "max_length": lengths[name]}
+            if task.own_thresholds or task.traits.is_set:
+                what["thresholds"] = task.thresholds
+            tasks[name] = {**files, "output": name, **what, "max_length": lengths[name]}
         return {"max_length": max(lengths.values()), "tasks": tasks}
 
     def _scores(self, predictor: Predictor, folder: Path) -> dict[str, dict[str, Any]]:
@@ -316,7 +317,9 @@ Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64, cut to {ma
 output of its name, float32 `[batch, outputs]`; its labels or range are in `tasks.json`. Of `classes` the largest
 output is the answer, and the softmax gives probabilities; a `binary` task has one output z, and 1 / (1 + exp(-z)) is
 the probability of its second label, which is the answer above 1/2, or above the task's `thresholds`; of an `ordinal`
-one output k is the logit of a label after k where it is none before; a `score` is the answer itself.
+one output k is the logit of a label after k where it is none before; of `labels` each output is the logit of a label;
+a `score` is the answer itself. A task with `tags` has `[batch, length, outputs]`, and the answer for a word is that at
+its first token.
 
 In this folder, with `pip install onnxruntime transformers` (no torch is needed):
 {code}{scores}"""
@@ -349,8 +352,10 @@ APART = "inputs = {name: ids.reshape(2, -1, ids.shape[1]).swapaxes(0, 1) for nam
 ANSWERS = {
     "classes": '[task["labels"][place] for place in output.argmax(axis=1)]',
     "ordinal": '[task["labels"][place] for place in probabilities.argmax(axis=1)]',
+    "labels": '[[name for name, yes in zip(task["labels"], row) if yes] for row in said]',
     "binary": '[task["labels"][int(z > 0)] for z in output[:, 0]]',
     "score": "output[:, 0]",
+    "tags": '[[task["labels"][place] for place in tokens] for tokens in output.argmax(axis=-1)]',
 }
 
 
@@ -361,14 +366,18 @@ READY = {
 above = (1 / (1 + np.exp(-output))).cumprod(axis=1)  # of each label but the last, the probability of a later one
 probabilities = -np.diff(above, axis=1, prepend=1, append=0)
 """,
+    "labels": """import numpy as np
+
+said = 1 / (1 + np.exp(-output)) > task["thresholds"]
+""",
 }
 
 
 def _answer(task: Mapping[str, Any]) -> str:
     """The code that reads a task's output."""
-    if not task.get("thresholds"):
+    if task["kind"] != "binary" or "thresholds" not in task:
         return ANSWERS[task["kind"]]
-    cut = float(logit(task["thresholds"][0]))
+    cut = float(logit(task["thresholds"]))
     return ANSWERS[task["kind"]].replace("z > 0", f"z > {cut:.6f}")  # the logit of the threshold
 
 

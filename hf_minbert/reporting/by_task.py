@@ -9,9 +9,11 @@ import numpy as np
 from ..data.rounds import rows_of_epoch
 from ..evaluation import analysis
 from ..evaluation.calibration import MEASURES
+from ..model.spans import mark_entities
+from ..settings.metrics import exact_by_row
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from . import plots
+from . import label_sets, plots, tagged
 from .builder import Builder
 from .document import Example, Examples, Table, Text
 from .runs import Answers, Run
@@ -20,23 +22,36 @@ from .words import listed, number, percent, quoted, signed
 
 def task_sections(build: Builder, run: Run, answers: Answers) -> None:
     """All sections of a task whose labels are known and whose predictions are finite."""
-    name = answers.task.name
-    build.section(name, title_of(answers), lambda: opening(answers))
-    if answers.is_score:
+    name, of_tags = answers.task.name, answers.task.traits.is_tags
+    build.section(name, title_of(answers), lambda: (tagged.opening if of_tags else opening)(answers))
+    if of_tags:
+        if mark_entities(answers.task.labels):
+            build.section(f"{name}-entities", "Entities by type", lambda: tagged.entities(answers), 3)
+        words = answers.by_word()
+        build.section(f"{name}-classes", "Confusion of tags, by word", lambda: classes(build, words), 3)
+        build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, words), 3)
+    elif answers.is_score:
         build.section(f"{name}-scatter", "Each row", lambda: scatter(build, answers), 3)
         build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
         build.section(f"{name}-calibration", "Calibration and residuals", lambda: residuals(build, answers), 3)
+    elif answers.task.traits.is_set:
+        build.section(f"{name}-labels", "Label by label", lambda: label_sets.labels(answers), 3)
+        build.section(
+            f"{name}-distribution", "Labels against answers", lambda: label_sets.distribution(build, answers), 3
+        )
+        build.section(f"{name}-calibration", "Calibration", lambda: label_sets.calibration(build, answers), 3)
     else:
         build.section(f"{name}-classes", "Confusion of classes", lambda: classes(build, answers), 3)
         if build.is_ordered(answers.task):
             build.section(f"{name}-neighbours", "Neighbours on the scale", lambda: neighbours(answers), 3)
         build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
         build.section(f"{name}-calibration", "Calibration", lambda: calibration(build, answers), 3)
-        if name in run.calibration:
-            build.section(f"{name}-fitted", "Fitted on dev", lambda: fitted(build, run, answers), 3)
+    if name in run.calibration:
+        build.section(f"{name}-fitted", "Fitted on dev", lambda: fitted(build, run, answers), 3)
     build.section(f"{name}-length", "By length", lambda: by_length(build, answers), 3)
     build.section(f"{name}-words", "By how common the words are", lambda: by_words(build, run, answers), 3)
-    build.section(f"{name}-errors", "Worst errors", lambda: errors(build, answers), 3)
+    worst = tagged.errors if of_tags else errors
+    build.section(f"{name}-errors", "Worst errors", lambda: worst(build, answers), 3)
 
 
 def title_of(answers: Answers) -> str:
@@ -47,6 +62,8 @@ def opening(answers: Answers) -> list:
     task, rows = answers.task, len(answers.ids)
     if answers.is_score:
         return [Text(f"A score from {task.bounds[0]:g} to {task.bounds[1]:g}, on {counted(rows, 'dev row')}.")]
+    if task.traits.is_set:
+        return label_sets.opening(answers)
     right = int((answers.values == answers.labels).sum())
     names = listed(task.labels) if len(task.labels) <= plots.MOST_NAMED else f"{len(task.labels)} labels"
     return [Text(f"One of {names}, on {counted(rows, 'dev row')}: {right:,} right, {rows - right:,} wrong.")]
@@ -66,7 +83,7 @@ def classes(build: Builder, answers: Answers) -> list:
          f"{of.support:,}", f"{of.predicted:,}"]
         for of in scores
     ]  # fmt: skip
-    alt = f"{task.name}: how many dev rows of each label were taken for each class."
+    alt = f"{task.name}: how many {answers.unit}s of each label were taken for each class."
     return [
         build.picture(f"{task.name}-confusion", alt, plots.confusion, matrix, task.labels),
         Table(["class", "precision", "recall", "F1", "support", "predicted"], rows),
@@ -109,8 +126,8 @@ def fitted(build: Builder, run: Run, answers: Answers) -> list:
     names = MEASURES | ({found["metric"]: found["metric"]} if found["metric"] else {})
     rows = [[said, *(number(of[measure]) for of in both)] for measure, said in names.items()]
     text = f"Outputs are divided by {found['temperature']:.3f} before they become probabilities. "
-    for threshold in found["thresholds"]:
-        text += f"The answer is {quoted(answers.task.labels[1])} above a probability of {threshold:.3f}. "
+    for label, threshold in found["thresholds"].items():
+        text += f"{quoted(label)} is an answer above a probability of {threshold:.3f}. "
     text += (
         f"This was fitted on the {counted(found['rows'], 'dev row')} that the scores are of. “After” is of rows that "
         "were not fitted: each half by what was fitted on the other. All else on this page is of the model as it is."
@@ -194,13 +211,13 @@ def residuals(build: Builder, answers: Answers) -> list:
 
 def distribution(build: Builder, answers: Answers) -> list:
     task, values, labels = answers.task, answers.values, answers.labels
-    alt = f"{task.name}: how often each label stands in the dev rows, and how often it is predicted."
+    alt = f"{task.name}: how often each label stands in the {answers.unit}s, and how often it is predicted."
     if answers.is_score:
         spread = f"Labels have a mean of {number(labels.mean())} and a standard deviation of {number(labels.std())}; "
         spread += f"predictions of {number(values.mean())} and {number(values.std())}."
         picture = build.picture(f"{task.name}-distribution", alt, plots.score_counts, labels, values, task.bounds)
     else:
-        counts = [np.bincount(x, minlength=len(task.labels)) for x in (labels, values)]
+        counts = [np.bincount(x[x >= 0], minlength=len(task.labels)) for x in (labels, values)]
         never = [name for name, count in zip(task.labels, counts[1], strict=True) if not count]
         moved = int(np.abs(counts[0] - counts[1]).sum()) // 2
         spread = f"For the predictions to have the frequencies of the labels, {moved:,} would have to change."
@@ -246,16 +263,27 @@ def _drawn(run: Run, task: Task, rows: int) -> str:
 
 
 def _measure(answers: Answers) -> str:
-    return "mean distance to the label" if answers.is_score else "accuracy"
+    names = {
+        "score": "mean distance to the label", "set": "share of rows with exactly their labels",
+        "tags": "share of right words",
+    }  # fmt: skip
+    return names.get(answers.task.traits.answer, "accuracy")
 
 
 def _in_bins(answers: Answers, x: np.ndarray, label: str) -> tuple:
-    y = np.abs(answers.values - answers.labels) if answers.is_score else answers.values == answers.labels
+    if answers.task.traits.is_tags:
+        y = analysis.right_words(answers.values, answers.labels) / [len(row) for row in answers.labels]
+    elif answers.task.traits.is_set:
+        y = exact_by_row(answers.task, answers.values, answers.labels)
+    else:
+        y = np.abs(answers.values - answers.labels) if answers.is_score else answers.values == answers.labels
     found = analysis.binned(x, y, analysis.quantile_edges(x))
     return plots.bins, found, label, _measure(answers)
 
 
 def errors(build: Builder, answers: Answers) -> list:
+    if answers.task.traits.is_set:
+        return label_sets.errors(build, answers)
     if answers.is_score:
         high, low = analysis.worst_scores(answers.values, answers.labels, 2 * build.examples)
         titles = ("Scored too high", "Scored too low")

@@ -10,8 +10,9 @@ from ..evaluation import analysis
 from ..evaluation.effects import Sample, difference, influence
 from ..evaluation.metrics import value_metrics
 from ..evaluation.significance import mcnemar
-from ..settings.metrics import KIND_METRICS
+from ..settings.metrics import metrics_of
 from ..settings.wording import counted
+from . import label_sets, tagged
 from .builder import Builder
 from .by_task import remark, shown_value
 from .differences import HOW, compare, interval_text, score, table
@@ -75,7 +76,7 @@ def comparison(build: Builder, run: Run, other: Run) -> list[Block]:
     header = ["task, metric", run.name, other.name, "difference", "95 % interval", "p"]
     said = Text(
         f"{other.name} less {run.name}. Interval and p are of the dev rows alone, by Student's paired test on what "
-        f"each row adds to a score; of an accuracy, p is McNemar's exact test. They say nothing of other seeds."
+        f"each row adds to a score; of an accuracy by row, p is McNemar's exact test. They say nothing of other seeds."
     )
     return [said, Table(header, rows), *blocks]
 
@@ -93,7 +94,7 @@ def _why_not(answers: Answers, theirs: Answers) -> str:
 def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
     task, labels, rows = answers.task, answers.labels, []
     scores = [value_metrics(task, of.values, labels) for of in (answers, theirs)]
-    for metric in KIND_METRICS[task.kind]:
+    for metric in metrics_of(task):
         first, second = scores[0][metric], scores[1][metric]
         cells = [f"{task.name}, {metric}", number(first), number(second), signed(second - first)]
         if len(labels) < 2:
@@ -102,7 +103,8 @@ def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
         ours, others = (influence(task, metric, of.values, labels)[None] for of in (answers, theirs))
         effect = difference(Sample(np.array([second]), [others]), Sample(np.array([first]), [ours]))
         assert effect is not None
-        p = mcnemar(answers.values == labels, theirs.values == labels)[2] if metric == "accuracy" else effect.p
+        exact = metric == "accuracy" and task.traits.is_class  # words of one sentence are not independent
+        p = mcnemar(answers.values == labels, theirs.values == labels)[2] if exact else effect.p
         rows.append([*cells, interval_text(effect), p_value(p)])
     return rows
 
@@ -110,6 +112,10 @@ def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
 def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list[Block]:
     """How many rows changed, and those of them that changed most."""
     task, labels = answers.task, answers.labels
+    if task.traits.is_tags:
+        return tagged.changes(build, answers, theirs, name)
+    if task.traits.is_set:
+        return label_sets.changes(build, answers, theirs, name)
     if answers.is_score:
         nearer = int((np.abs(theirs.values - labels) < np.abs(answers.values - labels)).sum())
         farther = int((np.abs(theirs.values - labels) > np.abs(answers.values - labels)).sum())

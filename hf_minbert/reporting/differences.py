@@ -12,7 +12,7 @@ import numpy as np
 from ..evaluation import effects
 from ..evaluation.effects import HIGHER, LEVEL, LOWER, OPEN, Effect, Sample, difference, holm, influence, seeds_to_tell
 from ..evaluation.metrics import overall
-from ..settings.metrics import KIND_METRICS
+from ..settings.metrics import metrics_of
 from ..settings.study import Claim
 from ..settings.tasks import Task
 from .document import Table
@@ -169,10 +169,10 @@ def score(run: Run, metric: str, reduction: str = "best") -> float | None:
 
 def weights(metric: str, tasks: Mapping[str, Task]) -> dict[tuple[str, str], float]:
     """The tasks and their metrics that a metric is a sum of, with their weights; empty where it is no such sum."""
-    single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in KIND_METRICS[task.kind]}
+    single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in metrics_of(task)}
     if metric in single:
         return {single[metric]: 1.0}
-    nought = {name: dict.fromkeys(KIND_METRICS[task.kind], 0.0) for name, task in tasks.items()}
+    nought = {name: dict.fromkeys(metrics_of(task), 0.0) for name, task in tasks.items()}
     base = overall(tasks.values(), nought) if tasks else {}
     found = {}
     for name, own in single.values() if metric in base else ():

@@ -12,6 +12,7 @@ from ..evaluation import analysis
 from ..evaluation.metrics import overall, value_metrics
 from ..evaluation.significance import RESAMPLES, bootstrap, interval, statistics_of
 from ..model.losses import COMPARING
+from ..settings.metrics import by_words
 from . import plots
 from .builder import Builder
 from .document import Block, Table, Text, Trouble
@@ -156,6 +157,11 @@ def _baselines(run: Run) -> list[Block]:
             continue
         task, labels = answers.task, answers.labels
         answer, constant = analysis.constant_answer(task, labels)
+        if task.traits.is_set:
+            model = value_metrics(task, answers.values, labels)
+            always = f"{task.name}: each label with its frequency, for every row"
+            rows += [[always, metric, number(constant[metric]), number(model[metric])] for metric in constant]
+            continue
         if task.traits.is_score:
             far, base = analysis.distances(answers.values, labels), {k: constant[k] for k in ("mae", "rmse")}
             for metric, words in (("mae", "mean distance to the label"), ("rmse", "root mean squared distance")):
@@ -168,7 +174,9 @@ def _baselines(run: Run) -> list[Block]:
                     rows.append([f"{task.name}: share of words in common", metric, number(value),
                                  number(model[metric])])  # fmt: skip
         else:
-            right = number(float((answers.values == labels).mean()))
+            if task.traits.is_tags:
+                (labels,) = by_words(labels)
+            right = number(value_metrics(task, answers.values, answers.labels)["accuracy"])
             most = f"{task.name}: always {task.labels[int(answer)]}, the most frequent"
             rows.append([most, "accuracy", number(constant["accuracy"]), right])
             drawn = f"{task.name}: drawn with the labels' frequencies"

@@ -12,14 +12,17 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from ..data.files import read_texts
+from ..data.rows import tag_rows
 from ..errors import MinBertError, explain
-from ..evaluation.submission import csv_columns
+from ..evaluation.submission import csv_columns, ending
+from ..model.inference import ragged
 from ..pretrained.adapters import full_options
 from ..pretrained.data import RunData, calibration_of, last_stage, stage_folders
 from ..run.folder import all_values
 from ..settings.complete import differing_parts
 from ..settings.dotted import Value, stage_recipes
 from ..settings.meaning import meaning
+from ..settings.metrics import by_words
 from ..settings.recipe import read_recipe, split_recipe
 from ..settings.table import names
 from ..settings.tasks import TASKS, Task, get_tasks
@@ -40,9 +43,11 @@ class Answers:
     Args:
         task: the task, with where its data lies.
         ids: of the rows, [N].
-        values: class ids, int64 [N], or scores, float64 [N].
-        probabilities: float64 [N, C]; C = 0 of a score.
-        labels: class ids or scores, [N]; empty where the data is not there.
+        values: class ids, int64 [N], or scores, float64 [N]; of kind `labels` the probabilities; of tags [N] arrays
+            [words], -1 where a word was not read.
+        probabilities: float64 [N, C]; C = 0 of a score, and of tags.
+        labels: class ids or scores, [N]; of kind `labels` a 0 or 1 for each, [N, C]; of tags [N] arrays [words]; empty
+            where the data is not there.
         texts: one or two of each row; empty where the data is not there.
         missing: why `labels` and `texts` are not there.
     """
@@ -60,6 +65,16 @@ class Answers:
         return self.task.traits.is_score
 
     @property
+    def unit(self) -> str:
+        """What has a label."""
+        return "dev word" if self.task.traits.is_tags else "dev row"
+
+    def by_word(self) -> Answers:
+        """Those of a task with tags, with a row for each word that is labelled."""
+        values, labels = by_words(self.values, self.labels)
+        return replace(self, values=values, labels=labels)
+
+    @property
     def usable(self) -> bool:
         """Whether predictions can be set beside labels."""
         return len(self.labels) > 0 and not self.broken
@@ -67,7 +82,7 @@ class Answers:
     @property
     def broken(self) -> int:
         """How many predictions are not finite."""
-        numbers = self.values[:, None] if self.is_score else self.probabilities
+        numbers = self.values[:, None] if self.is_score else self.probabilities  # of tags there are finite ones alone
         return int((~np.isfinite(numbers)).any(axis=1).sum())
 
 
@@ -215,7 +230,7 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
     predictions = path if (path / PREDICTIONS).is_dir() else home
     _note_what_is_missing(run, predictions)
     for task in run.tasks.values():
-        file = predictions / PREDICTIONS / f"{task.name}-dev.csv"
+        file = predictions / PREDICTIONS / f"{task.name}-dev{ending(task)}"
         if file.is_file():
             run.answers[task.name] = answers = read_predictions(file, task)
             _add_rows(answers, data)
@@ -268,12 +283,13 @@ def _note_what_is_missing(run: Run, predictions: Path) -> None:
             "There is no log (log.jsonl), as of a merged model, or it is empty: learning curves and gradients are "
             "left out."
         )
-    without = [name for name in run.tasks if not (predictions / PREDICTIONS / f"{name}-dev.csv").is_file()]
+    files = {name: predictions / PREDICTIONS / f"{name}-dev{ending(task)}" for name, task in run.tasks.items()}
+    without = [name for name, file in files.items() if not file.is_file()]
     if without:
         run.notes.append(
             f"There are no predictions on dev rows of {', '.join(without)}: classes, texts and single errors are left "
             f"out. A finished run has them; for another model: minbert predict MODEL --task {without[0]} --input "
-            f"DEV.csv --output MODEL/{PREDICTIONS}/{without[0]}-dev.csv."
+            f"DEV.csv --output MODEL/{PREDICTIONS}/{files[without[0]].name}."
         )
 
 
@@ -331,6 +347,8 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
     Raises:
         MinBertError: the file is not of that form, or not of this task.
     """
+    if task.traits.is_tags:
+        return _read_tags(Path(path), task)
     with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
         with Path(path).open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
@@ -349,8 +367,10 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                 f"write it anew by minbert predict."
             )
         ids = [row[0] for row in rows]
-        places = [header.index(name) for name in older[1:]]
+        places = [header.index(name) for name in older[1:] if name != "labels"]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
+        if task.traits.is_set:
+            return Answers(task, ids, numbers, numbers)
         values = numbers[:, 0]
         if task.traits.is_class:
             values = values.astype(np.int64)
@@ -360,6 +380,23 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                     f"Delete the file, or write it anew by minbert predict."
                 )
     return Answers(task, ids, values, numbers[:, 1:])
+
+
+def _read_tags(path: Path, task: Task) -> Answers:
+    """`read_predictions` of a task with tags."""
+    ids, values = [], []
+    with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            row = json.loads(line)
+            if row.keys() != {"id", "tokens", "tags", "probabilities"} or not {*row["tags"]} <= {*task.labels}:
+                raise MinBertError(
+                    f"{path}, line {number}: expected id, tokens, tags of {task.name!r} and probabilities. Found "
+                    f"{line:.60}. Delete the file, or write it anew by minbert predict."
+                )
+            read = np.array([probability is not None for probability in row["probabilities"]])
+            ids.append(row["id"])
+            values.append(np.where(read, [*map(task.labels.index, row["tags"])], -1))
+    return Answers(task, ids, ragged(values), np.empty((len(ids), 0)))
 
 
 def _add_rows(answers: Answers, data: RunData) -> None:
@@ -380,8 +417,12 @@ def _add_rows(answers: Answers, data: RunData) -> None:
             f"--data-dir."
         )
         return
-    if answers.is_score:  # kept as float32: by its digits 2.8 is 2.8 again, not the 2.7999999523 of a bin further down
+    if task.traits.is_tags:
+        answers.labels = tag_rows(columns["label"])
+    elif (
+        answers.is_score
+    ):  # kept as float32: by its digits 2.8 is 2.8 again, not the 2.7999999523 of a bin further down
         answers.labels = np.asarray(columns["label"], dtype=np.float32).astype(str).astype(np.float64)
     else:
-        answers.labels = np.asarray(columns["label"], dtype=np.int64)
+        answers.labels = np.asarray(columns["label"], dtype=np.int64)  # of kind `labels` a row of 0 and 1
     answers.texts = list(zip(*(columns[name] for name in task.text_columns), strict=True))

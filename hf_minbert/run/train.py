@@ -25,7 +25,7 @@ from ..data.selection import chosen_and_rest
 from ..errors import DivergedError, MinBertError, explain
 from ..evaluation.calibration import to_fit
 from ..evaluation.metrics import has_diverged
-from ..evaluation.submission import write_predictions
+from ..evaluation.submission import ending, write_predictions
 from ..io import write_json
 from ..model.configuration_minbert import MinBertConfig
 from ..model.heads import check_heads
@@ -544,8 +544,9 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
             cast(MinBertConfig, trainer.model.config).get_task(name).update(answers_of(task))
     scores, decoded = score(predictor, dev, progress=shown)
     for name, found in decoded.items():
-        ids = dev[name][:]["id"]
-        write_predictions(folder / "predictions" / f"{name}-dev.csv", predictor.task(name), ids, found)
+        task, columns = predictor.task(name), dev[name][:]
+        file = folder / "predictions" / f"{name}-dev{ending(task)}"
+        write_predictions(file, task, columns["id"], found, columns[task.text_columns[0]])
     if args.proximal_evaluate:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}

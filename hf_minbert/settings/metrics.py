@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from ..model.kinds import above_threshold
 from ..model.registry import Registry
+from ..model.spans import mark_entities, outside, spans
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,11 +17,18 @@ class Labelled(Protocol):
     """A `Task`, as far as a metric needs it."""
 
     @property
+    def kind(self) -> str: ...
+
+    @property
     def labels(self) -> Sequence[str]: ...
 
+    @property
+    def thresholds(self) -> float | Sequence[float]: ...
 
-#: From a task, its predictions and labels (class ids or scores, both [N]) to a finite number. Higher is better, unless
-#: its name says otherwise: see `higher_is_better`.
+
+#: From a task, its predictions and labels to a finite number: class ids or scores, both [N]; of kind `labels` the
+#: probabilities, and a 0 or 1, of each label, both [N, C]; of tags class ids in [N] arrays, [words] each, -1 predicted
+#: for a word that was not read. Higher is better, unless its name says otherwise: see `higher_is_better`.
 Metric = Callable[["Labelled", "np.ndarray", "np.ndarray"], float]
 
 
@@ -73,6 +82,118 @@ def mean_absolute_error(task: Labelled, values: np.ndarray, labels: np.ndarray) 
     return float(abs(values - labels).mean())
 
 
+def answered(task: Labelled, values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which labels are answered and which are right, bool [N, C] both."""
+    return above_threshold(values, task.thresholds), labels > 0
+
+
+def micro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """F1 of all answers, whatever their row and label; 0 where there is none and none is right."""
+    said, right = answered(task, values, labels)
+    return 2 * float((said & right).sum()) / max(1, int(said.sum() + right.sum()))
+
+
+def label_macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The plain mean over labels of their F1; 0 for one that is neither there nor answered."""
+    said, right = answered(task, values, labels)
+    either = said.sum(axis=0) + right.sum(axis=0)
+    return float((2 * (said & right).sum(axis=0) / either.clip(min=1)).mean())
+
+
+def f1_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """F1 of each row's answers, [N]; 1 for a row without a label and without an answer, which is right."""
+    said, right = answered(task, values, labels)
+    either = said.sum(axis=1) + right.sum(axis=1)
+    return (2 * (said & right).sum(axis=1) + (either == 0)) / either.clip(min=1)
+
+
+def ranking_precision_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of each row, [N], the mean over its labels of the share of its labels among those at least as likely.
+
+    1 for a row without a label or with all of them, of which any order is right (as in scikit-learn).
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    right = labels > 0
+    among_all, among_right = (
+        rankdata(-scores, "max", axis=1) for scores in (values, np.where(right, values, -np.inf))
+    )
+    counts = right.sum(axis=1)
+    shares = np.where(right, among_right / among_all, 0.0).sum(axis=1) / counts.clip(min=1)
+    return np.where((counts == 0) | (counts == right.shape[1]), 1.0, shares)
+
+
+def exact_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Whether a row's answers are all its labels and no other, [N]."""
+    said, right = answered(task, values, labels)
+    return (said == right).all(axis=1)
+
+
+#: Metrics that are the mean of a number for each row.
+BY_ROW: dict[str, Callable[[Labelled, np.ndarray, np.ndarray], np.ndarray]] = {
+    "sample_f1": f1_by_row,
+    "lrap": ranking_precision_by_row,
+    "exact_match": exact_by_row,
+}
+
+
+def _mean_of(name: str) -> Metric:
+    return lambda task, values, labels: float(BY_ROW[name](task, values, labels).mean())
+
+
+def word_accuracy(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The share of all words whose tag is right."""
+    return accuracy(task, *by_words(values, labels))
+
+
+def word_macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The plain mean over the task's tags of F1 by word."""
+    return macro_f1(task, *by_words(values, labels))
+
+
+def entity_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The harmonic mean of `entity_precision` and `entity_recall`, as conlleval computes it."""
+    hits, predicted, there = entity_counts(task, values, labels).sum(axis=0).tolist()
+    return 2 * hits / (predicted + there) if hits else 0.0
+
+
+def entity_precision(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The share of predicted entities that are there, with the same words and type; 0 where none is predicted."""
+    hits, predicted, _ = entity_counts(task, values, labels).sum(axis=0).tolist()
+    return hits / predicted if predicted else 0.0
+
+
+def entity_recall(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The share of entities that are predicted, with the same words and type; 0 where there is none."""
+    hits, _, there = entity_counts(task, values, labels).sum(axis=0).tolist()
+    return hits / there if there else 0.0
+
+
+def entity_counts(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """How many entities of each sentence are found, are predicted, and are there; int64 [N, 3]."""
+    import numpy as np
+
+    counts = np.empty((len(labels), 3), dtype=np.int64)
+    for row, pair in enumerate(zip(values, labels, strict=True)):
+        predicted, there = (set(spans(tag_names(task, ids))) for ids in pair)
+        counts[row] = len(predicted & there), len(predicted), len(there)
+    return counts
+
+
+def tag_names(task: Labelled, ids: np.ndarray) -> list[str]:
+    """The tags of a sentence's words; that of a word outside for one that was not read, -1."""
+    names = [*task.labels, task.labels[outside(task.labels)]]  # the last one is that of -1
+    return [names[id_] for id_ in ids.tolist()]
+
+
+def by_words(*rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    """[N] arrays as one of all words."""
+    import numpy as np
+
+    return tuple(map(np.concatenate, rows))
+
+
 def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
     """`precision`, `recall` and `f1` of each class, `[num_classes]`; 0 for one that is neither there nor predicted."""
     from sklearn.metrics import precision_recall_fscore_support
@@ -117,6 +238,25 @@ KIND_METRICS: dict[str, Registry[Metric]] = {
             "quadratic_kappa": quadratic_kappa,
             "mean_absolute_error": mean_absolute_error,
         },
+        "labels": {"micro_f1": micro_f1, "macro_f1": label_macro_f1, **{name: _mean_of(name) for name in BY_ROW}},
         "score": {"pearson": pearson, "spearman": spearman},
+        "tags": {
+            "entity_f1": entity_f1,
+            "entity_precision": entity_precision,
+            "entity_recall": entity_recall,
+            "accuracy": word_accuracy,
+            "macro_f1": word_macro_f1,
+        },
     }.items()
 }
+
+
+def metrics_of(task: Labelled) -> dict[str, Metric]:
+    """Those of a task's kind, the first of which is its score unless it names another.
+
+    Of tags those that go with its labels: of entities where they mark some, else `accuracy` and `macro_f1`.
+    """
+    known, others = dict(KIND_METRICS[task.kind]), ()
+    if task.kind == "tags":
+        others = ("macro_f1",) if mark_entities(task.labels) else ("entity_f1", "entity_precision", "entity_recall")
+    return {name: metric for name, metric in known.items() if name not in others}

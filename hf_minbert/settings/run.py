@@ -116,16 +116,17 @@ class RunSettings:
     calibrate: Calibrate = key(
         "none",
         "After training, fit on the rows that the model is scored on what its probabilities lack: `temperature`, a "
-        "number for each task of classes, or of yes and no, that its outputs are divided by (Guo et al. 2017). No "
-        "answer changes. The model's config carries it. `calibration.json`, the report and the card have the "
+        "number for each task of kind `classes`, `binary` or `labels` that its outputs are divided by (Guo et al. "
+        "2017). No answer changes. The model's config carries it. `calibration.json`, the report and the card have the "
         "calibration before and after, measured on rows that were not fitted.",
         resume="after",
         objectives="tasks",
     )
     tune_thresholds: ThresholdMetric | None = key(
         None,
-        "After training, fit the probability above which a binary task answers its second label, to the best `f1`, "
-        "`accuracy` or `matthews` on the rows that the model is scored on, which then flatter it a little; "
+        "After training, fit the probability above which a label is an answer, the second one of a binary task or "
+        "each of kind `labels`, to its best `f1`, `accuracy` or `matthews` on the rows that the model is scored on, "
+        "which then flatter it a little; "
         "`calibration.json` has the score on rows that were not fitted. The model's config carries it.",
         resume="after",
         objectives="tasks",

@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
-from ..model.kinds import CALIBRATED, KINDS, Kind, KindName
-from .metrics import KIND_METRICS, higher_is_better
+from ..model.kinds import CALIBRATED, KINDS, THRESHOLDED, Kind, KindName
+from .metrics import KIND_METRICS, higher_is_better, metrics_of
 from .wording import in_words
 
 PairEncoding = Literal["single", "cross", "bi"]
@@ -21,6 +21,8 @@ SPLITS = ("train", "dev", "test")
 FileEntry = str | dict[str, Any]
 #: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
 DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns", "sources")
+#: What a task says that may have any of its labels, and no other.
+OF_SETS = ("label_delimiter",)
 #: What two tasks must agree in for the weights of their heads to mean the same.
 HEAD_FIELDS = (
     "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
@@ -177,6 +179,9 @@ def _check_names(where: str, name: str, value: Any, keys: tuple[str, ...]) -> No
             raise MinBertError(f"{where}, `{name}`: {unknown_name('key', key, keys)}")
         if name == "files":
             data_files(target, f"{where}: `files` of {key!r}")
+        elif (name, key) == ("columns", "label") and isinstance(target, list):
+            if not all(isinstance(column, str) and column for column in target):
+                raise MinBertError(f"{where}: `columns` of 'label' must be names. Found {target!r}.")
         elif not isinstance(target, str) or not target:
             raise MinBertError(f"{where}: `{name}` of {key!r} must be a name. Found {target!r}.")
 
@@ -188,16 +193,21 @@ class Task:
     Args:
         name: a lower-case word; it names the head in the model and the metrics (`eval_<name>_accuracy`).
         kind: `classes` (one of `labels`, one logit each), `binary` (one of two `labels`, a single logit
-            of the second), `ordinal` (one of three or more `labels` that stand in order, one logit less) or `score` (a
-            number inside `range`, a single output).
+            of the second), `ordinal` (one of three or more `labels` that stand in order, one logit less), `labels`
+            (any of the `labels`, or none, one logit each), `score` (a number inside `range`, a single output) or
+            `tags` (one of `labels` for each word of one text, such as B-PER, I-PER and O).
         text_columns: the one or two columns that hold the text.
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
+        label_delimiter: what stands between the labels of a text cell, of kind `labels`.
+        thresholds: the probability above which a label is answered; of kind `labels` one for all, or a list, and of a
+            binary task that of the second label. `tune_thresholds` fits it.
         range: lowest and highest score, both included. `None` unless `kind` is `score`.
         pair_encoding: `single` for one text; for two texts `cross`, both joined in one input as the
             tokenizer joins them, or `bi`, each through the encoder by itself. `single` or `cross` by the number of
             `text_columns` unless given.
-        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`.
+        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`, `pooler`
+            unless given. Tags have none: their heads read the token states.
         pooling_options: options of the pooling's class.
         layers: which layers of the encoder are pooled: `last`, or `mix`, a learned mean of all.
         sentence_dropout: dropout on each sentence's vector, before two of them are joined or compared.
@@ -206,18 +216,18 @@ class Task:
         head_options: options of the head's class, such as sizes and dropouts.
         loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
-        metric: the task's score in `eval_overall`; the first of `KIND_METRICS[kind]` unless given.
+        metric: the task's score in `eval_overall`; the first of its kind unless given (`settings.metrics.metrics_of`).
         temperature: what outputs are divided by before they become probabilities; `calibrate` fits it.
-        thresholds: of a binary task a list of one number, the probability above which the second label is the answer,
-            0.5 unless given; `tune_thresholds` fits it.
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
             `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
-            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`; a folder is one of `Dataset.save_to_disk`.
+            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`, `.conll`; a folder is one of
+            `Dataset.save_to_disk`.
         dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
         dataset_config: which of the Hub dataset's configurations.
         dataset_revision: its branch, tag or commit; the newest commit unless given.
         splits: split to its name in `dataset`. Unless given the names are the same, or `validation` for `dev`.
-        columns: a text column, `label` or `id` to the name that it has in the data, where that is another.
+        columns: a text column, `label` or `id` to the name that it has in the data, where that is another. Of kind
+            `labels`, `label` may be a list: a column of 0 and 1 for each label, in their order.
         sources: further training rows, borrowed from other data; each is a mapping of the keys of `Source`. A task
             that names no training data of its own is trained on these alone.
     """
@@ -227,9 +237,11 @@ class Task:
     text_columns: tuple[str, ...]
     label_column: str = "label"
     labels: tuple[str, ...] = ()
+    label_delimiter: str = "|"
+    thresholds: float | list[float] = 0.5
     range: tuple[float, float] | None = None
     pair_encoding: PairEncoding | Literal[""] = ""
-    pooling: str = "pooler"
+    pooling: str = ""
     pooling_options: dict[str, Any] = field(default_factory=dict)
     layers: Literal["last", "mix"] = "last"
     sentence_dropout: float = 0.0
@@ -240,13 +252,12 @@ class Task:
     loss_options: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
     temperature: float = 1.0
-    thresholds: tuple[float, ...] = ()
     files: dict[str, FileEntry | list[FileEntry]] = field(default_factory=dict)
     dataset: str | None = None
     dataset_config: str | None = None
     dataset_revision: str | None = None
     splits: dict[str, str] = field(default_factory=dict)
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str | list[str]] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
 
     @property
@@ -268,7 +279,7 @@ class Task:
             raise MinBertError(f"{where}: {unknown_name('kind', self.kind, KINDS)}")
         if isinstance(self.text_columns, str):
             object.__setattr__(self, "text_columns", (self.text_columns,))
-        for name in ("text_columns", "labels", "range", "thresholds"):  # JSON and YAML have lists only
+        for name in ("text_columns", "labels", "range"):  # JSON and YAML have lists only
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         self._check_types(where)
@@ -282,10 +293,11 @@ class Task:
                 f"{where}: `pair_encoding` must be {' or '.join(encodings)} with {len(self.text_columns)} text "
                 f"column(s). Found {self.pair_encoding!r}."
             )
+        self._settle_pooling(where)
         if not self.metric:
-            object.__setattr__(self, "metric", next(iter(KIND_METRICS[self.kind])))
-        if self.metric not in KIND_METRICS[self.kind]:
-            raise MinBertError(f"{where}: {unknown_name('metric', self.metric, KIND_METRICS[self.kind])}")
+            object.__setattr__(self, "metric", next(iter(metrics_of(self))))
+        if self.metric not in KIND_METRICS[self.kind] or self.metric not in metrics_of(self):
+            raise MinBertError(f"{where}: {unknown_name('metric', self.metric, metrics_of(self))}")
         if not higher_is_better(self.metric):
             raise MinBertError(
                 f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
@@ -293,6 +305,7 @@ class Task:
             )
         self._check_labels(where)
         self._check_answers(where)
+        self._check_set(where)
         self._check_data(where)
 
     def _check_types(self, where: str) -> None:
@@ -305,7 +318,17 @@ class Task:
             if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
                 found = list(value) if isinstance(value, tuple) else value
                 raise MinBertError(f"{where}: `{name}` must be a list of text like [a, b]. Found {found!r}.")
-        for name in ("label_column", "pair_encoding", "pooling", "layers", "join", "head", "loss", "metric"):
+        for name in (
+            "label_column",
+            "label_delimiter",
+            "pair_encoding",
+            "pooling",
+            "layers",
+            "join",
+            "head",
+            "loss",
+            "metric",
+        ):
             if not isinstance(value := getattr(self, name), str):
                 raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
         for name in ("pooling_options", "head_options", "loss_options"):
@@ -316,6 +339,21 @@ class Task:
         numbers = self.range is None or isinstance(self.range, tuple)
         if not numbers or not all(type(bound) in (int, float) for bound in self.range or ()):
             raise MinBertError(f"{where}: `range` must be two numbers like [0, 5]. Found {self.range!r}.")
+
+    def _settle_pooling(self, where: str) -> None:
+        if not self.traits.is_tags:
+            object.__setattr__(self, "pooling", self.pooling or "pooler")
+            return
+        if self.pooling:
+            raise MinBertError(
+                f"{where}: `pooling: {self.pooling}` makes a sentence one vector, and kind 'tags' reads the state of "
+                f"each word. Leave it out."
+            )
+        if self.is_pair:
+            raise MinBertError(
+                f"{where}: kind 'tags' takes one text, and `text_columns` names two: {', '.join(self.text_columns)}. "
+                f"Name one."
+            )
 
     def _check_data(self, where: str) -> None:
         for name in ("dataset", "dataset_config", "dataset_revision"):
@@ -376,20 +414,48 @@ class Task:
         """How outputs become answers."""
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < inf:
             raise MinBertError(f"{where}: `temperature` must be a number above 0. Found {self.temperature!r}.")
-        if self.temperature != 1 and self.kind not in CALIBRATED:
+        for name, usual, kinds in (("temperature", 1, CALIBRATED), ("thresholds", 0.5, THRESHOLDED)):
+            if getattr(self, name) != usual and self.kind not in kinds:
+                raise MinBertError(
+                    f"{where}: `{name}` is for kinds {', '.join(kinds)}, and `kind` is {self.kind!r}. Leave it out."
+                )
+        given, count = self.thresholds, len(self.labels) if self.traits.is_set else 1
+        numbers: list[Any] = given if isinstance(given, list) and self.traits.is_set else [given] * count
+        if len(numbers) != count or not all(type(n) in (int, float) and 0 < n < 1 for n in numbers):
+            each = ", or a list of one for each label" if self.traits.is_set else ""
+            raise MinBertError(f"{where}: `thresholds` must be a number between 0 and 1{each}. Found {given!r}.")
+
+    def _check_set(self, where: str) -> None:
+        """What goes with any number of labels alone."""
+        several = self.columns.get("label") if isinstance(self.columns, Mapping) else None
+        if not self.traits.is_set:
+            given = {
+                "label_delimiter": self.label_delimiter != "|", "columns: {label: [...]}": isinstance(several, list),
+            }  # fmt: skip
+            for name in (name for name, is_given in given.items() if is_given):
+                raise MinBertError(
+                    f"{where}: `{name}` is for kind 'labels', and `kind` is {self.kind!r}. Leave it out."
+                )
+            return
+        if not self.label_delimiter or any(self.label_delimiter in label for label in self.labels):
             raise MinBertError(
-                f"{where}: `temperature` is for kinds {' and '.join(CALIBRATED)}, and this task is of kind "
-                f"{self.kind!r}. Leave it out."
+                f"{where}: `label_delimiter` must be text that stands in none of the labels. Found "
+                f"{self.label_delimiter!r}."
             )
-        expected = 1 if self.kind == "binary" else 0
-        probabilities = isinstance(self.thresholds, tuple) and all(
-            type(number) in (int, float) and 0 <= number <= 1 for number in self.thresholds
-        )
-        if not probabilities or len(self.thresholds) not in (0, expected):
+        if isinstance(several, list) and len(several) != len(self.labels):
             raise MinBertError(
-                f"{where}: `thresholds` must be a list of one number from 0 to 1, and is for binary tasks. Found "
-                f"{self.thresholds!r}. Leave it out to answer what is more probable."
+                f"{where}: `columns` of 'label' must name {len(self.labels)} columns, one for each label, or one that "
+                f"holds all. Found {several!r}."
             )
+
+    @property
+    def own_thresholds(self) -> dict[str, float]:
+        """The thresholds by label, where they are not the usual one half."""
+        if self.thresholds == 0.5:
+            return {}
+        labels = self.labels if self.traits.is_set else self.labels[1:]
+        given = self.thresholds if isinstance(self.thresholds, list) else [self.thresholds] * len(labels)
+        return dict(zip(labels, given, strict=True))
 
     @property
     def is_pair(self) -> bool:
@@ -403,7 +469,7 @@ class Task:
     def to_config(self) -> dict[str, Any]:
         """The task as it stands in a model's `config.json`: everything but where its data lay, and `COSINE_START`."""
         saved = asdict(self)
-        for name in DATA_FIELDS:
+        for name in (*DATA_FIELDS, *(() if self.traits.is_set else OF_SETS)):
             del saved[name]
         if self.kind == "binary" and self.head == "cosine":
             given = {name: value for name, value in saved["head_options"].items() if value is not None}
@@ -550,7 +616,7 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
     if (kind := entry.get("kind", task.kind)) != task.kind:
         other = KINDS.get(kind, task.traits)
         of_labels = () if other.is_class and other.allows(len(task.labels)) else (("labels", ()), ("range", None))
-        for name, empty in (*of_labels, ("metric", ""), ("loss", ""), ("loss_options", {})):
+        for name, empty in (*of_labels, ("metric", ""), ("loss", ""), ("loss_options", {}), ("pooling", "")):
             changed.setdefault(name, empty)
     if entry.get("dataset") is not None:
         changed.setdefault("files", {})
@@ -620,12 +686,12 @@ LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
 def metric_names(tasks: Iterable[Task]) -> list[str]:
     """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
     tasks = list(tasks)
-    names = [f"{task.name}_{metric}" for task in tasks for metric in (*KIND_METRICS[task.kind], "loss")]
+    names = [f"{task.name}_{metric}" for task in tasks for metric in (*metrics_of(task), "loss")]
     return [*names, "overall", *(["leaderboard"] if has_leaderboard(tasks) else [])]
 
 
 def has_leaderboard(tasks: list[Task]) -> bool:
-    metrics = {task.name: KIND_METRICS[task.kind] for task in tasks}
+    metrics = {task.name: metrics_of(task) for task in tasks}
     return all(metric in metrics.get(name, ()) for name, metric in LEADERBOARD.items())
 
 

@@ -243,7 +243,7 @@ class TrainingKeys:
     r_drop_weight: float = key(1.0, "Factor on R-Drop's term.", objectives="tasks")
     fgm_weight: float = key(1.0, "Factor on the loss at the worst near words.", objectives="tasks")
     fgm_epsilon: float = key(
-        1.0,
+        0.1,
         "How far those are from a sentence's word embeddings, by the l2 norm.",
         objectives="tasks",
     )

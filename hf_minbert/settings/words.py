@@ -37,7 +37,7 @@ MAPPINGS, OPTIMIZERS = "data.mappings.MAPPINGS", "training.optimizers.OPTIMIZERS
 ADAPTERS, REFUSED_ADAPTERS = "pretrained.adapters.METHODS", "pretrained.adapters.REFUSED"
 FURTHER_REGISTRIES = (MAPPINGS, OPTIMIZERS, ADAPTERS, REFUSED_ADAPTERS)
 #: Names beside those of a registry.
-OTHERS = {"regularizer": ("none",), "join": ("",), "loss": ("",)}
+OTHERS = {"regularizer": ("none",), "join": ("",), "loss": ("",), "pooling": ("",)}
 
 
 def check_words(values: Mapping[str, Value]) -> None:

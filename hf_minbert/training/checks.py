@@ -223,11 +223,28 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
             args.chosen_tasks(option, tasks)
     regularizer = regularizer_of(args)
     trained = [tasks[name] for name in args.chosen_tasks("train_tasks", tasks)]
+    for task in trained:
+        if task.traits.is_set and args.by_task("task_sampling").get(task.name) == "balanced":
+            raise MinBertError(
+                f"`task_sampling: balanced` of {task.name!r} needs rows with one label each, and its rows have any "
+                f"number. Leave it out, or weigh the labels by `loss_options: {{pos_weight: auto}}`."
+            )
     if not any(args.by_task("task_weights").get(task.name, 1.0) for task in trained):
         raise MinBertError(
             f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
             "would be trained. Give one of them more."
         )
+    for task in (task for task in trained if task.traits.is_tags):
+        if args.by_task("task_sampling").get(task.name) == "balanced":
+            raise MinBertError(
+                f"`task_sampling: balanced` draws rows by their label, and a row of {task.name!r} has one for each "
+                f"word. Leave it out for that task; `loss_options: {{class_weights: auto}}` weights tags."
+            )
+        if args.teachers is not None:
+            raise MinBertError(
+                f"`teachers` cannot teach {task.name!r}: distillation is for one answer a row, and tags are one for "
+                f"each word. Leave the task out of `train_tasks`, or train without."
+            )
     balancing_of(args, trained, torch.device("cpu"))
     _check_aggregator_of(args, [task.name for task in trained])
     if regularizer is not None and (reason := regularizer.refusal(trained)) is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import MinBertError
 from ..model.losses import AUTO, COMPARING, COUNTED
 from ..settings import wording
+from ..settings.metrics import by_words
 from ..settings.tasks import Task
 from .base_args import BaseArguments
 from .data import batch_sizes_of, is_balanced, samplers_of
@@ -43,10 +44,12 @@ def prepare_losses(
             continue
         if auto_options(tasks[name]) and (labels := rows[name].labels) is not None:
             labels = labels[samplers[name].within_reach()]
+            if tasks[name].traits.is_tags:
+                (labels,) = by_words(labels)
             numbers = counted(tasks[name], labels)
             saved["loss_options"].update(numbers)
             tasks[name] = Task.from_config(saved)
-            among = wording.counted(len(labels), "training row")
+            among = wording.counted(len(labels), "tag" if tasks[name].traits.is_tags else "training row")
             logger.info("Counted from %s of %s: %s.", among, name, in_words(numbers))
         for warning in warnings_of(tasks[name], is_balanced(args, name)):
             logger.warning(warning)
@@ -71,10 +74,10 @@ def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
     """Numbers for the loss options that say `auto`.
 
     `class_weights`: the inverse of each label's frequency, with mean 1. `pos_weight`: rows of the first label for each
-    of the second, negatives / positives.
+    of the second, negatives / positives; where any labels may be right, this of each of them.
 
     Args:
-        labels: class ids of the rows that training may see.
+        labels: of the rows, or of all words of the rows, that training may see.
 
     Raises:
         MinBertError: a label has no row, so its weight would be infinite.
@@ -82,6 +85,8 @@ def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
     wanted = auto_options(task)
     if not wanted:
         return {}
+    if task.traits.is_set:
+        return {"pos_weight": _of_sets(task, labels)}
     counts = np.bincount(labels, minlength=len(task.labels))
     missing = [label for label, count in zip(task.labels, counts, strict=True) if count == 0]
     if missing:
@@ -92,6 +97,18 @@ def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
     inverse = 1 / counts
     numbers = {"class_weights": (inverse / inverse.mean()).tolist(), "pos_weight": float(counts[0] / counts[-1])}
     return {name: numbers[name] for name in wanted}
+
+
+def _of_sets(task: Task, labels: np.ndarray) -> list[float]:
+    having = (labels > 0).sum(axis=0)
+    for label, count in zip(task.labels, having.tolist(), strict=True):
+        if count in (0, len(labels)):
+            raise MinBertError(
+                f"Task {task.name!r}: `pos_weight: auto` is counted from the training rows, and "
+                f"{'all' if count else 'none'} of these have the label {label!r}. Give `pos_weight` in numbers, or "
+                "rows with it and without it."
+            )
+    return ((len(labels) - having) / having).tolist()
 
 
 def in_words(numbers: dict[str, Any]) -> str:

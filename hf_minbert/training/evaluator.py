@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from accelerate.state import GradientState
+from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, speed_metrics
@@ -17,8 +18,10 @@ from transformers.trainer_utils import EvalLoopOutput, speed_metrics
 from ..data.rows import EncodedRows
 from ..errors import MinBertError
 from ..evaluation.metrics import overall, task_metrics
-from ..model.losses import COMPARING, Outcome, loss_of
+from ..model.inference import ragged, unread
+from ..model.losses import COMPARING, IGNORED, Outcome, loss_of
 from ..model.packing import Packing
+from ..settings.metrics import by_words
 from ..settings.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,10 @@ class TaskEvaluator:
     def outputs(
         self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None
     ) -> tuple[np.ndarray, np.ndarray | None, dict[str, float]]:
-        """A task's logits [R, C] and labels [R], in the order of the rows, and the loop's metrics."""
+        """A task's logits [R, C] and labels [R], in the order of the rows, and the loop's metrics.
+
+        Of tags both are [R] arrays, a row's [words, C] and [words], as `TokenRows.by_word` has them.
+        """
         order = length_order(self.tasks[task], rows)
         # A config may ask for hidden states, which would be kept for all rows and be taken for predictions.
         ignored = ["hidden_states", "attentions"] if ignore_keys is None else ignore_keys
@@ -80,6 +86,8 @@ class TaskEvaluator:
         back = np.argsort(order)
         logits = np.asarray(output.predictions, dtype=np.float32)[back]
         labels = None if output.label_ids is None else np.asarray(output.label_ids)[back]
+        if self.tasks[task].traits.is_tags:  # labels of words that were cut off stand in the rows alone
+            logits, labels = rows.by_word(logits), rows.labels
         metrics = dict(output.metrics or {})
         if labels is not None:
             self._settle_loss(self.tasks[task], f"{prefix}_loss", metrics, logits, labels)
@@ -89,7 +97,11 @@ class TaskEvaluator:
         self, task: Task, name: str, metrics: dict[str, float], logits: np.ndarray, labels: np.ndarray
     ) -> None:
         """Sees to a loss that is no mean over rows, of which the mean over batches depends on their size."""
-        if task.loss in WEIGHTED and "class_weights" in task.loss_options:
+        if task.traits.is_tags and task.loss in WEIGHTED:
+            flat, ids = by_words(logits, labels)
+            read = ~unread(flat)
+            metrics[name] = weighted_loss(task, flat[read], ids[read])
+        elif task.loss in WEIGHTED and "class_weights" in task.loss_options:
             metrics[name] = weighted_loss(task, logits, labels)
         elif task.loss in COMPARING and name not in self._told:
             self._told.add(name)
@@ -100,7 +112,7 @@ class TaskEvaluator:
 
 
 def weighted_loss(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
-    """The loss with `class_weights` over all rows: sum(w * loss) / sum(w), w that of a row's class."""
+    """The loss with `class_weights` over all rows, or words: sum(w * loss) / sum(w), w that of a row's class."""
     unread = cast(Any, None)  # it looks at neither head nor vectors
     outcome = Outcome(unread, unread, torch.from_numpy(logits), torch.from_numpy(labels), None)
     return loss_of(vars(task))(outcome, **task.loss_options).item()
@@ -168,9 +180,25 @@ class TrainingScores(TrainerCallback):
     def _running_scores(self) -> dict[str, float]:
         scores = {}
         for name, pairs in self.outputs.items():
+            task = self.evaluator.tasks[name]
+            if task.traits.is_tags:
+                pairs = self._equally_wide(pairs)
             logits, labels = (self.gather(torch.cat(column)).cpu().numpy() for column in zip(*pairs, strict=True))
-            scores[name] = task_metrics(self.evaluator.tasks[name], logits, labels)
+            if task.traits.is_tags:
+                rows = [row != IGNORED for row in labels]
+                pair = (logits, labels)
+                logits, labels = (ragged([row[kept] for row, kept in zip(c, rows, strict=True)]) for c in pair)
+            scores[name] = task_metrics(task, logits, labels)
         self.outputs.clear()
         metrics = {f"train_{name}_{metric}": score[metric] for name, score in scores.items() for metric in score}
         summary = overall([self.evaluator.tasks[name] for name in scores], scores)
         return metrics | {f"train_{name}": value for name, value in summary.items()}
+
+    def _equally_wide(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Outputs [B, T, C] and labels [B, T] of several batches, with the T of the widest of any process."""
+        widths = [labels.shape[1] for _, labels in pairs]
+        width = int(self.gather(pairs[0][1].new_tensor([max(widths)])).max())
+        return [
+            (F.pad(logits, (0, 0, 0, width - of)), F.pad(labels, (0, width - of), value=IGNORED))
+            for (logits, labels), of in zip(pairs, widths, strict=True)
+        ]

@@ -47,6 +47,8 @@ def cache_features(
 ) -> dict[str, EncodedRows | PooledRows]:
     """The rows with each task's pooled features; unchanged where the head trains its pooling.
 
+    Rows of tags, whose heads read each token, stay as they are.
+
     Args:
         model: whose encoder is frozen and `is_constant`.
         datasets: by task.
@@ -54,7 +56,8 @@ def cache_features(
         batch_size: rows that go through the encoder at a time.
         autocast: the precision of the training steps.
     """
-    names = [name for name in datasets if not model.heads.get(name).trains_pooling]
+    of_sentences = [name for name in datasets if datasets[name].words is None]
+    names = [name for name in of_sentences if not model.heads.get(name).trains_pooling]
     if names:
         logger.info("The frozen encoder has no dropout: it reads the rows of %s once.", ", ".join(names))
     return {

@@ -26,6 +26,7 @@ from .gradients import Gradients, StaticGradients, collector
 from .graphs import GraphedSteps
 from .neftune import WordNoise
 from .pushing import PushesToHub
+from .terms.base import NoiseKey
 from .trainer import MultiTaskTrainer, tokens_through
 
 METRICS = ("loss", "perplexity")
@@ -53,7 +54,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         self.neftune_noise_alpha = None  # `compute_loss` adds the noise, and not the stock hook
         self._word_noise: WordNoise | None = None
         self._gradients: Gradients
-        self._graphs: GraphedSteps | None = None
+        self._graphs: GraphedSteps | None
         # What is tied is not in a checkpoint either; unless told, the library warns that it is missing.
         self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
 
@@ -86,7 +87,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         """Sets up what collects the gradients, and what records the steps."""
         recorded = self.args.uses_graphs
         self._gradients = collector(self.model.parameters(), make_aggregator("sum"), static=recorded)
-        self._graphs = None
+        self._graphs, self._batches = None, 0  # batches of the current step
         if recorded and isinstance(self._gradients, StaticGradients):
             self._graphs = GraphedSteps(self._forward, self._gradients)
 
@@ -105,15 +106,23 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         batch = self._prepare_inputs(inputs)
         given: dict[str, Any] = {"batch": batch, "words": num_items_in_batch}
         if self._word_noise is not None:
-            given["noise"] = self._word_noise.draw(batch, self.model.config.word_size)
+            size = self.model.config.word_size
+            given["noise"] = self._word_noise.draw({**batch, "task": TEXTS}, size, self._key())
         if self._graphs is None:
             outputs, loss = self._forward(given)
             self._gradients.add(TEXTS, loss)
         else:
             outputs = self._graphs(TEXTS, given, 1.0)
+        self._batches += 1
         if self.accelerator.sync_gradients:
+            self._batches = 0
             self._gradients.combine(torch.Generator())  # a sum draws nothing
         return outputs["loss"].clone()  # the next replay overwrites it
+
+    def _key(self) -> NoiseKey:
+        args = self.args
+        batches_before = self._batches * args.world_size + args.process_index
+        return NoiseKey(args.seed, self.state.global_step, batches_before * args.per_device_train_batch_size)
 
     def _forward(self, given: Mapping[str, Any], factor: float = 1.0) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """The batch's share of the step's loss, detached, and scaled to be differentiated."""

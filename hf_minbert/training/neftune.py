@@ -6,11 +6,12 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..errors import MinBertError
 from ..model.packing import Packing
+from .noise import noise_like_words, uniform_noise
+from .terms.base import AnyNoiseKey
 
 
 class WordNoise:
@@ -32,11 +33,13 @@ class WordNoise:
         self._noise: Tensor | None = None
         self._packing: Packing | None = None
 
-    def draw(self, batch: Mapping[str, Any], size: int) -> Tensor:
-        """Noise for a batch [B, T] or [B, 2, T], as [N, T, H]; H is `size`. It comes from torch's generator."""
+    def draw(self, batch: Mapping[str, Any], size: int, key: AnyNoiseKey) -> Tensor:
+        """Noise for a batch [B, T] or [B, 2, T], as [N, T, H]; H is `size`, and `key` that of the batch."""
         mask = batch["attention_mask"].flatten(0, -2)
         bounds = self.alpha / (mask.sum(dim=-1).clamp(min=1) * size).sqrt()  # [N]
-        return torch.empty(*mask.shape, size, device=mask.device).uniform_(-1, 1) * bounds[:, None, None]
+        # Of other bits than a term's noise on the same words.
+        noise = noise_like_words(batch, size, key, uniform_noise, f"{batch['task']} neftune")
+        return noise.flatten(0, -3) * bounds[:, None, None]
 
     @contextmanager
     def added(self, batch: Mapping[str, Any], noise: Tensor) -> Generator[None]:

@@ -39,13 +39,15 @@ class Config(Protocol):
 class Head(Protocol):
     """The layers of one task, which get no gradient from another task's loss."""
 
-    #: `classes`, `binary` or `score`, as its task says.
+    #: A name of `model.kinds.KINDS`, as its task says.
     kind: str
     #: For a model with `pool` alone: whether what the head pools changes while the head alone is trained.
     trains_pooling: bool
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
         """How far two outputs are apart, [B, C] and [B, C] -> [B], with a gradient, and 0 where they are equal.
+
+        Of tags the outputs are [B, T, C] and their divergences [B, T].
 
         Asked for by regularizers, `proximal` and distillation. `name` is `symmetric_kl`, `kl` (from the first to the
         second) or `squared_error`; of a score `squared_error` unless it says otherwise, else `symmetric_kl`.
@@ -99,7 +101,8 @@ class TaskModel(Protocol):
             input_ids: int64 [B, T]; [B, 2, T] of a task whose pairs are encoded apart; and so the next two.
             attention_mask: 1 for a token and 0 for padding.
             token_type_ids: the sentence that a token is of, 0 or 1.
-            labels: [B], class ids in int64, or scores in float32.
+            labels: [B], class ids in int64, or scores in float32; of kind `labels` [B, C], 0 or 1 in float32; of tags
+                [B, T], -100 at tokens that have none.
             inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
                 `get_input_embeddings()` gives, moved. SMART and FGM need it.
             position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.
@@ -109,7 +112,8 @@ class TaskModel(Protocol):
                 dropout reads each row once.
 
         Returns:
-            a `dict`, such as a `ModelOutput`: `logits` [B, C] and, with labels, `loss`, the mean over the batch.
+            a `dict`, such as a `ModelOutput`: `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, the mean
+            over the batch.
         """
 
     def encoder_path(self, task: str) -> Sequence[nn.Module]:
@@ -243,7 +247,9 @@ def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
-    labels = torch.ones(2, dtype=getattr(torch, KINDS[task["kind"]].dtype), device=device)
+    kind = KINDS[task["kind"]]
+    shape = (1,) if kind.is_tags else kind.shape(len(task["labels"]))
+    labels = torch.ones(2, *shape, dtype=getattr(torch, kind.dtype), device=device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
     return {"task": name, **inputs, "labels": labels}
 

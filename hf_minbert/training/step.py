@@ -128,8 +128,7 @@ class RoundStep:
         key = NoiseKey(self.seed, step, batches_before * len(batch["labels"]))
         inputs: dict[str, Any] = {"batch": batch}
         if self.word_noise is not None:
-            # Not inside a graph, where a pass that repeats dropout begins with the graph's first random number.
-            inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task))
+            inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task), key)
         if weight is not None:
             inputs["weight"] = weight  # and no part of `factor`, for which a CUDA graph is recorded anew
         if self.graphs is None:

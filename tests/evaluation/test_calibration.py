@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit, log_softmax, softmax
 from sklearn.metrics import brier_score_loss, log_loss
 
-from hf_minbert import MinBertError, get_tasks
+from hf_minbert import MinBertError, Task, get_tasks
 from hf_minbert.evaluation import calibration
 from hf_minbert.evaluation.calibration import (
     HIGHEST,
@@ -79,11 +79,11 @@ def test_no_temperature_changes_an_answer_not_even_of_outputs_that_differ_in_the
 
 def test_a_threshold_moves_along_so_that_answers_stay():
     logits, _ = drawn(PARA, 2000, 1.0)
-    task = replace(PARA, thresholds=(0.3,))
+    task = replace(PARA, thresholds=0.3)
     moved = with_temperature(task, 2.5)
-    assert moved.thresholds[0] == pytest.approx(expit(np.log(0.3 / 0.7) / 2.5))
+    assert moved.thresholds == pytest.approx(expit(np.log(0.3 / 0.7) / 2.5))
     assert (decode(moved, logits).values == decode(task, logits).values).all()
-    assert with_temperature(moved, 1.0).thresholds[0] == pytest.approx(0.3)
+    assert with_temperature(moved, 1.0).thresholds == pytest.approx(0.3)
 
 
 def test_probabilities_are_those_of_the_divided_outputs():
@@ -142,7 +142,7 @@ def test_brier_score_and_likelihood_are_those_of_scikit_learn():
 def test_the_calibration_error_is_that_by_hand():
     yes = np.array([0.95, 0.91, 0.85, 0.65, 0.17])  # of the more probable label: .95 .91 .85 .65 .83
     labels = np.array([1, 0, 1, 0, 0])  # right: yes no yes no yes
-    task = replace(PARA, thresholds=(0.9,))  # which has no part in it
+    task = replace(PARA, thresholds=0.9)  # which has no part in it
     found = measures(task, decode(task, np.log(yes / (1 - yes))[:, None]), labels)
     assert found["ece"] == pytest.approx(2 / 5 * abs(0.93 - 0.5) + 2 / 5 * abs(0.84 - 1) + 1 / 5 * abs(0.65 - 0))
     assert [each["rows"] for each in found["bins"]] == [1, 2, 2]
@@ -175,7 +175,7 @@ def test_calibration_helps_where_the_model_is_too_sure_and_says_so_of_rows_not_f
     assert found["temperature"] == task.temperature == pytest.approx(3.0, rel=0.1)
     assert found["after"]["ece"] < 0.03 < 0.1 < found["before"]["ece"]
     assert found["after"]["nll"] < found["before"]["nll"] and found["after"]["accuracy"] == found["before"]["accuracy"]
-    assert found["thresholds"] == [] and found["metric"] is None and found["rows"] == 4000
+    assert found["thresholds"] == {} and found["metric"] is None and found["rows"] == 4000
 
 
 def test_labels_of_chance_gain_nothing_by_a_threshold_on_rows_not_fitted():
@@ -192,14 +192,14 @@ def test_fitting_again_changes_nothing():
     again, second = fit_and_measure(once, logits, labels, True, "f1")
     assert again == once and second == first
     kept, _ = fit_and_measure(once, logits, labels, True, None)  # the threshold stays where it is
-    assert kept.thresholds[0] == pytest.approx(once.thresholds[0])
+    assert kept.thresholds == pytest.approx(once.thresholds)
 
 
 def test_what_has_nothing_to_fit_is_refused():
     assert to_fit([SST, PARA, STS], True, "f1") == ["sst", "para"] and to_fit([SST, PARA], False, "f1") == ["para"]
-    with pytest.raises(MinBertError, match=r"temperature is for tasks of kind classes or binary. Found sts \(score\)"):
+    with pytest.raises(MinBertError, match=r"of kind classes or binary or labels. Found sts \(score\)"):
         to_fit([STS], True, None)
-    with pytest.raises(MinBertError, match="A threshold is for tasks of kind binary. Found sst"):
+    with pytest.raises(MinBertError, match="A threshold is for tasks of kind binary or labels. Found sst"):
         to_fit([SST], True, "f1")
 
 
@@ -208,9 +208,8 @@ def test_what_has_nothing_to_fit_is_refused():
     [
         ({"temperature": 0}, "`temperature` must be a number above 0. Found 0"),
         ({"temperature": True}, "`temperature` must be a number above 0. Found True"),
-        ({"thresholds": 0.5}, "`thresholds` must be a list of one number from 0 to 1"),
-        ({"thresholds": [0.5, 0.5]}, "`thresholds` must be a list of one number from 0 to 1"),
-        ({"thresholds": [1.5]}, "`thresholds` must be a list of one number from 0 to 1"),
+        ({"thresholds": [0.4]}, "`thresholds` must be a number between 0 and 1. Found"),
+        ({"thresholds": 1.5}, "`thresholds` must be a number between 0 and 1. Found 1.5"),
     ],
 )
 def test_a_task_says_what_is_wrong_with_either(changed, said):
@@ -219,12 +218,46 @@ def test_a_task_says_what_is_wrong_with_either(changed, said):
 
 
 def test_only_a_task_with_probabilities_has_either():
-    with pytest.raises(MinBertError, match="is for kinds classes and binary, and this task is of kind 'score'"):
+    with pytest.raises(MinBertError, match="`temperature` is for kinds classes, binary, labels, and"):
         replace(STS, temperature=2.0)
-    with pytest.raises(MinBertError, match="is for binary tasks"):
-        replace(SST, thresholds=(0.5,))
+    with pytest.raises(MinBertError, match="`thresholds` is for kinds binary, labels"):
+        replace(SST, thresholds=0.4)
 
 
 def test_the_module_names_what_it_measures():
     logits, labels = drawn(PARA, 20, 1.0)
     assert {*calibration.MEASURES} <= {*measures(PARA, decode(PARA, logits), labels)}
+
+
+# ---- Any number of labels
+
+TOPICS = Task("topics", "labels", ("text",), labels=("a", "b", "c"))
+
+
+def sets(size, temperature, seed=0):
+    random = np.random.default_rng(seed)
+    logits = 3 * random.normal(size=(size, 3)) + [0, -2, 2]
+    return logits, (random.random((size, 3)) < expit(logits / temperature)).astype(np.float32)
+
+
+def test_sets_of_labels_have_one_temperature_and_a_threshold_each():
+    logits, labels = sets(4000, 3.0)
+    task, found = fit_and_measure(TOPICS, logits, labels, True, "f1")
+    assert task.temperature == pytest.approx(3.0, rel=0.1)
+    assert found["after"]["ece"] < 0.03 < 0.1 < found["before"]["ece"]
+    probabilities = expit(logits / task.temperature)
+    assert found["thresholds"] == dict(zip("abc", task.thresholds, strict=True))
+    for number, threshold in enumerate(task.thresholds):
+        best = best_threshold(probabilities[:, number], labels[:, number] > 0, "f1")
+        assert threshold == pytest.approx(best, abs=1e-9)
+    assert found["metric"] == TOPICS.metric and found["after"][TOPICS.metric] > found["before"][TOPICS.metric]
+    assert found["before"]["brier"] == pytest.approx(((expit(logits) - labels) ** 2).mean())
+    assert "lrap" not in found["before"]
+
+
+def test_a_list_of_thresholds_moves_along():
+    logits, _ = sets(500, 1.0)
+    task = replace(TOPICS, thresholds=[0.2, 0.5, 0.7])
+    moved = with_temperature(task, 2.0)
+    before, after = (decode(of, logits).values > np.array(of.thresholds) for of in (task, moved))
+    assert (before == after).all() and moved.thresholds[1] == pytest.approx(0.5)

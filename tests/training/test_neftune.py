@@ -5,6 +5,8 @@ import torch
 
 from hf_minbert import MinBertError, get_tasks
 from hf_minbert.training.neftune import WordNoise
+from hf_minbert.training.noise import noise_like_words, uniform_noise
+from hf_minbert.training.terms.base import NoiseKey
 from hf_minbert.training.trainer import tokens_through
 
 ALPHA, SIZE = 5.0, 32
@@ -55,6 +57,31 @@ def test_the_largest_noise_is_that_of_the_sentences_own_length(noise_of, task, t
             # Of 3 * 32 uniform numbers and more, the largest is below 0.9 of the bound once in 20,000 times.
             assert 0.9 * bound < row[real].abs().max() <= bound * (1 + 1e-5)
         assert torch.allclose(noise[mask], passes[0][mask], atol=1e-6)  # the difference of two sums is rounded
+
+
+def test_uniform_noise_is_uniform_and_its_numbers_are_independent():
+    rows, positions = torch.arange(100).repeat_interleave(100), torch.arange(100).repeat(100)
+    noise, another = (uniform_noise(key, rows, positions, 101).view(100, 100, 101).double() for key in (11, 12))
+    counts = torch.histc(noise, bins=20, min=-1, max=1) / noise.numel()
+    assert noise.min() >= -1 and noise.max() < 1
+    torch.testing.assert_close(counts, torch.full_like(counts, 0.05), rtol=0, atol=0.001)
+    pairs = [(noise[1:], noise[:-1]), (noise[:, 1:], noise[:, :-1]), (noise[..., :50], noise[..., 51:])]
+    for one, other in [*pairs, (noise[..., 1:], noise[..., :-1]), (noise, another)]:
+        assert abs((one * other).mean().item()) < 0.003
+        assert abs((one.square() * other.square()).mean().item() - 1 / 9) < 0.003
+
+
+@pytest.mark.parametrize(("task", "tasks"), [("sst", None), ("para", BI)])
+def test_the_noise_of_a_row_does_not_depend_on_padding_or_packing(noise_of, task, tasks):
+    (padded, mask), (packed, _) = (noise_of(task, tasks, packing=packing) for packing in (False, True))
+    torch.testing.assert_close(packed[0][mask], padded[0][mask], rtol=0, atol=1e-6)  # of differences
+
+
+def test_terms_have_other_noise_than_words(make_trainer):
+    trainer = make_trainer(train={"sst": ROWS}, train_tasks=["sst"])
+    batch, key = next(iter(trainer.get_train_dataloader()))["sst"], NoiseKey(1, 2, 3)
+    noise = WordNoise(ALPHA, []).draw(batch, SIZE, key)
+    assert torch.corrcoef(torch.stack([noise.flatten(), noise_like_words(batch, SIZE, key).flatten()]))[0, 1] < 0.1
 
 
 def test_each_step_draws_anew_and_evaluation_has_none(make_trainer, monkeypatch):

@@ -14,6 +14,7 @@ from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
 from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.model.packing import Packing
+from hf_minbert.training.noise import _hash, _signed, noise_like_words, normal_noise
 from hf_minbert.training.terms.base import NoiseKey, RandomState, RecordedNoiseKey, embedded, is_token
 from hf_minbert.training.terms.smart import (
     FORMS,
@@ -21,10 +22,6 @@ from hf_minbert.training.terms.smart import (
     MtDnn,
     Smart,
     SmartPytorch,
-    _hash,
-    _signed,
-    noise_like_words,
-    normal_noise,
     normalised,
     projected,
 )
@@ -476,8 +473,8 @@ def test_mt_dnn_moves_what_the_embeddings_give(model, batches):
 def test_halves_of_the_mt_dnn_term_hold_one_output_fixed(model, batches):
     head = model.heads.get("sst")
     logits = [torch.randn(3, 5, requires_grad=True) for _ in range(2)]
-    whole = AlgorithmOne.term(None, head, "symmetric_kl", *logits)
-    halves = MtDnn.term(MtDnn(0, 0, "inf", "token"), head, "symmetric_kl", *logits)
+    whole = AlgorithmOne.term(None, head.divergence, "symmetric_kl", *logits)
+    halves = MtDnn.term(MtDnn(0, 0, "inf", "token"), head.divergence, "symmetric_kl", *logits)
     assert halves.item() == pytest.approx(whole.item())
     p, q = (x.detach().softmax(dim=-1) for x in logits)
     found = torch.autograd.grad(halves, logits)
@@ -495,7 +492,7 @@ def test_each_form_takes_a_batch_as_its_code_does(tiny_model, rows, kind, logits
     head = tiny_model([task]).heads.get("para")
     clean, perturbed = (torch.tensor([row] * rows) for row in logits)
     found = {
-        (form, name): FORMS[form](0, 0, "inf", "token").term(head, name, clean, perturbed).item()
+        (form, name): FORMS[form](0, 0, "inf", "token").term(head.divergence, name, clean, perturbed).item()
         for form in FORMS
         for name in ("symmetric_kl", "kl")
     }
@@ -511,7 +508,9 @@ def test_squared_error_of_scores_is_each_rows_own_and_a_mean_in_each_form(model)
     head = model.heads.get("sts")
     clean, perturbed = torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1.0], [3.0], [6.0]])
     for form in FORMS.values():  # (0 + 1 + 4) / 3; broadcast over all pairs of rows it would be 61 / 9
-        assert form(0, 0, "inf", "token").term(head, "squared_error", clean, perturbed).item() == pytest.approx(5 / 3)
+        assert form(0, 0, "inf", "token").term(
+            head.divergence, "squared_error", clean, perturbed
+        ).item() == pytest.approx(5 / 3)
 
 
 def test_the_search_of_smart_pytorch_ascends_the_half_that_is_not_held_fixed(model):
@@ -520,7 +519,7 @@ def test_the_search_of_smart_pytorch_ascends_the_half_that_is_not_held_fixed(mod
     p, q = clean.softmax(dim=-1), perturbed.softmax(dim=-1)
     there, back = (p * (p / q).log()).sum(-1), (q * (q / p).log()).sum(-1)
     for form, expected in ((MtDnn, there + back), (SmartPytorch, there)):
-        ascended = form(0, 0, "inf", "token").ascended(head, "symmetric_kl")
+        ascended = form(0, 0, "inf", "token").ascended(head.divergence, "symmetric_kl")
         torch.testing.assert_close(ascended(clean, perturbed), expected)
 
 

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import MinBertError
+from ...model.losses import IGNORED
 from ...settings.tasks import Task
-from ..protocol import TaskModel, outputs_of, takes, task_encoder
+from ..protocol import Head, TaskModel, outputs_of, takes, task_encoder
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,21 @@ def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
     if takes(model, "position_ids") and (positions := model.positions_of(task, ids)) is not None:
         moved["position_ids"] = positions
     return {**moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
+
+
+def divergence(head: Head, labels: Tensor, outputs: Tensor, other: Tensor, name: str | None = None) -> Tensor:
+    """How far two outputs for a batch are apart, by row, as the head has it; [B], whose mean is the batch's.
+
+    Of tags a row has its share of the mean over the batch's labelled words, as in their loss.
+
+    Args:
+        labels: of the batch.
+    """
+    found = head.divergence(outputs, other, name)
+    if found.dim() == 1:
+        return found
+    labelled = labels != IGNORED
+    return torch.where(labelled, found, 0.0).sum(dim=1) * len(found) / labelled.sum().clamp(min=1)
 
 
 @contextmanager

@@ -48,8 +48,9 @@ class Distillation(Term):
     """Mixes a task's loss with the divergence from a teacher's outputs.
 
     (1 - weight) * loss + weight * T^2 * KL(teacher || student), both softened by the temperature T; for a score, which
-    has no distribution, the squared error instead of the KL. The task's own loss alone has the factor: terms
-    within it keep their weights. The teacher's outputs are the batch's `teacher`, `[B, C]`.
+    has no distribution, the squared error instead of the KL; for classes in order T softens each of the conditional
+    probabilities whose logits a head gives. The task's own loss alone has the factor: terms within it keep their
+    weights. The teacher's outputs are the batch's `teacher`, `[B, C]`.
 
     Args:
         weight: the teacher's share of the loss.

@@ -27,7 +27,8 @@ class FGM(Term):
 
     Args:
         weight: of the term.
-        epsilon: l2 norm of the step away from a sentence's word embeddings.
+        epsilon: l2 norm of the step away from a sentence's word embeddings, each of which has a norm near 1 in BERT. A
+            step of 1 trained a model to answer always alike (recipes/results, regularizers).
     """
 
     name = "fgm"
@@ -36,7 +37,7 @@ class FGM(Term):
     needs = ("inputs_embeds",)
     SCALE = 2.0**12  # keeps the gradient in the range of float16; only its direction counts
 
-    def __init__(self, *, weight: float = 1.0, epsilon: float = 1.0):
+    def __init__(self, *, weight: float = 1.0, epsilon: float = 0.1):
         check_number("fgm_weight", weight)
         check_number("fgm_epsilon", epsilon)
         self.weight, self.epsilon = weight, epsilon

@@ -14,7 +14,7 @@ from ...errors import MinBertError
 from ..base_args import BaseArguments
 from ..checkpoints import TEACHER
 from ..protocol import TaskModel, in_mode
-from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_count, check_number, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_count, check_number, divergence, own_loss
 
 
 class ProximalPoint(Term, TrainerCallback):
@@ -74,7 +74,7 @@ class ProximalPoint(Term, TrainerCallback):
         inputs = {name: value for name, value in batch.items() if name not in ("labels", "teacher")}
         with in_mode(model, training=False), self.in_place(), torch.no_grad():
             fixed = model(**inputs)["logits"]
-        term = model.heads.get(batch["task"]).divergence(plain.outputs["logits"], fixed).mean()
+        term = divergence(model.heads.get(batch["task"]), batch["labels"], plain.outputs["logits"], fixed).mean()
         return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, self.name: term})
 
     @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..protocol import TaskModel, draws, shortest_batch
-from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_number, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_number, divergence, own_loss
 
 
 class RDrop(Term):
@@ -33,7 +33,7 @@ class RDrop(Term):
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         first, second = inner(model, batch), inner(model, batch)
-        divergence = model.heads.get(batch["task"]).divergence
-        term = divergence(first.outputs["logits"], second.outputs["logits"]).mean() / 2
+        pair = first.outputs["logits"], second.outputs["logits"]
+        term = divergence(model.heads.get(batch["task"]), batch["labels"], *pair).mean() / 2
         loss = (first.loss + second.loss) / 2 + self.weight * term
         return TaskLoss(loss, first.outputs, {**first.logged, self.name: term})

@@ -5,8 +5,8 @@ In shapes: B examples, S sentences of an example that are encoded apart (1 or 2)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import get_args
 
 import torch
@@ -17,7 +17,8 @@ from ...model.kinds import KINDS
 from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
-from ..protocol import Head, TaskModel, layers_of
+from ..noise import noise_like_words
+from ..protocol import TaskModel, layers_of
 from .base import (
     AnyNoiseKey,
     Batch,
@@ -26,6 +27,7 @@ from .base import (
     Term,
     check_count,
     check_number,
+    divergence,
     embedded,
     is_token,
     own_loss,
@@ -41,67 +43,9 @@ VARIANTS: dict[str, tuple[str, str]] = {
     "smart_1": ("kl", "kl"),
     "smart_2": ("kl", "symmetric_kl"),
 }
-Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, [B, C] each -> [B]
-
-
-# ---- Noise --------------------------------------------------------------------------------------------------------
-
-
-def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Standard normal numbers, each a pure function of `key`, its row's number, its token's position in the row and
-    its own in the vector.
-
-    So a row's noise is the same in whichever batch, on whichever process and under whatever padding the row stands:
-    the integers drawn to the bit, what logarithm and cosine make of them to their last bits.
-    The generator is SplitMix64 (Steele et al. 2014), seeded by token; two normals come from one of its numbers, by
-    the method of Box and Muller.
-
-    Args:
-        key: int64, of one number.
-        rows: int64 [S], of each token, and so `positions`.
-        size: H.
-
-    Returns:
-        [S, H], float32, on the device of `rows`.
-    """
-    seeds = _hash(_hash(key + rows * _GOLDEN) + positions * _GOLDEN)  # [S]
-    drawn = _hash(seeds[:, None] + torch.arange((size + 1) // 2, device=rows.device) * _GOLDEN)  # [S, H / 2]
-    radius = (((drawn & _24_BITS) + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
-    angle = (drawn >> 24 & _24_BITS).float() * (2 * math.pi * 2.0**-24)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :size]
-
-
-def _signed(number: int) -> int:
-    """64 bits as torch, which has no unsigned arithmetic, takes them."""
-    return (number + 2**63) % 2**64 - 2**63
-
-
-_GOLDEN, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_24_BITS = 2**24 - 1
-
-
-def _hash(numbers: Tensor) -> Tensor:
-    """SplitMix64's output function. int64 products wrap around, as they should."""
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        numbers = (numbers ^ _shifted(numbers, shift)) * factor
-    return numbers ^ _shifted(numbers, 31)
-
-
-def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
-
-
-def noise_like_words(batch: Batch, size: int, key: AnyNoiseKey) -> Tensor:
-    """Standard normal noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero."""
-    ids = batch["input_ids"]
-    apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
-    packing = None
-    if "packing" in batch:
-        packing = Packing(shape=(len(ids) * apart, width), **batch["packing"])
-    tokens = torch.arange(ids.numel(), device=ids.device) if packing is None else packing.tokens
-    task_key, first_row = key.numbers(batch["task"], ids.device)
-    noise = normal_noise(task_key, tokens // width + first_row * apart, tokens % width, size)
-    return (noise if packing is None else packing.unpack(noise[None])).view(*ids.shape, size)
+Divergence = Callable[[Tensor, Tensor], Tensor]  # clean and perturbed outputs, [B, C] or [B, T, C] each -> [B]
+#: As `base.divergence` for a batch: two outputs and the name of a divergence -> [B].
+NamedDivergence = Callable[[Tensor, Tensor, str], Tensor]
 
 
 # ---- The forms -----------------------------------------------------------------------------------------------------
@@ -143,27 +87,27 @@ class AlgorithmOne:
         return epsilon, 10 * epsilon, epsilon
 
     def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
-        """[B, C], with the noise [B, T, H] or [B, 2, T, H]."""
+        """[B, C] or [B, T, C], with the noise [B, T, H] or [B, 2, T, H]."""
         return model(**embedded(model, batch, delta))["logits"]
 
-    def ascended(self, head: Head, name: str) -> Divergence:
+    def ascended(self, apart: NamedDivergence, name: str) -> Divergence:
         """What the search ascends, for a divergence of this name."""
-        return lambda clean, perturbed: head.divergence(clean, perturbed, name)
+        return lambda clean, perturbed: apart(clean, perturbed, name)
 
     def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
         """The gradient of each row's divergence, up to a positive factor per row, which normalising removes."""
         outputs = perturbed.detach().float().requires_grad_()
-        (slope,) = torch.autograd.grad(divergence(clean, outputs).sum(), outputs)  # [B, C]
+        (slope,) = torch.autograd.grad(divergence(clean, outputs).sum(), outputs)  # [B, C] or [B, T, C]
         # Where outputs hardly differ, the gradient is 1e-8 and less, below the range of float16.
-        slope = normalised(slope, "inf", "token")
+        slope = normalised(slope.flatten(1), "inf", "token").view_as(slope)
         return torch.autograd.grad(perturbed, delta, slope.to(perturbed.dtype))[0]
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
         moved = delta + self.step_size * normalised(gradient, self.norm, self.level)
         return projected(moved, self.epsilon, self.norm, self.level)
 
-    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return head.divergence(clean, perturbed, name).mean()
+    def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        return apart(clean, perturbed, name).mean()
 
 
 class MtDnn(AlgorithmOne):
@@ -202,10 +146,10 @@ class MtDnn(AlgorithmOne):
         moved = delta + self.step_size * gradient
         return moved / (size_of(moved, "inf", "token") + self.epsilon)
 
-    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+    def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         if name != "symmetric_kl":
-            return super().term(head, name, clean, perturbed)
-        there, back = (head.divergence(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
+            return super().term(apart, name, clean, perturbed)
+        there, back = (apart(a.detach(), b, "kl") for a, b in ((clean, perturbed), (perturbed, clean)))
         return (there + back).mean()
 
 
@@ -221,11 +165,11 @@ class SmartPytorch(MtDnn):
     searches by a KL one way, its gradient is that of the mean over rows and this one's of the sum: as tiny.
     """
 
-    def ascended(self, head: Head, name: str) -> Divergence:
-        return super().ascended(head, "kl" if name == "symmetric_kl" else name)
+    def ascended(self, apart: NamedDivergence, name: str) -> Divergence:
+        return super().ascended(apart, "kl" if name == "symmetric_kl" else name)
 
-    def term(self, head: Head, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
-        mean = super().term(head, name, clean, perturbed)
+    def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
+        mean = super().term(apart, name, clean, perturbed)
         return mean * len(clean) if name == "symmetric_kl" else mean
 
 
@@ -340,12 +284,13 @@ class Smart(Term):
                 return self.form.outputs(model, inputs, delta)
 
         head = model.heads.get(batch["task"])
+        apart = partial(divergence, head, batch["labels"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
         noise = self.noise_std * noise_like_words(batch, word_size(model, batch["task"]), key)
         with parameters_fixed(model):
-            search = self.form.ascended(head, ascended)
+            search = self.form.ascended(apart, ascended)
             delta, ok = self._worst(perturbed, clean.detach(), search, noise, is_token(batch))
-        term = torch.where(ok, self.form.term(head, taken, clean, perturbed(delta)), 0.0)
+        term = torch.where(ok, self.form.term(apart, taken, clean, perturbed(delta)), 0.0)
         logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
         return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, **logged})
 

@@ -1,0 +1,93 @@
+"""Noise on the words of a batch, each number a pure function of where it stands in training.
+
+So a row's noise is the same in whichever batch, on whichever process, under whatever padding and with or without CUDA
+graphs: the integers drawn to the bit, what logarithm and cosine make of them to their last bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..model.packing import Packing
+from .terms.base import AnyNoiseKey
+
+#: From key, rows, positions and size to numbers: see `normal_noise`.
+Noise = Callable[[Tensor | int, Tensor, Tensor, int], Tensor]
+
+
+def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Standard normal numbers, two of each of the generator's, by the method of Box and Muller.
+
+    Args:
+        key: int64, of one number.
+        rows: int64 [S], of each token, and so `positions`.
+        size: H.
+
+    Returns:
+        [S, H], float32, on the device of `rows`: a function of the key, the row's number, the token's position in the
+        row, and the number's own in the vector.
+    """
+    low, high = _drawn(key, rows, positions, size)
+    radius = ((low + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
+    angle = high.float() * (2 * math.pi * 2.0**-24)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :size]
+
+
+def uniform_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Numbers from -1 to 1, all as likely; arguments and result as of `normal_noise`."""
+    return torch.cat(_drawn(key, rows, positions, size), dim=-1)[..., :size].float() * 2.0**-23 - 1
+
+
+def _drawn(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Twice 24 random bits, int64 [S, H / 2], by SplitMix64 (Steele et al. 2014), seeded by token."""
+    seeds = _hash(_hash(key + rows * _GOLDEN) + positions * _GOLDEN)  # [S]
+    drawn = _hash(seeds[:, None] + torch.arange((size + 1) // 2, device=rows.device) * _GOLDEN)
+    return drawn & _24_BITS, drawn >> 24 & _24_BITS
+
+
+def _signed(number: int) -> int:
+    """64 bits as torch, which has no unsigned arithmetic, takes them."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+_GOLDEN, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_24_BITS = 2**24 - 1
+
+
+def _hash(numbers: Tensor) -> Tensor:
+    """SplitMix64's output function. int64 products wrap around, as they should."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        numbers = (numbers ^ _shifted(numbers, shift)) * factor
+    return numbers ^ _shifted(numbers, 31)
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
+
+
+def noise_like_words(
+    batch: Mapping[str, Any], size: int, key: AnyNoiseKey, noise: Noise = normal_noise, name: str | None = None
+) -> Tensor:
+    """Noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero.
+
+    Args:
+        batch: one task's.
+        size: H.
+        key: of the batch.
+        noise: its kind.
+        name: of what the noise is for, in the place of the task's; two kinds of one name would be of the same bits.
+    """
+    ids = batch["input_ids"]
+    apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
+    packing = None
+    if "packing" in batch:
+        packing = Packing(shape=(len(ids) * apart, width), **batch["packing"])
+    tokens = torch.arange(ids.numel(), device=ids.device) if packing is None else packing.tokens
+    task_key, first_row = key.numbers(name or batch["task"], ids.device)
+    made = noise(task_key, tokens // width + first_row * apart, tokens % width, size)
+    return (made if packing is None else packing.unpack(made[None])).view(*ids.shape, size)
