@@ -13,30 +13,38 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hf_minbert.evaluation.effects import FAILS, HOLDS, OPEN, Effect
 from hf_minbert.reporting.differences import NOT_RUN, SAME, Cell, judgement
 from hf_minbert.reporting.document import escaped
-from hf_minbert.reporting.study import claimed
-from hf_minbert.reporting.words import number, p_value, signed
+from hf_minbert.reporting.study import MARKS, claimed
+from hf_minbert.reporting.words import number, p_value, percent, signed
 from hf_minbert.run.study import runs_of, same_trainings
 from hf_minbert.settings.recipe import recipes_folder
 from hf_minbert.settings.study import Claim, Study, packaged_studies, read_study
 
 FOLDER = recipes_folder() / "results"
+REPORTS, OTHERS = "reports/", "Further comparisons"
 OVERRIDES = "reports/small"  # with which the reports' studies ran
 NOT_YET = "not measured yet"
 VERDICTS = (HOLDS, FAILS, OPEN)
-INTRODUCTION = """# What the reports claim, and what is found here
+MEANS = (
+    "Mean ± standard deviation over seeds; + higher than the row that it is compared with, - lower, ? cannot be told "
+    "(95 %, Holm)."
+)
+CONFLICTS = " Conflicts: the share of steps in which two tasks' gradients point against each other, mean over pairs."
+INTRODUCTION = """# What is claimed, and what is found here
 
 Five student reports fine-tuned BERT on sentiment (`sst`), paraphrases (`para`) and similarity (`sts`), and state
 scores of one run a row. Here their rows were trained again, with several seeds each, and what they claim was judged by
-the differences that are found.
+the differences that are found. Further comparisons judge what papers claim of the methods.
 
 **What was run.** Each table is a study, and each of its rows a recipe. On one GPU:
 
-    minbert study NAME --overrides reports/small data_dir=$CS224N_DATA model_name_or_path=$MINILM
+    minbert study reports/NAME --overrides reports/small data_dir=$CS224N_DATA model_name_or_path=$MINILM
+    minbert study comparisons/NAME data_dir=$CS224N_DATA model_name_or_path=$MINILM
 
 **On what.** On all-MiniLM-L6-v2, a checkpoint of 6 layers and 384 dimensions, with 14,150 rows of `para`. The reports
 have BERT-base, of 12 layers and 768 dimensions, and 141,506 rows. The small checkpoint was trained by its authors on
@@ -83,23 +91,20 @@ class Judged:
 def page() -> str:
     studies = {name: read_study(name) for name in packaged_studies()}
     found = {name: json.loads(path.read_text(encoding="utf-8")) for name in studies if (path := _file(name)).is_file()}
-    reports: dict[str, list[str]] = defaultdict(list)
+    groups: dict[str, list[str]] = defaultdict(list)
     for name in studies:
-        if name.startswith("reports/"):
-            reports[f"Report {name.split('/')[1]}"].append(name)
+        groups[f"Report {name.split('/')[1]}" if name.startswith(REPORTS) else OTHERS].append(name)
+    groups[OTHERS] = groups.pop(OTHERS)  # behind the reports
     judged = {
-        report: [line for name in names for line in _judge(name, studies[name], found.get(name, {}), _one(name))]
-        for report, names in reports.items()
+        group: [line for name in names for line in _judge(name, studies[name], found.get(name, {}), _one(name))]
+        for group, names in groups.items()
     }
-    own = [name for name in studies if not name.startswith("reports/")]
     parts = [INTRODUCTION, "## Summary\n", *_counts(judged)]
-    for report, lines in judged.items():
-        parts += [f"### {report}\n", *_claims(lines)]
-    for report, names in reports.items():
-        parts += [f"## {report}, its tables\n"]
+    for group, lines in judged.items():
+        parts += [f"### {group}\n", *_claims(lines)]
+    for group, names in groups.items():
+        parts += [f"## {group}, {'its' if group != OTHERS else 'their'} tables\n"]
         parts += [line for name in names for line in _table(name, studies[name], found.get(name))]
-    parts += ["## Comparisons that the reports do not have\n"] if own else []
-    parts += [line for name in own for line in _comparison(name, studies[name], found.get(name))]
     return "\n".join(parts) + "\n"
 
 
@@ -111,8 +116,8 @@ def _file(name: str) -> Path:
 
 
 def _one(name: str) -> dict[str, str]:
-    """The rows of a report's study that come to the training of one before them, and that one."""
-    return same_trainings(runs_of(read_study(name, OVERRIDES), Path()))
+    """The rows of a study that come to the training of one before them, and that one."""
+    return same_trainings(runs_of(read_study(name, OVERRIDES if name.startswith(REPORTS) else None), Path()))
 
 
 def _judge(name: str, study: Study, made: Mapping[str, Any], one: Mapping[str, str]) -> Iterator[Judged]:
@@ -216,41 +221,38 @@ def _selection(made: Mapping[str, Any]) -> list[str]:
 
 
 def _table(name: str, study: Study, made: Mapping[str, Any] | None) -> Iterator[str]:
-    """Means and standard deviations of the rows, with what was reported."""
+    """Means and standard deviations of the rows, with what was reported and how often tasks' gradients conflicted."""
     yield from _head(name, study, made)
     if made is None:
         return
-    metrics = list(made["scores"])
+    metrics, rows = list(made["scores"]), [row for row in made["rows"] if row["seeds"]]
     by_row = {(line["row"], line["metric"]): line for line in made["differences"]}
-    yield f"Mean ± standard deviation over seeds. In brackets: {made['source']}.\n"
-    yield f"| row | n | {' | '.join(metrics)} | training |"
-    yield f"| --- | ---: |{' ---: |' * (len(metrics) + 1)}"
-    for row in made["rows"]:
-        if row["seeds"]:
-            cells = [_score(by_row[row["row"], metric]) for metric in metrics]
-            time = "" if row["seconds"] is None else f"{row['seconds']:.0f} s"
-            yield f"| {' | '.join([row['row'], str(len(row['seeds'])), *cells, time])} |"
-    yield from _notes(made)
-
-
-def _comparison(name: str, study: Study, made: Mapping[str, Any] | None) -> Iterator[str]:
-    """Each difference of a study that no report has."""
-    yield from _head(name, study, made)
-    if made is None:
-        return
-    yield "| row | against | metric | mean | difference | 95 % interval | p | n | verdict |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"
-    for line in made["differences"]:
-        if line["n"]:
-            cells = [line["row"], line["against"], line["metric"], _score(line), *_difference(line), line["verdict"]]
-            yield f"| {' | '.join(cells)} |"
+    conflicts = any(row["conflicts"] for row in rows)
+    yield (
+        MEANS
+        + (f" In brackets: {made['source']}." if made["source"] else "")
+        + (CONFLICTS if conflicts else "")
+        + "\n"
+    )
+    yield f"| row | against | n | {' | '.join(metrics)} | training |{' conflicts |' * conflicts}"
+    yield f"| --- | --- | ---: |{' ---: |' * (len(metrics) + 1 + conflicts)}"
+    for row in rows:
+        lines = [by_row[row["row"], metric] for metric in metrics]
+        against = lines[0].get("against", made["reference"] if row["row"] != made["reference"] else None)
+        cells = [row["row"], against or "", str(len(row["seeds"])), *map(_score, lines)]
+        cells.append("" if row["seconds"] is None else f"{row['seconds']:.0f} s")
+        if conflicts:
+            cells.append(percent(fmean(row["conflicts"].values())) if row["conflicts"] else "")
+        yield f"| {' | '.join(cells)} |"
     yield from _notes(made)
 
 
 def _score(line: Mapping[str, Any]) -> str:
     reported = "" if line["reported"] is None else f" ({number(line['reported'])})"
     spread = "" if line["sd"] is None else f" ± {number(line['sd'])}"
-    return reported.strip() if line["mean"] is None else f"{number(line['mean'])}{spread}{reported}"
+    if line["mean"] is None:
+        return reported.strip()
+    return f"{number(line['mean'])}{spread}{reported} {MARKS.get(line['verdict'], '').strip()}".rstrip()
 
 
 def _notes(made: Mapping[str, Any]) -> Iterator[str]:

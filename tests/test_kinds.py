@@ -768,6 +768,14 @@ def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path
     features = datasets.Features({"text": datasets.Value("string"), "label": ids})
     named = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [[2], [], [0, 2]]}, features=features)
     assert encode(named, topics(), tiny_tokenizer, 8).labels.tolist() == expected
+    pair = topics(labels=("no", "yes"))  # both of two labels, which as bare ids could be a 0 or 1 for each
+    features["label"] = datasets.List(datasets.ClassLabel(names=["no", "yes"]))
+    both = datasets.Dataset.from_dict({"text": ["a"], "label": [[0, 1]]}, features=features)
+    assert encode(both, pair, tiny_tokenizer, 8).labels.tolist() == [[1, 1]]
+    both.to_parquet(tmp_path / "both.parquet")
+    read = load_split(topics(labels=("no", "yes"), files={"dev": str(tmp_path / "both.parquet")}), None, "dev")
+    assert read["label"][:] == [[1, 1]]
+    assert label_value(topics(labels=("0", "1")), ["0", "1"], "here") == [1, 1]
     collator = PaddedCollator(topics(), 0)
     for batch in (collator(encoded), collator([encoded[n] for n in range(3)])):
         assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == expected

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 
 import pytest
+import torch
 from encoder_cells import CELLS, make_cell, without_package
 from small_encoders import TAKEN, saved, small
+from transformers import AutoModel
 
-from hf_minbert import MinBertError
+from hf_minbert import MinBertError, Predictor
 from hf_minbert.model.library import parts_of
+from hf_minbert.publishing.export import export
 
 pytestmark = pytest.mark.slow
 #: Of the hand-written encoder alone; refused for any other before weights are read, whatever its kind.
@@ -63,3 +66,27 @@ def test_each_cell_trains_and_answers_the_same_without_the_package(cells, withou
     made = cells[name, cell]
     targets = TARGETS.get(name) or parts_of(small(name)).projections
     made.check(cell, without[str(made.folder)], adapted=targets)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_the_encoder_goes_back_into_its_own_class(cells, tiny_tokenizer, tmp_path, name):
+    made = cells[name, "plain"]
+    tiny_tokenizer.save_pretrained(made.folder)
+    export(made.folder, "encoder", tmp_path / "out")
+    stock = AutoModel.from_pretrained(tmp_path / "out")
+    assert stock.config.model_type == name
+    assert all(torch.equal(value, made.after[f"bert.model.{key}"]) for key, value in stock.state_dict().items())
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_sentence_transformers_embeds_as_the_task_pools(cells, tiny_tokenizer, tmp_path, name):
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    folder = cells[name, "plain"].folder
+    tiny_tokenizer.save_pretrained(folder)
+    export(folder, "sentence-transformers", tmp_path / "st", task="sst")
+    predictor = Predictor.from_pretrained(folder, device="cpu")
+    texts = ["a good film", "the man plays the bad dog ."]
+    with torch.no_grad():
+        ours = predictor.model.pool("sst", **predictor.tokenizer(texts, padding=True, return_tensors="pt"))[:, 0]
+    theirs = torch.from_numpy(library.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts))
+    torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-5)

@@ -17,6 +17,7 @@ from hf_minbert.model.library import parts_of
 from hf_minbert.pretrained.loading import load_config, load_weights
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.publishing.export import export
+from hf_minbert.publishing.export_onnx import write_graph
 from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 
@@ -229,6 +230,16 @@ def test_a_graph_answers_as_the_model(tasked, tmp_path, name):
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     said = export(tasked(name), "onnx", tmp_path / "onnx")
     assert said["largest_difference"] < 1e-4
+
+
+def test_what_torch_cannot_export_is_said_in_a_line(plain, tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    model = MinBertForMultiTask.from_pretrained(plain("longformer"), tasks=get_tasks(["sst"]))
+    with pytest.raises(
+        MinBertError, match=r"^torch .* cannot export a longformer to ONNX: .* to `encoder` or"
+    ) as said:
+        write_graph(model, ["sst"], tmp_path / "model.onnx")
+    assert "\n" not in str(said.value) and len(str(said.value)) < 400
 
 
 def test_models_of_one_checkpoint_are_averaged_and_joined(plain):

@@ -422,7 +422,8 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
     Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
     of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
     arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
-    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
+    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum. One score less ordered cut points
+    would not cross either, but holds the text to have one effect on every step, and needs parameters beside a head's.
     """
     # Added one after another: a sum by parts could round to more than the one before.
     above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)

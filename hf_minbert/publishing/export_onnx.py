@@ -157,12 +157,12 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
     """Writes the graph that answers these tasks: `INPUTS` [B, T], or [B, 2, T], to an output [B, C] of each.
 
     Raises:
-        MinBertError: torch wrote a graph for inputs of one length.
+        MinBertError: torch cannot export the model, or wrote a graph for inputs of one length.
     """
     inputs = sample(model.config, 2, min(9, model.config.max_position_embeddings), _sentences(model, tasks))
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=model.config.max_position_embeddings)
     last = inputs["input_ids"].dim() - 1
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _one_line(model.config.family):
         program = torch.onnx.export(
             Answers(model, tasks).eval(),
             kwargs=inputs,
@@ -184,6 +184,19 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
         for node in graph.all_nodes():
             node.metadata_props.clear()  # where in which file of this machine each came from
     program.save(path)
+
+
+@contextmanager
+def _one_line(family: str) -> Generator[None]:
+    """What torch cannot export it says in pages, with the graph so far; the reason is in a line of the cause."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        why = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".:")
+        raise MinBertError(
+            f"torch {torch.__version__} cannot export a {family} to ONNX: {why}. Export it to `encoder` or "
+            "`sentence-transformers`."
+        ) from error
 
 
 def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:

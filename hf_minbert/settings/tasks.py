@@ -319,16 +319,8 @@ class Task:
                 found = list(value) if isinstance(value, tuple) else value
                 raise MinBertError(f"{where}: `{name}` must be a list of text like [a, b]. Found {found!r}.")
         for name in (
-            "label_column",
-            "label_delimiter",
-            "pair_encoding",
-            "pooling",
-            "layers",
-            "join",
-            "head",
-            "loss",
-            "metric",
-        ):
+            "label_column", "label_delimiter", "pair_encoding", "pooling", "layers", "join", "head", "loss", "metric",
+        ):  # fmt: skip
             if not isinstance(value := getattr(self, name), str):
                 raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
         for name in ("pooling_options", "head_options", "loss_options"):
