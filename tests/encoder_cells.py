@@ -13,14 +13,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, get_tasks
+from hf_minbert import MinBertForMultiTask, MultiTaskTrainer, MultiTaskTrainingArguments, Task, get_tasks
 from hf_minbert.pretrained.adapted import merged
 from hf_minbert.pretrained.adapters import add_adapter
 from hf_minbert.training.freezing import levels_of
 
+#: Beside sst and sts, the other kinds of tasks, for the first cell.
+OTHERS = [
+    Task("ner", "tags", ("tokens",), "tags", labels=("O", "B-MAN", "I-MAN")),
+    Task("topics", "labels", ("text",), labels=("sport", "money", "science")),
+    Task("stars", "ordinal", ("text",), labels=("0", "1", "2")),
+]
 #: Training arguments of each cell; `mix`, `private layers` and `LoRA` are of the model.
 CELLS = {
-    "plain": {},
+    "heads": {},
     "packing": {},
     "mix": {},
     "private layers": {},
@@ -100,11 +106,14 @@ def rows(tasks):
     def text(length):
         return torch.randint(5, 60, (length,), generator=draw).tolist()
 
+    lengths, scores, classes = (3, 9, 5, 4, 7, 6), (0.0, 5.0, 2.5, 1.0, 4.0, 3.0), (0, 1, 0, 1, 1, 0)
     made = {}
     for task in tasks:
-        lengths = (3, 9, 5, 4, 7, 6)
         ids = [[text(n), text(n + 1)] if task.pair_encoding == "bi" else text(n) for n in lengths]
-        labels = [0.0, 5.0, 2.5, 1.0, 4.0, 3.0] if task.kind == "score" else [0, 1, 0, 1, 1, 0]
+        labels = {
+            "score": scores, "labels": [["sport"], [], ["sport", "money"], ["science"], [], ["money"]],
+            "tags": [[-100, *(n % 3 for n in range(length - 1))] for length in lengths],
+        }.get(task.kind, classes)  # fmt: skip
         made[task.name] = [{"input_ids": i, "labels": label} for i, label in zip(ids, labels, strict=True)]
     return made
 
@@ -118,7 +127,7 @@ def make_cell(encoder: Path, folder: Path, cell: str, lora: dict[str, Any] | Non
     torch.manual_seed(0)
     layers = "mix" if cell == "mix" else "last"
     sts = replace(get_tasks(["sts"])[0], pair_encoding="bi", join="concat", pooling="mean", layers=layers)
-    tasks = [replace(get_tasks(["sst"])[0], layers=layers, pooling="mean"), sts]
+    tasks = [replace(get_tasks(["sst"])[0], layers=layers, pooling="mean"), sts, *(OTHERS if cell == "heads" else ())]
     sharing = {"private_layers": 1} if cell == "private layers" else {"private_encoders": cell == "private encoders"}
     model = MinBertForMultiTask.from_pretrained(encoder, tasks=tasks, **sharing)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -768,6 +768,14 @@ def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path
     features = datasets.Features({"text": datasets.Value("string"), "label": ids})
     named = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [[2], [], [0, 2]]}, features=features)
     assert encode(named, topics(), tiny_tokenizer, 8).labels.tolist() == expected
+    pair = topics(labels=("no", "yes"))  # both of two labels, which as bare ids could be a 0 or 1 for each
+    features["label"] = datasets.List(datasets.ClassLabel(names=["no", "yes"]))
+    both = datasets.Dataset.from_dict({"text": ["a"], "label": [[0, 1]]}, features=features)
+    assert encode(both, pair, tiny_tokenizer, 8).labels.tolist() == [[1, 1]]
+    both.to_parquet(tmp_path / "both.parquet")
+    read = load_split(topics(labels=("no", "yes"), files={"dev": str(tmp_path / "both.parquet")}), None, "dev")
+    assert read["label"][:] == [[1, 1]]
+    assert label_value(topics(labels=("0", "1")), ["0", "1"], "here") == [1, 1]
     collator = PaddedCollator(topics(), 0)
     for batch in (collator(encoded), collator([encoded[n] for n in range(3)])):
         assert batch["labels"].dtype == torch.float32 and batch["labels"].tolist() == expected
@@ -781,7 +789,7 @@ def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path
         ({"thresholds": [0.5, 0.5]}, "or a list of one for each label"),
         ({"label_delimiter": "o"}, "`label_delimiter` must be text that stands in none of the labels"),
         ({"columns": {"label": ["a", "b"]}}, "must name 3 columns, one for each label"),
-        ({"kind": "classes", "thresholds": 0.4}, "`thresholds` is for kind 'labels'"),
+        ({"kind": "classes", "thresholds": 0.4}, "`thresholds` is for kinds binary, labels"),
         ({"kind": "classes", "columns": {"label": ["a"]}}, "is for kind 'labels'"),
         ({"loss_options": {"pos_weight": [1.0]}}, "`pos_weight` must be 3 numbers"),
         ({"metric": "accuracy"}, "Unknown metric 'accuracy'"),
@@ -828,4 +836,4 @@ def test_the_example_of_topics_trains(tiny_bert, course_dir, tmp_path):
     assert {f"eval_topics_{name}" for name in KIND_METRICS["labels"]} <= set(metrics)
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["tasks"][1]["loss_options"]["pos_weight"] == pytest.approx([1, 12 / 10, 12 / 10, 14 / 8])
-    assert config["tasks"][1]["thresholds"] == 0.5 and "thresholds" not in config["tasks"][0]
+    assert config["tasks"][1]["thresholds"] == 0.5

@@ -566,18 +566,25 @@ def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
     assert said() == ["not measured yet", "not measured yet", "not run: no data"]
     assert said(stored("b"), stored("c"))[:2] == ["holds", "not measured yet"]  # without `against`: the reference
     assert said(stored("c", against="a"))[1] == "not measured yet"
-    assert said(stored("c", against="b", claim="does not hold"))[1] == "does not hold"
+    smaller = stored("c", against="b", verdict="cannot be told", high=0.09, low=-0.01, p_holm=0.2)
+    assert said(smaller)[1] == "smaller"
+    assert said({**smaller, "high": 0.11})[1] == "cannot be told"
     assert said(stored("b", difference=None, p_holm=None, verdict="", claim="not run"))[0] == "not measured yet"
     same = stored("b", difference=None, p_holm=None, verdict="the same training", claim="the same training")
     assert said(same)[0] == "the same training"
 
 
-def test_a_comparison_has_a_line_for_each_difference(claimed):
-    line = stored("c", against="b", mean=0.7, sd=0.01, reported=None)
-    made = {"seeds": [1, 2, 3], "devices": ["a card"], "selection": [], "rows": [], "differences": [line]}
-    written = "\n".join(PAGE["_comparison"]("comparisons/some", claimed, made)).splitlines()
-    assert "| c | b | overall | 0.700 ± 0.010 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | higher |" in written
-    assert "not run yet." in "".join(PAGE["_comparison"]("comparisons/some", claimed, None))
+def test_a_table_has_a_line_for_each_row_with_what_can_be_told_and_conflicts(claimed):
+    lines = [stored("a", against=None, verdict="", mean=0.6, sd=0.02, reported=0.5)]
+    lines += [stored("c", against="b", mean=0.7, sd=0.01, reported=None)]
+    row = {"seeds": [1, 2, 3], "seconds": 12.4, "missing": [], "note": ""}
+    rows = [{**row, "row": "a", "conflicts": {}}, {**row, "row": "c", "conflicts": {"x_y": 0.4, "x_z": 0.5}}]
+    made = {"seeds": [1, 2, 3], "devices": ["a card"], "selection": [], "rows": rows, "differences": lines}
+    made |= {"reference": "a", "source": "there", "scores": {"overall": {"a": [1], "c": [2]}}}
+    written = "\n".join(PAGE["_table"]("comparisons/some", claimed, made)).splitlines()
+    assert "| a |  | 3 | 0.600 ± 0.020 (0.500) | 12 s |  |" in written
+    assert "| c | b | 3 | 0.700 ± 0.010 + | 12 s | 45.0% |" in written
+    assert "not run yet." in "".join(PAGE["_table"]("comparisons/some", claimed, None))
 
 
 def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_the_others(claimed):
@@ -585,9 +592,11 @@ def test_a_report_has_a_line_for_each_claim_that_was_measured_and_sentences_for_
     text = "\n".join(PAGE["_claims"](judged))
     line = "| B beats a. | b | a | overall | +0.100 | +0.100 | +0.050 to +0.150 | 0.002 | 3 | **holds** |"
     assert line in text.splitlines()
-    assert "Not measured yet:\n\n- C beats b. (overall)" in text and "Not run: no data:\n\n- D as a." in text
+    assert (
+        "Not measured yet:\n\n- C beats b. (c against b: overall)" in text and "Not run: no data:\n\n- D as a." in text
+    )
     counts = [*PAGE["_counts"]({"Report 000": judged})]
-    assert "| Report 000 | 3 | 1 | 0 | 0 | 2 |" in counts
+    assert "| Report 000 | 3 | 1 | 0 | 0 | 0 | 2 |" in counts
 
 
 def test_a_claim_on_two_rows_that_are_one_training_is_not_judged(claimed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -545,6 +546,26 @@ def test_affinity_takes_the_conflicts_that_runs_log_and_says_what_failed(recipe,
     ended = minbert("affinity", recipe, "--output-dir", tmp_path / "broken", "--steps", 2, "--seeds", 1)
     assert ended.status == 1 and "1 run failed. --retry runs what failed again." in ended.err
     assert "sst+sts: seed 1: It broke." in ended.out
+
+
+def test_models_of_affinity_are_merged_and_compared(recipe, here, tmp_path, minbert, monkeypatch, capfd):
+    here()
+    root = tmp_path / "affinity"
+    assert minbert("affinity", recipe, "--output-dir", root, "--steps", 2, "--seeds", 2).status == 0
+    monkeypatch.setattr(sys, "argv", ["merging.py", str(root)])
+    capfd.readouterr()
+    runpy.run_path(str(ROOT / "scripts" / "merging.py"), run_name="__main__")
+    found = json.loads((root / "merging.json").read_text())
+    ways = ["trained together", "ensemble", "task_arithmetic", "ties", "dare", "soup of 2 trained together"]
+    assert [*found] == ways and [len(of) for of in found.values()] == [2] * 5 + [1]
+    metrics = {"sst": "eval_sst_accuracy", "sts": "eval_sts_pearson"}
+    for place, seed in enumerate((1, 2)):
+        for name, rows in (("ensemble", ("sst", "sts")), ("trained together", ("sst+sts", "sst+sts"))):
+            for task, row in zip(metrics, rows, strict=True):
+                scores = json.loads((run_folder(root, row, seed) / "metrics.json").read_text())
+                assert found[name][place][task] == pytest.approx(scores[metrics[task]], abs=1e-6)
+    assert "| trained together | 2 | " in (root / "merging.md").read_text()
+    assert (root / "merging.md").read_text() in capfd.readouterr().out
 
 
 # ---- Processes

@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import DivergedError, MinBertError, did_you_mean
 from . import (
     affinity,
+    calibrate,
     conflicts,
     demo,
     evaluate,
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command("train", epilog=train.EPILOG)(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("predict")(predict.predict)
+app.command("calibrate")(calibrate.calibrate)
 app.command("average")(merge.average)
 app.command("ensemble")(merge.ensemble)
 app.command("merge")(merge.merge)

@@ -222,9 +222,12 @@ def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> 
 
     kind = dataset.features[column] if column else None
     kind = kind.feature if isinstance(kind, datasets.List) else kind
-    if column is None or not isinstance(kind, datasets.ClassLabel) or kind.names == [*task.labels]:
+    is_set = task.traits.is_set
+    if column is None or not isinstance(kind, datasets.ClassLabel) or (kind.names == [*task.labels] and not is_set):
         return dataset
-    of_class = class_values(task, kind.names, f"Column {column!r}")
+    of_class: Sequence[Any] = class_values(task, kind.names, f"Column {column!r}")
+    if is_set:  # a list of names is never ambiguous
+        of_class = [task.labels[int(id_)] for id_ in of_class]
 
     def own(ids: Any) -> Any:
         if isinstance(ids, list):

@@ -380,11 +380,12 @@ def _flags(cells: tuple[Any, ...], task: Task, where: str) -> Label | None:
 def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> Label | None:
     """The label's value, or `None` for a blank cell. Of kind `labels` an empty cell is a row that has none."""
     if task.traits.is_set:
-        if cell is None or isinstance(cell, list):
+        if isinstance(cell, list):  # of class ids, where the column says what they are: a name is never ambiguous
             known = range(len(of_class))
-            named = cell and [int(of_class[id_]) if type(id_) is int and id_ in known else id_ for id_ in cell]
-            return None if cell is None else label_value(task, named or [], where)
-        return label_value(task, _text(cell, where), where)
+            cell = [task.labels[int(of_class[id_])] if type(id_) is int and id_ in known else id_ for id_ in cell]
+        elif cell is not None:
+            cell = _text(cell, where)
+        return None if cell is None else label_value(task, cell, where)
     if type(cell) in (int, float) and cell == -1 and table.has_unlabelled and not _may_be_minus_one(task):
         return None
     if type(cell) is int and 0 <= cell < len(of_class):

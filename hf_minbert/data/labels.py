@@ -79,15 +79,18 @@ def _set_value(task: Task, value: Any, where: str) -> list[float]:
         return [*map(float, value)]
     else:
         parts = [*map(_plain, value)]
-        if len(parts) == len(task.labels) and all(_number(part) in (0, 1) for part in parts):
+        named = all(isinstance(part, str) and part in task.labels for part in parts)
+        if len(parts) == len(task.labels) and not named and all(_number(part) in (0, 1) for part in parts):
             raise MinBertError(
                 f"{where}: {parts} could be two labels or a 0 or 1 for each. Write the names of the labels that hold, "
                 f"or give each label a column of its own, as `columns: {{label: [...]}}`."
             )
     found = [0.0] * len(task.labels)
     for part in parts:
-        named = isinstance(part, str) and part in task.labels
-        id_ = task.labels.index(part) if named else None if isinstance(part, bool) else _class_id(task, part)
+        if isinstance(part, str) and part in task.labels:
+            id_ = task.labels.index(part)
+        else:
+            id_ = None if isinstance(part, bool) else _class_id(task, part)
         if id_ is None:
             raise _no_label(task, part, where)
         if found[id_]:

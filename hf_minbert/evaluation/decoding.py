@@ -18,7 +18,9 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
     """
     logits = as_matrix(task, logits)
     try:
-        return (read_words if task.traits.is_tags else read_logits)(task.kind, logits)
+        if task.traits.is_tags:
+            return read_words(task.kind, logits)
+        return read_logits(task.kind, logits, task.temperature, task.thresholds)
     except ValueError as error:
         raise DivergedError(f"{task.name}: {error}") from None
 

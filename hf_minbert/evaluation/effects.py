@@ -43,7 +43,9 @@ LEVEL = 1 - CONFIDENCE
 #: What can be said of a difference.
 (HIGHER, LOWER), OPEN = DIRECTIONS, "cannot be told"
 #: What can be said of a claim; or `OPEN`.
-HOLDS, FAILS = "holds", "does not hold"
+HOLDS, OPPOSITE, SMALLER = "holds", "opposite", "smaller"
+#: What a claim without a number is taken to say: a difference of this much, in a metric from 0 to 1.
+MARGIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -235,22 +237,23 @@ def verdict(effect: Effect, adjusted: float) -> str:
     return HIGHER if effect.difference > 0 else LOWER
 
 
-def claim(effect: Effect, found: str, direction: str, size: float = 0.0) -> str:
+def claim(effect: Effect, found: str, direction: str, size: float = MARGIN) -> str:
     """What becomes of a difference that others claim.
 
     Args:
-        found: the verdict.
+        found: the verdict; `""` where one of the sources of chance is not known, and so nothing can be said.
         direction: what is claimed, `HIGHER` or `LOWER`.
-        size: how much is; 0 where no number is stated.
+        size: how much is.
 
     Returns:
-        `HOLDS` where the verdict has its direction, whatever the size; else `FAILS` where the interval reaches to 0 or
-        beyond and not to the claimed size; else `OPEN`.
+        `HOLDS` where the verdict has its direction, whatever the size, and `OPPOSITE` where it has the other one; else
+        `SMALLER` where the interval does not reach the size, so that the difference is smaller if there is one; else
+        `OPEN`.
     """
-    low, high = (effect.low, effect.high) if direction == HIGHER else (-effect.high, -effect.low)
-    if found == direction:
-        return HOLDS
-    return FAILS if found and low <= 0 and high < size else OPEN
+    if found in (HIGHER, LOWER):
+        return HOLDS if found == direction else OPPOSITE
+    reaches = effect.high if direction == HIGHER else -effect.low
+    return SMALLER if found and reaches < size else OPEN
 
 
 def equivalence(effect: Effect, found: str, margin: float) -> str:
@@ -264,12 +267,12 @@ def equivalence(effect: Effect, found: str, margin: float) -> str:
         margin: the largest difference that still counts as none.
 
     Returns:
-        `HOLDS` where the interval lies within the margin on both sides of 0, `FAILS` where it lies outside of it,
+        `HOLDS` where the interval lies within the margin on both sides of 0, `OPPOSITE` where it lies outside of it,
         else `OPEN`.
     """
     if found and -margin <= effect.low and effect.high <= margin:
         return HOLDS
-    return FAILS if found and (effect.low > margin or effect.high < -margin) else OPEN
+    return OPPOSITE if found and (effect.low > margin or effect.high < -margin) else OPEN
 
 
 def seeds_to_tell(effect: Effect, level: float) -> float:

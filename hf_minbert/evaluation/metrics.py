@@ -22,9 +22,10 @@ def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str
     """The metrics of `KIND_METRICS` for one task.
 
     `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
-    predicted); `f1` of a binary task's second label; of classes in order `quadratic_kappa` and, in places,
-    `mean_absolute_error`; of kind `labels` `micro_f1`, `macro_f1`, `sample_f1` and `exact_match` of those answered,
-    and of the probabilities `lrap`, the label ranking average precision; `pearson` and `spearman` of the scores as
+    predicted); `f1` of a binary task's second label; `matthews`, the correlation of predicted and right classes; of
+    classes in order `quadratic_kappa` and, in places, `mean_absolute_error`; of kind `labels` `micro_f1`, `macro_f1`,
+    `sample_f1` and `exact_match` of those answered, and of the probabilities `lrap`, the label ranking average
+    precision; `pearson` and `spearman` of the scores as
     predicted.
     A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
     that says why; logits that are not finite make every metric its worst, with `nonfinite_predictions`. Either is

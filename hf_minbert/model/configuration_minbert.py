@@ -37,7 +37,8 @@ PAIR_ENCODINGS = ("single", "cross", "bi")
 #: What an entry of `tasks` is taken to say where it is silent. `hf_minbert.settings.tasks.Task` explains the keys.
 TASK_DEFAULTS: dict[str, Any] = {
     "range": None, "pair_encoding": "single", "pooling": "pooler", "pooling_options": {}, "layers": "last",
-    "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {},
+    "sentence_dropout": 0.0, "join": "", "head_options": {}, "loss": "", "loss_options": {}, "temperature": 1.0,
+    "thresholds": 0.5,
 }  # fmt: skip
 
 
@@ -467,7 +468,7 @@ def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
     new = {**task, "kind": kind, "labels": labels, "range": None}
     if (kind, len(labels)) != (task["kind"], len(task["labels"])):
         new.update(loss="", loss_options={})  # which may weigh labels that are gone
-        new.pop("thresholds", None)
+        new.update({key: TASK_DEFAULTS[key] for key in ("temperature", "thresholds")})
     if kind != task["kind"]:
         new.pop("metric", None)
     return new
@@ -508,8 +509,6 @@ def _plain_task(task: Any) -> dict[str, Any]:
         )
     silent = {**TASK_DEFAULTS, "pooling": ""} if KINDS[given["kind"]].is_tags else TASK_DEFAULTS
     task = {**silent, **given}
-    if KINDS[task["kind"]].is_set:
-        task.setdefault("thresholds", 0.5)
     for key in ("pooling", "layers", "join", "head", "loss"):
         if not isinstance(task[key], str):
             raise ValueError(f"Task {task['name']!r}: `{key}` must be text. Found {task[key]!r}.")

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from .kinds import KINDS
+from .kinds import KINDS, above_threshold
 from .packing import Packing
 from .spans import outside, split
 
@@ -422,20 +422,30 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
     Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
     of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
     arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
-    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum.
+    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum. One score less ordered cut points
+    would not cross either, but holds the text to have one effect on every step, and needs parameters beside a head's.
     """
     # Added one after another: a sum by parts could round to more than the one before.
     above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
     return F.pad(above, (1, 0)) + F.pad(F.logsigmoid(-logits), (0, 1))
 
 
-def read_logits(kind: str, logits: np.ndarray) -> Decoded:
+def read_logits(
+    kind: str, logits: np.ndarray, temperature: float = 1.0, thresholds: float | Sequence[float] = 0.5
+) -> Decoded:
     """What a head's own outputs say, float64 [N, outputs].
 
     A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
     (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
     and the rounding of the course's code have it (`round(0.5)` is 0). Where any labels may be right, each has the
     sigmoid of its logit. A score stays as predicted. Computed in float64.
+
+    Args:
+        temperature: what logits are divided by before they become probabilities (Guo et al. 2017,
+            https://arxiv.org/abs/1706.04599). The answer is that of the logits themselves, so that rounding cannot
+            change it.
+        thresholds: of a binary task, the probability above which the second label is the answer. Where any labels may
+            be right, the probabilities pass as they are, for `above_threshold`.
 
     Raises:
         ValueError: a logit is not finite, which is no answer.
@@ -448,15 +458,17 @@ def read_logits(kind: str, logits: np.ndarray) -> Decoded:
     if KINDS[kind].is_score:
         return Decoded(logits[:, 0], None)
     if KINDS[kind].is_set:
-        probabilities = np.exp(-np.logaddexp(0.0, -logits))
+        probabilities = np.exp(-np.logaddexp(0.0, -logits / temperature))
         return Decoded(probabilities, probabilities)
     if kind == "binary":
-        z = logits[:, 0]
+        z = logits[:, 0] / temperature
         # sigmoid(z) = exp(-log(1 + exp(-z))), the logarithm computed without overflow
-        return Decoded((z > 0).astype(np.int64), np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1))))
+        probabilities = np.exp(-np.logaddexp(0.0, np.stack([z, -z], axis=1)))
+        is_second = z > 0 if thresholds == 0.5 else above_threshold(probabilities[:, 1], thresholds)
+        return Decoded(is_second.astype(np.int64), probabilities)
     if kind == "ordinal":
         logits = class_logits(torch.from_numpy(logits)).numpy()
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    exponentials = np.exp((logits - logits.max(axis=1, keepdims=True)) / temperature)
     probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
     expected = probabilities @ np.arange(probabilities.shape[1]) if kind == "ordinal" else None
     return Decoded(logits.argmax(axis=1), probabilities, expected)

@@ -78,6 +78,10 @@ KINDS: dict[str, Kind] = {
     "score": Kind("score", lambda labels: 1, (0, 0), "regression", "a number from {low:g} to {high:g}"),
     "tags": Kind("tags", lambda labels: labels, (2, inf), SINGLE, "one of {count} tags for each word"),
 }
+#: The kinds whose probabilities are the softmax of their outputs, or sigmoids of them: they may have a temperature.
+CALIBRATED = ("classes", "binary", "labels")
+#: The kinds whose answers are labels above a probability.
+THRESHOLDED = ("binary", "labels")
 
 
 def above_threshold(probabilities: Any, thresholds: Any) -> Any:

@@ -362,7 +362,9 @@ class _Trial:
         if "inputs_embeds" not in taken or not isinstance(embedded, Tensor):
             return False
         positions = _positions(self.ids, _offset(self.model), taken)
-        given = {"inputs_embeds": embedded} | ({} if positions is None else {"position_ids": positions})
+        given: dict[str, Any] = {"inputs_embeds": embedded} | (
+            {} if positions is None else {"position_ids": positions}
+        )
         try:
             found = self._pass(self.mask, **given).last_hidden_state
         except Exception:  # whatever the library's code raises where there are no ids

@@ -668,13 +668,13 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             labels: [B]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each; of tags [B, T], -100 at
                 tokens without one.
             task: its name. Without one the active task answers, in the form that stock tools expect: see
-                `stock_logits`.
+                `stock_logits`; divided by the task's temperature, so that their softmax gives its probabilities.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
             pooled: [B, S, D], what `pooled_of` gave for the batch, in the place of all other inputs.
 
         Returns:
-            `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, which is the same in both forms. Hidden
-            states and attentions are those of the encoder's batch.
+            `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, that of the head's own logits in both forms.
+            Hidden states and attentions are those of the encoder's batch.
 
         Raises:
             ValueError: there is no such task, neither a task nor an active task, or inputs of another shape.
@@ -702,6 +702,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         loss = None if labels is None else head.loss(vectors, logits, labels, spec)
         if task is None:
             logits = stock_logits(spec["kind"], logits)
+            logits = logits if spec["temperature"] == 1 else logits / spec["temperature"]
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,

@@ -191,7 +191,7 @@ class MultiTaskPipeline(Pipeline):
 
 def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Iterator[dict[str, Any]]:
     """What a task's outputs [N, C] say of each input."""
-    decoded = read_logits(task["kind"], logits.astype(np.float64))
+    decoded = read_logits(task["kind"], logits.astype(np.float64), task["temperature"], task["thresholds"])
     if decoded.probabilities is None:
         values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
         for value in values:

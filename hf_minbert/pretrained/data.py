@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import datasets
 
 MERGED = "merge.json"  # what a model was made from, in its folder
+CALIBRATION = "calibration.json"  # how good probabilities were before they were fitted, and are, in a folder
 #: The key under which a run and a merged model note the folder that they read relative paths from. It is never
 #: published.
 READ_FROM = "read_from"
@@ -203,6 +204,16 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     with explain(f"Reading {path}", "Correct it, or take it out of the folder."):
         return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def calibration_of(folder: Path, tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """What `CALIBRATION` says of those tasks that still have what was fitted then: a model may be trained on."""
+    return {
+        name: found
+        for name, found in _json(folder / CALIBRATION).items()
+        if name in tasks
+        and (found["temperature"], found["thresholds"]) == (tasks[name].temperature, tasks[name].own_thresholds)
+    }
 
 
 def last_stage(folder: Path) -> Path:

@@ -5,6 +5,7 @@ An ensemble keeps each task's own encoder; the others have one encoder for all t
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from ..errors import MinBertError, unknown_name
+from ..model.configuration_minbert import TASK_DEFAULTS
 from ..model.inference import length_of
 from ..model.library import meaning_of
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..settings.tasks import head_difference
 from .loading import check_encoder, load_config, load_weights
+
+logger = logging.getLogger(__name__)
 
 #: What two encoders must agree in to have weights of the same meaning.
 ENCODER_KEYS = (
@@ -209,7 +213,19 @@ def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | 
             raise MinBertError(
                 f"All models that have the task {name!r} have the weight 0. Give one of them more, or leave them out."
             )
-    return list(tasks.values())
+    return [_with_answers(task, configs) for task in tasks.values()]
+
+
+def _with_answers(task: dict[str, Any], configs: Sequence[MinBertConfig]) -> dict[str, Any]:
+    """The task with the temperature and thresholds that all models have, else with none: the mean is another model."""
+    name, changed = task["name"], {}
+    for key in ("temperature", "thresholds"):
+        if any(config.get_task(name)[key] != task[key] for config in configs if name in config.task_names):
+            changed[key] = TASK_DEFAULTS[key]
+            logger.info(
+                "%s: `%s` differs between the models, so the average has none. Fit it by minbert calibrate.", name, key
+            )
+    return {**task, **changed}
 
 
 def check_same_tasks(configs: Sequence[MinBertConfig]) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..data.encoding import unknown_in_words
+from ..evaluation.calibration import MEASURES
 from ..pretrained.weights import MODEL
 from ..settings.metrics import metrics_of
 from ..settings.recipe import recipe_text
 from ..settings.tasks import Task
 from ..settings.wording import counted
 from .demo import examples_of
+from .export_classifier import THRESHOLD
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
 
@@ -61,6 +63,7 @@ def model_card(
         _tasks(saved),
         _use_adapter(saved, repo_id, under) if under else _use(saved, repo_id, paths),
         _scores(saved),
+        _calibration(saved),
         _limits(saved),
         _data(saved, bases),
         _training(saved, bases),
@@ -330,6 +333,26 @@ def _scores(saved: SavedModel) -> str:
     return f"## Scores\n\n{said} One run, no confidence interval.\n\n" + _table(("task", "metric", "value"), rows)
 
 
+def _calibration(saved: SavedModel) -> str:
+    """What was fitted to the dev rows after training."""
+    if not saved.calibration:
+        return ""
+    rows, said = [], []
+    for name, found in saved.calibration.items():
+        shown = ["ece", "brier"] if found["temperature"] != 1 else []
+        shown += [found["metric"]] if found["metric"] else []
+        both = found["before"], found["after"]
+        rows += [(f"`{name}`", MEASURES.get(key, key), *(f"{of[key]:.3f}" for of in both)) for key in shown]
+        if found["temperature"] != 1:
+            said.append(f"- `{name}`: outputs are divided by {found['temperature']:.3f}, its temperature.")
+        said += [f"- `{name}`: {THRESHOLD.format(*each)}" for each in found["thresholds"].items()]
+    how = (
+        "Fitted on the dev rows after training, so that scores with a threshold, which are of the same rows, are "
+        "flattered a little. “After” is of rows that were not fitted: each half by what was fitted on the other."
+    )
+    return "\n\n".join(["## Calibration", how, _table(("task", "measure", "before", "after"), rows), "\n".join(said)])
+
+
 def _limits(saved: SavedModel) -> str:
     positions = saved.config.get("max_position_embeddings")
     length = saved.config.get("max_input_length") or (saved.runs or [{}])[-1].get("max_length")
@@ -344,8 +367,9 @@ def _limits(saved: SavedModel) -> str:
                 "tags": "always names one of its labels for each word",
             }.get(task.traits.answer, "always names one of its labels")  # fmt: skip
             lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
-    if any(not task.traits.is_score for task in saved.tasks.values()):
-        lines.append("- Probabilities are those of the heads as trained; they were not calibrated.")
+    raw = [f"`{name}`" for name, task in saved.tasks.items() if not task.traits.is_score and task.temperature == 1]
+    if raw:
+        lines.append(f"- Probabilities are those of the heads as trained, not calibrated: {', '.join(raw)}.")
     return "## Limits\n\n" + "\n".join(lines) if lines else ""
 
 

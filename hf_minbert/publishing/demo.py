@@ -138,7 +138,8 @@ def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name:
     task = model.config.get_task(name)
     reading = read(tokenizer, model.config, name, texts, length_of(model.config, name))
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
-    decoded = read_logits(task["kind"], model(**inputs, task=name).logits.double().cpu().numpy())
+    logits = model(**inputs, task=name).logits.double().cpu().numpy()
+    decoded = read_logits(task["kind"], logits, task["temperature"], task["thresholds"])
     if decoded.probabilities is None:
         scale = model.heads.get(name).output_range or task["range"]
         return Answer(task, texts, reading, 0, (), float(decoded.values[0]), scale)

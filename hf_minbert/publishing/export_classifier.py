@@ -142,6 +142,7 @@ class ToClassifier:
         if self.task.traits.is_tags:
             return (_last_layer(model, self.task),)
         (first, first_bias), (last, last_bias) = _two_layers(model, self.task)
+        last, last_bias = last / self.task.temperature, last_bias / self.task.temperature
         if self.form == "two logits":  # above z, a row for 0
             last, last_bias = F.pad(last, (0, 0, 1, 0)), F.pad(last_bias, (1, 0))
         rest = model.config.hidden_size - len(first)  # units that nothing reads
@@ -154,6 +155,7 @@ class ToClassifier:
             inputs = published_sample(model.config, rows, length)
             with torch.inference_mode():
                 ours, theirs = model(**inputs, task=self.task.name).logits, written(**inputs).logits
+            ours = ours / self.task.temperature
             if self.form == "two logits":
                 ours = F.pad(ours, (1, 0))
             if self.task.traits.is_tags:
@@ -165,6 +167,9 @@ class ToClassifier:
 
     def _meaning(self) -> list[str]:
         """What the outputs are, and what to ask of servers."""
+        return [*self._outputs(), *(THRESHOLD.format(*each) for each in self.task.own_thresholds.items())]
+
+    def _outputs(self) -> list[str]:
         if self.form == "tags":
             return [
                 f"It has {len(self.task.labels)} outputs for each token, whose softmax gives the tags' probabilities.",
@@ -281,6 +286,9 @@ def _last_layer(model: MinBertForMultiTask, task: Task) -> Layer:
     head = model.heads.get(task.name)
     assert isinstance(head, LinearHead)  # by `_obstacle`
     return head.scale * head.linear.weight.detach(), head.scale * head.linear.bias.detach()
+
+
+THRESHOLD = "{!r} is an answer above a probability of {:.4f}; tools that take one half for it answer otherwise."
 
 
 README = """---

@@ -11,15 +11,18 @@ import logging
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.special import logit
 from torch import Tensor, nn
 
 from ..errors import MinBertError
 from ..io import write_atomically, write_json
+from ..model.configuration_minbert import TASK_DEFAULTS
 from ..model.modeling_minbert import MinBertConfig, MinBertForMultiTask
 from ..pretrained.data import RunData
 from ..pretrained.prediction import Predictor, score
@@ -101,7 +104,7 @@ class ToOnnx:
             if self.quantize:
                 files["quantized_file"] = f"{graph_of(task)}{QUANTIZED}.onnx"
             what = {"kind": task.kind, "labels": task.labels, "range": task.range, "pair_encoding": task.pair_encoding}
-            if task.traits.is_set:
+            if task.own_thresholds or task.traits.is_set:
                 what["thresholds"] = task.thresholds
             tasks[name] = {**files, "output": name, **what, "max_length": lengths[name]}
         return {"max_length": max(lengths.values()), "tasks": tasks}
@@ -128,12 +131,13 @@ def graph_of(task: Task) -> str:
 class Answers(nn.Module):
     """The answers of tasks that read alike, as a graph has them: one after the other, without names.
 
-    Tasks with the same layers share a pass.
+    Tasks with the same layers share a pass. Outputs are divided by the task's temperature.
     """
 
     def __init__(self, model: MinBertForMultiTask, tasks: Sequence[str]):
         super().__init__()
         self.model, self.tasks = model, tasks
+        self.temperatures = {name: model.config.get_task(name)["temperature"] for name in tasks}
         self.passes: dict[tuple[int, ...], list[str]] = {}
         for name in tasks:
             self.passes.setdefault(tuple(map(id, model.encoder_path(name))), []).append(name)
@@ -142,19 +146,23 @@ class Answers(nn.Module):
         found: dict[str, Tensor] = {}
         for names in self.passes.values():
             found |= self.model.logits_of(names, input_ids, attention_mask, token_type_ids)
-        return tuple(found[name] for name in self.tasks)
+        return tuple(self._tempered(name, found[name]) for name in self.tasks)
+
+    def _tempered(self, name: str, logits: Tensor) -> Tensor:
+        temperature = self.temperatures[name]
+        return logits if temperature == 1 else logits / temperature
 
 
 def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> None:
     """Writes the graph that answers these tasks: `INPUTS` [B, T], or [B, 2, T], to an output [B, C] of each.
 
     Raises:
-        MinBertError: torch wrote a graph for inputs of one length.
+        MinBertError: torch cannot export the model, or wrote a graph for inputs of one length.
     """
     inputs = sample(model.config, 2, min(9, model.config.max_position_embeddings), _sentences(model, tasks))
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=model.config.max_position_embeddings)
     last = inputs["input_ids"].dim() - 1
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _one_line(model.config.family):
         program = torch.onnx.export(
             Answers(model, tasks).eval(),
             kwargs=inputs,
@@ -176,6 +184,19 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
         for node in graph.all_nodes():
             node.metadata_props.clear()  # where in which file of this machine each came from
     program.save(path)
+
+
+@contextmanager
+def _one_line(family: str) -> Generator[None]:
+    """What torch cannot export it says in pages, with the graph so far; the reason is in a line of the cause."""
+    try:
+        yield
+    except torch.onnx.OnnxExporterError as error:
+        why = str(error.__cause__ or error).strip().splitlines()[0].rstrip(".:")
+        raise MinBertError(
+            f"torch {torch.__version__} cannot export a {family} to ONNX: {why}. Export it to `encoder` or "
+            "`sentence-transformers`."
+        ) from error
 
 
 def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:
@@ -233,7 +254,9 @@ class OnnxModel(nn.Module):
 
     def __init__(self, config: MinBertConfig, folder: Path, variant: str = ""):
         super().__init__()
-        self.config, self.device = config, torch.device("cpu")
+        self.config, self.device = deepcopy(config), torch.device("cpu")
+        for task in self.config.tasks or ():
+            task["temperature"] = TASK_DEFAULTS["temperature"]  # the graph's outputs are divided by it already
         graphs = {name: graph_of(Task.from_config(config.get_task(name))) for name in config.task_names}
         sessions = {graph: open_graph(folder / f"{graph}{variant}.onnx") for graph in set(graphs.values())}
         self.sessions = {name: sessions[graph] for name, graph in graphs.items()}
@@ -306,9 +329,10 @@ README = """# ONNX export of a MinBERT model
 Inputs are `input_ids`, `attention_mask` and `token_type_ids`, int64, cut to {max_length} tokens. Each task has an
 output of its name, float32 `[batch, outputs]`; its labels or range are in `tasks.json`. Of `classes` the largest
 output is the answer, and the softmax gives probabilities; a `binary` task has one output z, and 1 / (1 + exp(-z)) is
-the probability of its second label; of an `ordinal` one output k is the logit of a label after k where it is none
-before; of `labels` each output is the logit of a label; a `score` is the answer itself. A task with `tags` has
-`[batch, length, outputs]`, and the answer for a word is that at its first token.
+the probability of its second label, which is the answer above 1/2, or above the task's `thresholds`; of an `ordinal`
+one output k is the logit of a label after k where it is none before; of `labels` each output is the logit of a label;
+a `score` is the answer itself. A task with `tags` has `[batch, length, outputs]`, and the answer for a word is that at
+its first token.
 
 In this folder, with `pip install onnxruntime transformers` (no torch is needed):
 {code}{scores}"""
@@ -362,6 +386,14 @@ said = 1 / (1 + np.exp(-output)) > task["thresholds"]
 }
 
 
+def _answer(task: Mapping[str, Any]) -> str:
+    """The code that reads a task's output."""
+    if task["kind"] != "binary" or "thresholds" not in task:
+        return ANSWERS[task["kind"]]
+    cut = float(logit(task["thresholds"]))
+    return ANSWERS[task["kind"]].replace("z > 0", f"z > {cut:.6f}")  # the logit of the threshold
+
+
 def _readme(described: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]] | None, quantized: bool) -> str:
     tasks, graphs, code = described["tasks"], [], []
     for file, text in (("model.onnx", ONE), ("model_bi.onnx", TWO)):
@@ -376,7 +408,7 @@ def _readme(described: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]
                 texts=TEXTS[task["pair_encoding"]],
                 apart=APART if task["pair_encoding"] == "bi" else "",
                 ready=READY.get(task["kind"], ""),
-                answer=ANSWERS[task["kind"]],
+                answer=_answer(task),
             )
         )
     if quantized:

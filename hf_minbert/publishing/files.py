@@ -15,7 +15,7 @@ from ..io import INDEX, json_line, whole_safetensors
 from ..model.configuration_minbert import MinBertConfig
 from ..model.inference import length_of
 from ..model.saving import FILE, why_it_stays
-from ..pretrained.data import READ_FROM
+from ..pretrained.data import CALIBRATION, READ_FROM
 from ..pretrained.loading import TOKENIZER_FILES
 from ..pretrained.weights import MODEL
 from ..settings.recipe import read_recipe, recipe_text
@@ -28,7 +28,7 @@ WEIGHTS = ("model.safetensors", INDEX, "model-*-of-*.safetensors")
 ADAPTER = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 TOKENIZER = (*TOKENIZER_FILES, "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 #: What a run, or a merge, says of itself. They are read, and go up without local paths.
-RECORDS = ("recipe.yaml", "environment.json", "metrics.json", "merge.json", "log.jsonl")
+RECORDS = ("recipe.yaml", "environment.json", "metrics.json", CALIBRATION, "merge.json", "log.jsonl")
 PLOTS = (f"report/{PICTURES}/*.png",)  # of `minbert report`
 NAMES = ("labels",)  # what stands there is no path, whatever it looks like
 #: All that may go up beside the code that the config names. What lies there of an older push and is on this list, but

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..data.files import HUB, SAMPLE
 from ..data.hub import is_hub_id, licence_of, on_hub
 from ..errors import MinBertError, explain
-from ..pretrained.data import load_plugins
+from ..pretrained.data import calibration_of, load_plugins
 from ..settings.keys import default_of
 from ..settings.table import OURS
 from ..settings.tasks import TASKS, Source, Task, data_files, get_tasks
@@ -52,6 +52,7 @@ class SavedModel:
     Args:
         tasks: the model's, by name; none for an encoder that was only pre-trained.
         recipe: the lines of `recipe.yaml`, with plain values.
+        calibration: what `minbert calibrate` wrote of the temperatures and thresholds that the model still has.
         merge: what `minbert average` or `ensemble` wrote of what the model was made from.
     """
 
@@ -62,6 +63,7 @@ class SavedModel:
     metrics: dict[str, Any]
     environment: dict[str, Any]
     merge: dict[str, Any]
+    calibration: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path) -> SavedModel:
@@ -82,7 +84,8 @@ class SavedModel:
             tasks = {saved["name"]: Task.from_config(saved) for saved in config.get("tasks") or ()}
         recipe = folder / "recipe.yaml"
         records = (_read(folder / f"{name}.json") for name in ("metrics", "environment", "merge"))
-        return cls(folder, config, tasks, plain_recipe(recipe) if recipe.is_file() else {}, *records)
+        fitted = calibration_of(folder, tasks)
+        return cls(folder, config, tasks, plain_recipe(recipe) if recipe.is_file() else {}, *records, fitted)
 
     @property
     def runs(self) -> list[dict[str, Any]]:

@@ -14,7 +14,10 @@ from ..pretrained.loading import is_adapter, load_config, tasks_of
 from ..pretrained.prediction import Predictor
 
 #: What the page is made of, by its place in the package; it keeps that place under `minbert_page`.
-PAGE = ("publishing/demo.py", "evaluation/attribution.py", "model/inference.py", "model/kinds.py", "model/packing.py")
+PAGE = (
+    "publishing/demo.py", "evaluation/attribution.py", "model/inference.py", "model/kinds.py", "model/packing.py",
+    "model/spans.py",
+)  # fmt: skip
 WRITTEN = ("app.py", "requirements.txt", "README.md", "minbert_page", "model")
 APP = '''"""The page of a Hugging Face Space. On a machine of your own: python app.py"""
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..data.rounds import rows_of_epoch
 from ..evaluation import analysis
+from ..evaluation.calibration import MEASURES
 from ..model.spans import mark_entities
 from ..settings.metrics import exact_by_row
 from ..settings.tasks import Task
@@ -45,6 +46,8 @@ def task_sections(build: Builder, run: Run, answers: Answers) -> None:
             build.section(f"{name}-neighbours", "Neighbours on the scale", lambda: neighbours(answers), 3)
         build.section(f"{name}-distribution", "Labels against predictions", lambda: distribution(build, answers), 3)
         build.section(f"{name}-calibration", "Calibration", lambda: calibration(build, answers), 3)
+    if name in run.calibration:
+        build.section(f"{name}-fitted", "Fitted on dev", lambda: fitted(build, run, answers), 3)
     build.section(f"{name}-length", "By length", lambda: by_length(build, answers), 3)
     build.section(f"{name}-words", "By how common the words are", lambda: by_words(build, run, answers), 3)
     worst = tagged.errors if of_tags else errors
@@ -114,6 +117,30 @@ def neighbours(answers: Answers) -> list:
         for m in merged
     ]  # fmt: skip
     return [*blocks, Table(["two classes", "rows", "accuracy", "same answer for every row"], rows)]
+
+
+def fitted(build: Builder, run: Run, answers: Answers) -> list:
+    """How probabilities, and answers with a threshold, were before something was fitted on dev, and are."""
+    name, found = answers.task.name, run.calibration[answers.task.name]
+    both = found["before"], found["after"]
+    names = MEASURES | ({found["metric"]: found["metric"]} if found["metric"] else {})
+    rows = [[said, *(number(of[measure]) for of in both)] for measure, said in names.items()]
+    text = f"Outputs are divided by {found['temperature']:.3f} before they become probabilities. "
+    for label, threshold in found["thresholds"].items():
+        text += f"{quoted(label)} is an answer above a probability of {threshold:.3f}. "
+    text += (
+        f"This was fitted on the {counted(found['rows'], 'dev row')} that the scores are of. “After” is of rows that "
+        "were not fitted: each half by what was fitted on the other. All else on this page is of the model as it is."
+    )
+    alt = f"{name}: accuracy by the probability of the more probable label, "
+    pictures = [
+        build.picture(
+            f"{name}-calibration-{when}", alt + said, plots.bins, [analysis.Bin(**each) for each in of["bins"]],
+            f"probability, {said}", "share right", diagonal=(0, 1),
+        )
+        for when, said, of in zip(("before", "after"), ("before", "after, cross-fitted"), both, strict=True)
+    ]  # fmt: skip
+    return [Text(text), Table(["", "before", "after"], rows), *pictures]
 
 
 def calibration(build: Builder, answers: Answers) -> list:

@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 
 from ..evaluation import effects
-from ..evaluation.effects import HIGHER, LEVEL, LOWER, OPEN, Effect, Sample, difference, holm, influence, seeds_to_tell
+from ..evaluation.effects import (
+    HIGHER,
+    LEVEL,
+    LOWER,
+    MARGIN,
+    OPEN,
+    Effect,
+    Sample,
+    difference,
+    holm,
+    influence,
+    seeds_to_tell,
+)
 from ..evaluation.metrics import overall
 from ..settings.metrics import metrics_of
 from ..settings.study import Claim
@@ -130,13 +142,15 @@ def judged(cells: Cells) -> Cells:
         if cell.verdict == OPEN:  # at the level of Holm's first step, which tells whatever the other rows come to
             more = max(seeds_to_tell(effect, LEVEL / len(told)), len(cell.scores) + 1)
             cells[name] = replace(cell, seeds_to_tell=more)
-    for name, cell in cells.items():
-        if cell.claimed:
-            cells[name] = replace(cell, claim=_judge(cell, HIGHER if cell.claimed > 0 else LOWER, abs(cell.claimed)))
-    return cells
+    return {name: replace(cell, claim=_of_reported(cell)) for name, cell in cells.items()}
 
 
-def _judge(cell: Cell, direction: str, size: float = 0.0, within: float | None = None) -> str:
+def _of_reported(cell: Cell) -> str:
+    """What becomes of the difference that is reported; `""` where none is."""
+    return _judge(cell, HIGHER if cell.claimed > 0 else LOWER, abs(cell.claimed)) if cell.claimed else ""
+
+
+def _judge(cell: Cell, direction: str, size: float = MARGIN, within: float | None = None) -> str:
     if cell.is_same:
         return SAME
     if cell.effect is None:
@@ -150,7 +164,7 @@ def judgement(claim: Claim, cell: Cell) -> str:
     """What becomes of a claim in words: as of the reported difference, unless it has a direction or margin alone."""
     if claim.finds or claim.within is not None:
         return _judge(cell, claim.finds, within=claim.within)
-    return cell.claim
+    return _of_reported(cell)
 
 
 def score(run: Run, metric: str, reduction: str = "best") -> float | None:
@@ -234,14 +248,14 @@ HOW = (
     "tell” is how many of each row, if difference and variances stay as they are."
 )
 CLAIMS = (
-    "A reported difference holds where the verdict has its direction, whatever its size. It does not hold where the "
-    "interval reaches to 0 or beyond, and not to the reported size. Else it cannot be told."
+    "A reported difference holds where the verdict has its direction, whatever its size; “opposite” is the other "
+    "direction. It is called smaller where nothing can be told of its direction and the interval does not reach the "
+    "reported size. Else it cannot be told."
 )
 IN_WORDS = (
-    "A claim is judged in each of its metrics by the row's difference. With reported scores it is as below. Without a "
-    "number it holds where the verdict has its direction, and does not hold where the interval lies on the other side "
-    "of 0. That there is no difference holds where the interval lies within the margin, and does not hold where it "
-    "lies outside of it: two one-sided tests, of level .025 each."
+    "A claim is judged in each of its metrics by the row's difference. With reported scores it is as below; without a "
+    f"number it is taken for a difference of {MARGIN:g}. That there is no difference holds where the interval lies "
+    "within the margin, and the opposite does where it lies outside of it: two one-sided tests, of level .025 each."
 )
 
 

@@ -17,7 +17,7 @@ from ..errors import MinBertError, explain
 from ..evaluation.submission import csv_columns, ending
 from ..model.inference import ragged
 from ..pretrained.adapters import full_options
-from ..pretrained.data import RunData, last_stage, stage_folders
+from ..pretrained.data import RunData, calibration_of, last_stage, stage_folders
 from ..run.folder import all_values
 from ..settings.complete import differing_parts
 from ..settings.dotted import Value, stage_recipes
@@ -114,6 +114,7 @@ class Run:
         data: where its data lies.
         answers: by task, in the order of the tasks.
         notes: what is missing or odd, a sentence each.
+        calibration: by task, what was fitted to its probabilities and answers; see `run.calibrate`.
     """
 
     path: Path
@@ -127,6 +128,7 @@ class Run:
     data: RunData
     answers: dict[str, Answers] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    calibration: dict[str, Entry] = field(default_factory=dict)
 
     @property
     def seed(self) -> Any:
@@ -218,11 +220,12 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
             f"its recipe."
         )
     home, data, notes = last_stage(path), RunData.of(path, data_dir), []
-    stages = list(_stages(path, notes))
+    stages, saved = list(_stages(path, notes)), _json(path / "config.json").get("tasks") or ()
     run = Run(
         path, path.resolve().name, data.tasks or _saved_tasks(home, notes), _recipe(path) or _recipe(home),
         _json(path / "metrics.json"), _json(path / "environment.json") or _json(home / "environment.json"),
         _json(path / "config.json"), stages, data, notes=notes,
+        calibration=calibration_of(path, {task["name"]: Task.from_config(task) for task in saved}),
     )  # fmt: skip
     predictions = path if (path / PREDICTIONS).is_dir() else home
     _note_what_is_missing(run, predictions)

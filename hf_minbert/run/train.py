@@ -9,7 +9,7 @@ import typing
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from ..data.leaks import HeldOut, guarded_tasks, load_training
 from ..data.mappings import pinned_sources
 from ..data.selection import chosen_and_rest
 from ..errors import DivergedError, MinBertError, explain
+from ..evaluation.calibration import to_fit
 from ..evaluation.metrics import has_diverged
 from ..evaluation.submission import ending, write_predictions
 from ..io import write_json
@@ -32,6 +33,7 @@ from ..model.inference import length_of
 from ..model.library import parts_of
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..pretrained import adapters
+from ..pretrained.data import CALIBRATION
 from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from ..pretrained.prediction import Predictor, score
 from ..pretrained.teachers import teacher_logits
@@ -54,6 +56,7 @@ from ..training.gradients import GradientRows, Gradients
 from ..training.terms.registry import terms_of
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
+from .calibrate import answers_of, calibrate
 from .folder import AVERAGED, RunFolder
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 
@@ -284,7 +287,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
     if args.should_save:
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
-            of_tasks = {**_score(folder.path, args, data["scored"]), "leaks": data["leaks"]}
+            of_tasks = {**_score(folder, trainer, data["scored"]), "leaks": data["leaks"]}
             of_tasks["unknown_tokens"] = trainer.unknown_tokens
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
     return metrics
@@ -298,6 +301,9 @@ def _check(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Seque
         pretraining.check(args, by_name)
     else:
         args.check_tasks(by_name)
+        if any((asked := _asked(settings)).values()):
+            scored = [by_name[name] for name in args.chosen_tasks("eval_tasks", by_name)]
+            to_fit(scored, asked["temperature"], asked["thresholds"])
 
 
 def _make_trainer(
@@ -526,10 +532,16 @@ def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> No
 # ---- What comes out ---------------------------------------------------------------------------------------------
 
 
-def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) -> dict[str, float]:
-    """Scores the saved model, as anybody who loads it will, and writes its predictions."""
+def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> dict[str, float]:
+    """Scores the saved model, as anybody who loads it will, and writes its predictions; calibrates it before."""
+    folder, args, asked = run.path, run.args, _asked(run.settings)
     size, shown = args.per_device_eval_batch_size, not args.disable_tqdm
     predictor = Predictor.from_pretrained(folder, batch_size=size)
+    (folder / CALIBRATION).unlink(missing_ok=True)  # of the model that a resumed run had before
+    if any(asked.values()):
+        calibrate(folder, predictor, dev, **asked, progress=shown)
+        for name, task in predictor.tasks.items():  # a push saves the model once more
+            cast(MinBertConfig, trainer.model.config).get_task(name).update(answers_of(task))
     scores, decoded = score(predictor, dev, progress=shown)
     for name, found in decoded.items():
         task, columns = predictor.task(name), dev[name][:]
@@ -539,6 +551,11 @@ def _score(folder: Path, args: MultiTaskTrainingArguments, dev: dict[str, Any]) 
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def _asked(settings: RunSettings) -> dict[str, Any]:
+    """What a recipe asks `calibrate` for."""
+    return {"temperature": settings.calibrate == "temperature", "thresholds": settings.tune_thresholds}
 
 
 def _training_scores(trainer: Trainer) -> dict[str, float]:

@@ -46,6 +46,19 @@ def f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     return float(class_scores(values, labels, len(task.labels))["f1"][1])
 
 
+def matthews(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
+    """The correlation of predicted and right classes (Matthews 1975; Gorodkin 2004 for more than two).
+
+    0.0 where it is not defined: all predictions, or all labels, are of one class.
+    """
+    import numpy as np
+
+    classes, rows = len(task.labels), len(labels)
+    said, right = (np.bincount(x, minlength=classes).astype(float) for x in (values, labels))
+    spread = (rows**2 - said @ said) * (rows**2 - right @ right)
+    return float(((values == labels).sum() * rows - said @ right) / spread**0.5) if spread > 0 else 0.0
+
+
 def pearson(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
     return correlation("pearson", values, labels)
 
@@ -218,8 +231,8 @@ def higher_is_better(metric: str) -> bool:
 KIND_METRICS: dict[str, Registry[Metric]] = {
     kind: Registry("metric", Callable, metrics, among=f"for kind {kind!r}")
     for kind, metrics in {
-        "classes": {"accuracy": accuracy, "macro_f1": macro_f1},
-        "binary": {"accuracy": accuracy, "f1": f1},
+        "classes": {"accuracy": accuracy, "macro_f1": macro_f1, "matthews": matthews},
+        "binary": {"accuracy": accuracy, "f1": f1, "matthews": matthews},
         "ordinal": {
             "accuracy": accuracy,
             "quadratic_kappa": quadratic_kappa,

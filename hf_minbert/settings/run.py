@@ -10,6 +10,8 @@ from .keys import documented, key
 
 Objective = Literal["tasks", "mlm"]
 TextOrder = Literal["mixed", "sequence"]
+Calibrate = Literal["none", "temperature"]
+ThresholdMetric = Literal["f1", "accuracy", "matthews"]
 
 
 @documented
@@ -109,6 +111,24 @@ class RunSettings:
         "`metrics.json`, the predictions and the report are of the other rows then, which have chosen nothing. The "
         "parts are the same for every seed. Unless given, all dev rows do both, and scores of the best model are a "
         "little too high.",
+        objectives="tasks",
+    )
+    calibrate: Calibrate = key(
+        "none",
+        "After training, fit on the rows that the model is scored on what its probabilities lack: `temperature`, a "
+        "number for each task of kind `classes`, `binary` or `labels` that its outputs are divided by (Guo et al. "
+        "2017). No answer changes. The model's config carries it. `calibration.json`, the report and the card have "
+        "the calibration before and after, measured on rows that were not fitted.",
+        resume="after",
+        objectives="tasks",
+    )
+    tune_thresholds: ThresholdMetric | None = key(
+        None,
+        "After training, fit the probability above which a label is an answer, the second one of a binary task or "
+        "each of kind `labels`, to its best `f1`, `accuracy` or `matthews` on the rows that the model is scored on, "
+        "which then flatter it a little; "
+        "`calibration.json` has the score on rows that were not fitted. The model's config carries it.",
+        resume="after",
         objectives="tasks",
     )
     overwrite: bool = key(

@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ..errors import MinBertError, did_you_mean, unknown_name
-from ..model.kinds import KINDS, Kind, KindName
+from ..model.kinds import CALIBRATED, KINDS, THRESHOLDED, Kind, KindName
 from .metrics import KIND_METRICS, higher_is_better, metrics_of
 from .wording import in_words
 
@@ -22,7 +22,7 @@ FileEntry = str | dict[str, Any]
 #: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
 DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns", "sources")
 #: What a task says that may have any of its labels, and no other.
-OF_SETS = ("label_delimiter", "thresholds")
+OF_SETS = ("label_delimiter",)
 #: What two tasks must agree in for the weights of their heads to mean the same.
 HEAD_FIELDS = (
     "kind", "labels", "range", "pair_encoding", "pooling", "pooling_options", "layers", "join", "head", "head_options",
@@ -200,7 +200,8 @@ class Task:
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
         labels: label names in the order of their ids: the first has id 0. Empty for a score.
         label_delimiter: what stands between the labels of a text cell, of kind `labels`.
-        thresholds: the probability above which a label is answered, of kind `labels`: one for all, or a list.
+        thresholds: the probability above which a label is answered; of kind `labels` one for all, or a list, and of a
+            binary task that of the second label. `tune_thresholds` fits it.
         range: lowest and highest score, both included. `None` unless `kind` is `score`.
         pair_encoding: `single` for one text; for two texts `cross`, both joined in one input as the
             tokenizer joins them, or `bi`, each through the encoder by itself. `single` or `cross` by the number of
@@ -216,6 +217,7 @@ class Task:
         loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
         loss_options: options of the loss's function.
         metric: the task's score in `eval_overall`; the first of its kind unless given (`settings.metrics.metrics_of`).
+        temperature: what outputs are divided by before they become probabilities; `calibrate` fits it.
         files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
             `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
             else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`, `.conll`; a folder is one of
@@ -249,6 +251,7 @@ class Task:
     loss: str = ""
     loss_options: dict[str, Any] = field(default_factory=dict)
     metric: str = ""
+    temperature: float = 1.0
     files: dict[str, FileEntry | list[FileEntry]] = field(default_factory=dict)
     dataset: str | None = None
     dataset_config: str | None = None
@@ -293,14 +296,16 @@ class Task:
         self._settle_pooling(where)
         if not self.metric:
             object.__setattr__(self, "metric", next(iter(metrics_of(self))))
-        if self.metric not in KIND_METRICS[self.kind] or self.metric not in metrics_of(self):
-            raise MinBertError(f"{where}: {unknown_name('metric', self.metric, metrics_of(self))}")
+        for known in (KIND_METRICS[self.kind], metrics_of(self)):
+            if self.metric not in known:
+                raise MinBertError(f"{where}: {unknown_name('metric', self.metric, known)}")
         if not higher_is_better(self.metric):
             raise MinBertError(
                 f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
                 f"{self.metric!r}, which is reported anyway."
             )
         self._check_labels(where)
+        self._check_answers(where)
         self._check_set(where)
         self._check_data(where)
 
@@ -315,16 +320,8 @@ class Task:
                 found = list(value) if isinstance(value, tuple) else value
                 raise MinBertError(f"{where}: `{name}` must be a list of text like [a, b]. Found {found!r}.")
         for name in (
-            "label_column",
-            "label_delimiter",
-            "pair_encoding",
-            "pooling",
-            "layers",
-            "join",
-            "head",
-            "loss",
-            "metric",
-        ):
+            "label_column", "label_delimiter", "pair_encoding", "pooling", "layers", "join", "head", "loss", "metric",
+        ):  # fmt: skip
             if not isinstance(value := getattr(self, name), str):
                 raise MinBertError(f"{where}: `{name}` must be text. Found {value!r}.")
         for name in ("pooling_options", "head_options", "loss_options"):
@@ -406,13 +403,27 @@ class Task:
                 f"Found labels={self.labels!r}, range={self.range!r}."
             )
 
+    def _check_answers(self, where: str) -> None:
+        """How outputs become answers."""
+        if type(self.temperature) not in (int, float) or not 0 < self.temperature < inf:
+            raise MinBertError(f"{where}: `temperature` must be a number above 0. Found {self.temperature!r}.")
+        for name, usual, kinds in (("temperature", 1, CALIBRATED), ("thresholds", 0.5, THRESHOLDED)):
+            if getattr(self, name) != usual and self.kind not in kinds:
+                raise MinBertError(
+                    f"{where}: `{name}` is for kinds {', '.join(kinds)}, and `kind` is {self.kind!r}. Leave it out."
+                )
+        given, count = self.thresholds, len(self.labels) if self.traits.is_set else 1
+        numbers: list[Any] = given if isinstance(given, list) and self.traits.is_set else [given] * count
+        if len(numbers) != count or not all(type(n) in (int, float) and 0 < n < 1 for n in numbers):
+            each = ", or a list of one for each label" if self.traits.is_set else ""
+            raise MinBertError(f"{where}: `thresholds` must be a number between 0 and 1{each}. Found {given!r}.")
+
     def _check_set(self, where: str) -> None:
         """What goes with any number of labels alone."""
         several = self.columns.get("label") if isinstance(self.columns, Mapping) else None
         if not self.traits.is_set:
             given = {
-                "label_delimiter": self.label_delimiter != "|", "thresholds": self.thresholds != 0.5,
-                "columns: {label: [...]}": isinstance(several, list),
+                "label_delimiter": self.label_delimiter != "|", "columns: {label: [...]}": isinstance(several, list),
             }  # fmt: skip
             for name in (name for name, is_given in given.items() if is_given):
                 raise MinBertError(
@@ -429,13 +440,15 @@ class Task:
                 f"{where}: `columns` of 'label' must name {len(self.labels)} columns, one for each label, or one that "
                 f"holds all. Found {several!r}."
             )
-        given = self.thresholds
-        numbers = given if isinstance(given, list) else [given] * len(self.labels)
-        if len(numbers) != len(self.labels) or not all(type(n) in (int, float) and 0 < n < 1 for n in numbers):
-            raise MinBertError(
-                f"{where}: `thresholds` must be a number between 0 and 1, or a list of one for each label. Found "
-                f"{given!r}."
-            )
+
+    @property
+    def own_thresholds(self) -> dict[str, float]:
+        """The thresholds by label, where they are not the usual one half."""
+        if self.thresholds == 0.5:
+            return {}
+        labels = self.labels if self.traits.is_set else self.labels[1:]
+        given = self.thresholds if isinstance(self.thresholds, list) else [self.thresholds] * len(labels)
+        return dict(zip(labels, given, strict=True))
 
     @property
     def is_pair(self) -> bool:

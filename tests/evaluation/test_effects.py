@@ -7,11 +7,12 @@ import pytest
 from scipy import stats
 
 from hf_minbert.evaluation.effects import (
-    FAILS,
     HIGHER,
     HOLDS,
     LOWER,
     OPEN,
+    OPPOSITE,
+    SMALLER,
     Effect,
     Sample,
     claim,
@@ -233,14 +234,14 @@ def effect(low, high, over_seeds=(1e-4, 1e-4), over_rows=(1e-5, 1000.0)):
     [
         (0.01, 0.03, 0.01, 0.05, HIGHER, HOLDS),  # whatever the size
         (-0.03, -0.01, 0.01, -0.02, LOWER, HOLDS),
-        (-0.03, -0.01, 0.01, 0.02, LOWER, FAILS),
-        (0.01, 0.03, 0.01, -0.02, HIGHER, FAILS),
-        (-0.01, 0.03, 0.4, 0.04, OPEN, FAILS),  # the interval does not reach .04
-        (-0.03, 0.01, 0.4, -0.04, OPEN, FAILS),
+        (-0.03, -0.01, 0.01, 0.02, LOWER, OPPOSITE),
+        (0.01, 0.03, 0.01, -0.02, HIGHER, OPPOSITE),
+        (-0.01, 0.03, 0.4, 0.04, OPEN, SMALLER),  # the interval does not reach .04
+        (-0.03, 0.01, 0.4, -0.04, OPEN, SMALLER),
+        (0.001, 0.03, 0.08, 0.04, OPEN, SMALLER),
         (-0.01, 0.03, 0.4, 0.02, OPEN, OPEN),
         (-0.03, 0.01, 0.4, -0.02, OPEN, OPEN),
         (-0.01, 0.03, 0.4, 0.03, OPEN, OPEN),  # reaches it
-        (0.001, 0.03, 0.08, 0.04, OPEN, OPEN),  # lies above 0, but for Holm's correction
     ],
 )
 def test_verdicts_and_what_becomes_of_claims(low, high, adjusted, claimed, said, becomes):
@@ -252,14 +253,14 @@ def test_verdicts_and_what_becomes_of_claims(low, high, adjusted, claimed, said,
 @pytest.mark.parametrize(
     ("low", "high", "said", "becomes"),
     [
-        (0.01, 0.03, HIGHER, HOLDS),
-        (-0.03, -0.01, LOWER, FAILS),
-        (-0.03, -0.001, OPEN, FAILS),  # on the other side of 0, but for Holm's correction
+        (0.001, 0.004, HIGHER, HOLDS),
+        (-0.03, -0.01, LOWER, OPPOSITE),
+        (-0.03, 0.009, OPEN, SMALLER),
         (-0.03, 0.01, OPEN, OPEN),
         (0.001, 0.03, OPEN, OPEN),
     ],
 )
-def test_a_claim_without_a_number_fails_on_the_other_side_of_0_alone(low, high, said, becomes):
+def test_a_claim_without_a_number_is_of_a_hundredth(low, high, said, becomes):
     assert claim(effect(low, high), said, HIGHER) == becomes
     other = {HIGHER: LOWER, LOWER: HIGHER, OPEN: OPEN}[said]
     assert claim(effect(-high, -low), other, LOWER) == becomes
@@ -272,8 +273,8 @@ def test_a_claim_without_a_number_fails_on_the_other_side_of_0_alone(low, high, 
         (0.001, 0.01, HIGHER, HOLDS),  # a difference that is real, and counts as none
         (-0.005, 0.011, OPEN, OPEN),
         (0.005, 0.02, HIGHER, OPEN),
-        (0.011, 0.02, HIGHER, FAILS),
-        (-0.02, -0.011, LOWER, FAILS),
+        (0.011, 0.02, HIGHER, OPPOSITE),
+        (-0.02, -0.011, LOWER, OPPOSITE),
         (-0.005, 0.005, "", OPEN),  # one seed
     ],
 )

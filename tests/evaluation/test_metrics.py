@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 from scipy.stats import pearsonr
-from sklearn.metrics import f1_score
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 from hf_minbert.errors import DivergedError, MinBertError
 from hf_minbert.evaluation.decoding import Decoded, clip, decode
@@ -75,6 +75,7 @@ def test_class_metrics_equal_scikit_learns_over_all_classes():
         "accuracy": 0.75,
         # F1 of the classes 0 to 4: 1, 4/5, 0, 0, 0; the mean over the seen ones would be 0.6
         "macro_f1": pytest.approx((1 + 0.8) / 5),
+        "matthews": pytest.approx(matthews_corrcoef(labels, predicted)),
     }
 
 
@@ -84,8 +85,16 @@ def test_binary_metrics_equal_scikit_learns():
     assert task_metrics(PARA, logits, labels) == {
         "accuracy": pytest.approx(((logits[:, 0] > 0) == labels).mean()),
         "f1": pytest.approx(f1_score(labels, logits[:, 0] > 0)),
+        "matthews": pytest.approx(matthews_corrcoef(labels, logits[:, 0] > 0)),
     }
-    assert task_metrics(PARA, column(-1, -1), np.array([0, 0])) == {"accuracy": 1.0, "f1": 0.0}
+    assert task_metrics(PARA, column(-1, -1), np.array([0, 0])) == {"accuracy": 1.0, "f1": 0.0, "matthews": 0.0}
+
+
+def test_the_correlation_of_classes_is_one_of_all_right_and_none_of_one_answer():
+    labels = np.array([0, 1, 1, 4, 2])
+    for values, expected in ((labels, 1.0), (np.full(5, 1), 0.0), (np.array([1, 0, 4, 1, 3]), None)):
+        found = task_metrics(SST, np.eye(5)[values], labels)["matthews"]
+        assert found == pytest.approx(matthews_corrcoef(labels, values) if expected is None else expected)
 
 
 def test_correlations_of_a_column_and_a_row():
@@ -140,10 +149,10 @@ def test_labels_must_fit_the_predictions(labels):
 
 
 SCORES = {
-    "sst": {"accuracy": 0.5, "macro_f1": 0.4},
-    "para": {"accuracy": 0.8, "f1": 0.7},
+    "sst": {"accuracy": 0.5, "macro_f1": 0.4, "matthews": 0.3},
+    "para": {"accuracy": 0.8, "f1": 0.7, "matthews": 0.6},
     "sts": {"pearson": -0.2, "spearman": 0.1},
-    "cfimdb": {"accuracy": 0.9, "macro_f1": 0.9},
+    "cfimdb": {"accuracy": 0.9, "macro_f1": 0.9, "matthews": 0.8},
 }
 
 
@@ -168,7 +177,8 @@ def test_overall_takes_the_metric_that_the_task_names():
 
 def test_metric_names_are_those_that_get_reported():
     assert metric_names([SST, STS]) == [
-        "sst_accuracy", "sst_macro_f1", "sst_loss", "sts_pearson", "sts_spearman", "sts_loss", "overall",
+        "sst_accuracy", "sst_macro_f1", "sst_matthews", "sst_loss", "sts_pearson", "sts_spearman", "sts_loss",
+        "overall",
     ]  # fmt: skip
     tasks = [TASKS[name] for name in SCORES]
     names = metric_names(tasks)

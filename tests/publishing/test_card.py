@@ -165,8 +165,8 @@ def test_scores_stand_in_the_metadata_as_they_were_measured(run):
     assert found == {
         (task, metric): metrics[f"eval_{task}_{metric}"]
         for task, metric in (
-            ("sst", "accuracy"), ("sst", "macro_f1"), ("para", "accuracy"), ("para", "f1"), ("sts", "pearson"),
-            ("sts", "spearman"),
+            ("sst", "accuracy"), ("sst", "macro_f1"), ("sst", "matthews"), ("para", "accuracy"), ("para", "f1"),
+            ("para", "matthews"), ("sts", "pearson"), ("sts", "spearman"),
         )
     }  # fmt: skip
     assert {(result.dataset_split, result.dataset_config) for result in card.data.eval_results} == {("dev", None)}

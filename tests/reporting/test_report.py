@@ -323,7 +323,8 @@ def test_a_task_may_be_called_as_a_section_or_as_the_beginning_of_another(make_r
         split.unlink()  # and without labels, each task has its own recorded scores
     shown = table(built(folder), "scores")
     assert [name for name in shown if name.startswith("scores")] == [
-        "scores_accuracy", "scores_macro_f1", "scores_2_accuracy", "scores_2_macro_f1"
+        "scores_accuracy", "scores_macro_f1", "scores_matthews", "scores_2_accuracy", "scores_2_macro_f1",
+        "scores_2_matthews",
     ]  # fmt: skip
 
 
@@ -349,7 +350,7 @@ def test_the_mean_of_tasks_is_left_out_of_one_task_and_recorded_where_prediction
 ):
     tasks = get_tasks(["sst"])
     alone = make_run(tmp_path / "alone", make_data(tmp_path / "data", 5, tasks), 5, tasks=tasks)
-    assert list(table(built(alone), "scores")) == ["sst, accuracy", "sst, macro_f1"]
+    assert list(table(built(alone), "scores")) == ["sst, accuracy", "sst, macro_f1", "sst, matthews"]
     less = shutil.copytree(run, tmp_path / "less")
     (less / "predictions" / "sts-dev.csv").unlink()
     recorded = json.loads((run / "metrics.json").read_text())["eval_overall"]

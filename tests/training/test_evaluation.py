@@ -19,8 +19,8 @@ from hf_minbert.settings.tasks import KIND_METRICS
 DEV = {"sst": 11, "para": 7, "sts": 9}
 STS = ["eval_sts_loss", "eval_sts_pearson", "eval_sts_spearman"]
 ALL = [
-    "eval_sst_loss", "eval_sst_accuracy", "eval_sst_macro_f1", "eval_para_loss", "eval_para_accuracy", "eval_para_f1",
-    *STS, "eval_overall", "eval_leaderboard",
+    "eval_sst_loss", "eval_sst_accuracy", "eval_sst_macro_f1", "eval_sst_matthews", "eval_para_loss",
+    "eval_para_accuracy", "eval_para_f1", "eval_para_matthews", *STS, "eval_overall", "eval_leaderboard",
 ]  # fmt: skip
 
 

@@ -1,0 +1,78 @@
+"""`minbert calibrate`"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from ..errors import MinBertError, unknown_name
+from ..settings.run import ThresholdMetric
+
+
+class Metric(StrEnum):
+    f1 = "f1"
+    accuracy = "accuracy"
+    matthews = "matthews"
+
+
+def calibrate(
+    model: Annotated[Path, typer.Argument(help="The folder of a finished run, or of another model.")],
+    thresholds: Annotated[
+        Metric | None,
+        typer.Option(help="Choose too where a binary task's yes begins, by this metric.", show_default=False),
+    ] = None,
+    temperature: Annotated[bool, typer.Option(help="Fit temperatures; without them, thresholds alone.")] = True,
+    data_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="The folder with the tasks' files; sample (in the package); or hub.  [default: the recipe's]",
+            show_default=False,
+        ),
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that have something to fit]")
+    ] = None,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
+    ] = 32,
+) -> None:
+    """Fit a saved model's probabilities, and thresholds, on the dev rows that it is scored on. Weights stay.
+
+    The model's folder is changed: its config carries what was fitted. `calibration.json` says how good it was and is.
+    """
+    from ..evaluation.calibration import to_fit
+    from ..pretrained.data import RECIPE, RunData
+    from ..pretrained.loading import load_config, tasks_of
+    from ..pretrained.prediction import Predictor
+    from ..run.calibrate import calibrate as carry_out
+
+    if not model.is_dir():
+        raise MinBertError(f"{model} is no folder. A model is calibrated in its folder: give that of a finished run.")
+    if not temperature and thresholds is None:
+        raise MinBertError("There is nothing to fit. Leave --no-temperature out, or give --thresholds.")
+    tasks = tasks_of(load_config(str(model)), str(model))
+    for name in task or ():
+        if name not in tasks:
+            raise unknown_name("task", name, tasks)
+    data, metric = RunData.of(model, data_dir), cast(ThresholdMetric | None, thresholds and thresholds.value)
+    if data_dir is None and data.recipe is None:
+        raise MinBertError(f"{model} has no {RECIPE} that says where its data lies. Give --data-dir.")
+    names = task or to_fit([tasks[name] for name in data.scored(tasks)], temperature, metric)
+    rows = {name: data.rows(tasks[name], "dev") for name in names}
+    predictor = Predictor.from_pretrained(model, batch_size=batch_size)
+    found = carry_out(model, predictor, rows, temperature=temperature, thresholds=metric, progress=True)
+    for name, of in found.items():
+        _print(name, of)
+    typer.echo("“after” is of dev rows that were not fitted: each half of them by what was fitted on the other.")
+
+
+def _print(task: str, found: dict[str, Any]) -> None:
+    fitted = f"temperature {found['temperature']:.3f}"
+    fitted += "".join(f", {label!r} above {number:.3f}" for label, number in found["thresholds"].items())
+    typer.echo(f"{task}: {fitted}, on {found['rows']:,} rows")
+    typer.echo(f"  {'':<10}  {'before':>7}  {'after':>7}")
+    for name in ("ece", "brier", "nll", *([found["metric"]] if found["metric"] else [])):
+        typer.echo(f"  {name:<10}  {found['before'][name]:7.4f}  {found['after'][name]:7.4f}")

@@ -1,0 +1,233 @@
+"""Probabilities that mean what they say, and where a yes begins: both fitted on labelled rows.
+
+A temperature T divides a task's outputs before they become probabilities (Guo et al. 2017,
+https://arxiv.org/abs/1706.04599): it makes all of them surer or less sure, and changes no answer. A threshold is the
+probability above which a label is an answer: the second one of a binary task, or each where any may be right (kind
+`labels`), which counts as a yes or no for each label. Letters in shapes: N rows, C outputs of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import MinBertError
+from ..model.kinds import CALIBRATED, THRESHOLDED, above_threshold
+from ..settings.metrics import KIND_METRICS
+from ..settings.run import ThresholdMetric
+from ..settings.tasks import Task
+from .analysis import calibration
+from .decoding import Decoded, as_matrix, decode
+
+#: Metrics of the order of probabilities, which neither changes.
+OF_ORDER = ("lrap",)
+#: What measures of probabilities are called; see `measures`.
+MEASURES = {"ece": "expected calibration error, ten bins", "brier": "Brier score", "nll": "negative log-likelihood"}
+#: The lowest and the highest temperature. Where all answers are right, the lower the better.
+LOWEST, HIGHEST = 0.01, 100.0
+#: The least and the greatest number between 0 and 1 that a threshold may be.
+INSIDE = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)
+
+
+def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
+    """The names of those tasks that have something to fit. Raises `MinBertError` where what is asked for fits none."""
+    tasks = list(tasks)
+    asked: dict[str, tuple[str, ...]] = {}
+    if temperature:
+        asked["temperature"] = CALIBRATED
+    if metric is not None:
+        asked["threshold"] = THRESHOLDED
+    for what, kinds in asked.items():
+        if not any(task.kind in kinds for task in tasks):
+            found = ", ".join(f"{task.name} ({task.kind})" for task in tasks)
+            raise MinBertError(f"A {what} is for tasks of kind {' or '.join(kinds)}. Found {found}. Leave it out.")
+    return [task.name for task in tasks if any(task.kind in kinds for kinds in asked.values())]
+
+
+def fit(task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None) -> Task:
+    """The task with the temperature of the least negative log-likelihood, and the thresholds of the best `metric`.
+
+    Args:
+        task: of a kind in `CALIBRATED`.
+        logits: the head's own, [N, C]; labels [N], or [N, C] where any may be right.
+        temperature: whether to fit that; else the task keeps its own.
+        metric: one of `THRESHOLD_METRICS`, by which each label's threshold is chosen; `None` keeps the task's own.
+    """
+    logits = as_matrix(task, logits)
+    if temperature:
+        task = with_temperature(task, best_temperature(task, logits, labels))
+    if metric is not None:
+        yes = _probabilities(decode(task, logits))
+        if not task.traits.is_set:
+            return replace(task, thresholds=best_threshold(yes[:, 1], labels == 1, metric))
+        columns = zip(yes.T, labels.T > 0, strict=True)
+        task = replace(task, thresholds=[best_threshold(*column, metric) for column in columns])
+    return task
+
+
+def _probabilities(decoded: Decoded) -> np.ndarray:
+    assert decoded.probabilities is not None  # by the task's kind
+    return decoded.probabilities
+
+
+def with_temperature(task: Task, temperature: float) -> Task:
+    """The task with another temperature and the same answers: its thresholds move along."""
+    from scipy.special import expit, logit
+
+    moved = expit(logit(task.thresholds) * task.temperature / temperature).clip(*INSIDE)
+    return replace(task, temperature=temperature, thresholds=moved.tolist() if task.own_thresholds else 0.5)
+
+
+def best_temperature(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature of the least mean negative log-likelihood, from `LOWEST` to `HIGHEST`.
+
+    With b = 1 / T it is convex, and its slope is what the model expects of the outputs less what is right:
+    sum_c p_c(b) z_c - z_y. So the slope's only root is looked for.
+    """
+    from scipy.optimize import brentq
+
+    if task.traits.is_set:
+        logits, labels = logits.reshape(-1, 1), labels.reshape(-1)
+    if task.kind in THRESHOLDED:
+        logits = np.concatenate([np.zeros_like(logits), logits], axis=1)
+    logits = logits - logits.max(axis=1, keepdims=True)
+    right = np.take_along_axis(logits, np.asarray(labels, dtype=np.int64)[:, None], axis=1)[:, 0]
+
+    def slope(log_b: float) -> float:
+        exponentials = np.exp(np.exp(log_b) * logits)
+        expected = (exponentials * logits).sum(axis=1) / exponentials.sum(axis=1)
+        return float((expected - right).mean())
+
+    low, high = -np.log(HIGHEST), -np.log(LOWEST)
+    if slope(low) >= 0:
+        return HIGHEST
+    if slope(high) <= 0:
+        return LOWEST
+    return float(np.exp(-brentq(slope, low, high, xtol=1e-12)))
+
+
+# ---- Thresholds --------------------------------------------------------------------------------------------------
+
+
+def _accuracy(tp: np.ndarray, fp: np.ndarray, fn: np.ndarray, tn: np.ndarray) -> np.ndarray:
+    return (tp + tn) / (tp + fp + fn + tn)
+
+
+def _f1(tp: np.ndarray, fp: np.ndarray, fn: np.ndarray, tn: np.ndarray) -> np.ndarray:
+    return 2 * tp / np.maximum(2 * tp + fp + fn, 1)
+
+
+def _matthews(tp: np.ndarray, fp: np.ndarray, fn: np.ndarray, tn: np.ndarray) -> np.ndarray:
+    product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+    return (tp * tn - fp * fn) / np.sqrt(np.where(product == 0, 1.0, product))
+
+
+#: Metrics that a threshold can be chosen by, from the counts of true and false yes and false and true no.
+THRESHOLD_METRICS: dict[ThresholdMetric, Callable[..., np.ndarray]] = {
+    "f1": _f1,
+    "accuracy": _accuracy,
+    "matthews": _matthews,
+}
+
+
+def best_threshold(yes: np.ndarray, labels: np.ndarray, metric: ThresholdMetric) -> float:
+    """The probability above which yes is the answer that scores best; of several, the nearest to 0.5.
+
+    It lies in the middle between two probabilities that occur, or between the least or the greatest and 0 or 1.
+
+    Args:
+        yes: probabilities of it, [N].
+        labels: whether yes is right, bool [N].
+        metric: one of `THRESHOLD_METRICS`.
+    """
+    found, place = np.unique(yes, return_inverse=True)
+    # Above a threshold below `found[k]` lie all rows from there on.
+    rows, right = (np.bincount(place, weights, len(found)) for weights in (None, labels))
+    said = np.append(rows[::-1].cumsum()[::-1], 0.0)
+    tp = np.append(right[::-1].cumsum()[::-1], 0.0)
+    fp, fn = said - tp, labels.sum() - tp
+    scores = THRESHOLD_METRICS[metric](tp, fp, fn, len(labels) - tp - fp - fn)
+    edges = np.concatenate([[0.0], found, [1.0]])
+    thresholds = ((edges[:-1] + edges[1:]) / 2).clip(*INSIDE)
+    best = np.flatnonzero(scores >= scores.max() - 1e-12)  # equal ones may differ by rounding
+    return float(thresholds[best[np.abs(thresholds[best] - 0.5).argmin()]])
+
+
+# ---- Before and after --------------------------------------------------------------------------------------------
+
+
+def halves(labels: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Two halves of the rows, each label in both as evenly as can be: first one and the other, then the reverse."""
+    by = labels if labels.ndim == 1 else labels.sum(axis=1)
+    order = np.lexsort([np.random.default_rng(0).permutation(len(labels)), by])
+    one, other = np.sort(order[::2]), np.sort(order[1::2])
+    yield one, other
+    yield other, one
+
+
+def crossfitted(
+    task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None
+) -> Decoded:
+    """Answers to all rows, each half's with what was fitted on the other: rows that had no part in it."""
+    probabilities = np.zeros((len(labels), len(task.labels)))
+    values = np.zeros_like(labels)
+    for fitted_on, rest in halves(labels):
+        fitted = fit(task, logits[fitted_on], labels[fitted_on], temperature, metric)
+        decoded = decode(fitted, logits[rest])
+        said = above_threshold(decoded.values, fitted.thresholds) if task.traits.is_set else decoded.values
+        values[rest], probabilities[rest] = said, decoded.probabilities
+    return Decoded(values, probabilities)
+
+
+def measures(task: Task, decoded: Decoded, labels: np.ndarray) -> dict[str, Any]:
+    """How good probabilities and answers are.
+
+    Returns:
+        the task's metrics; `nll`, the mean negative log-likelihood; `brier`, the mean squared distance of the
+        probabilities from 0 and 1 (Brier 1950), of a yes or no that of yes alone, of classes the sum over them; `ece`,
+        the expected calibration error over ten bins of one width, and the `bins`, of the probability of the more
+        probable label.
+    """
+    scores = {
+        name: metric(task, decoded.values, labels)
+        for name, metric in KIND_METRICS[task.kind].items() if name not in OF_ORDER
+    }  # fmt: skip
+    probabilities, right = _probabilities(decoded), np.asarray(labels).astype(np.int64)
+    if task.traits.is_set:
+        yes, right = probabilities.reshape(-1), right.reshape(-1)
+        probabilities = np.stack([1 - yes, yes], axis=1)
+    of_right = np.take_along_axis(probabilities, right[:, None], axis=1)[:, 0]
+    squares = (probabilities - np.eye(probabilities.shape[1])[right]) ** 2
+    brier = squares[:, 1] if task.kind in THRESHOLDED else squares.sum(axis=1)
+    bins, ece = calibration(probabilities, probabilities.argmax(axis=1), right)
+    return {
+        **scores, "nll": float(-np.log(of_right.clip(min=INSIDE[0])).mean()), "brier": float(brier.mean()), "ece": ece,
+        "bins": [{**asdict(each), "interval": each.interval and [*each.interval]} for each in bins],
+    }  # fmt: skip
+
+
+def fit_and_measure(
+    task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None
+) -> tuple[Task, dict[str, Any]]:
+    """The task fitted on all rows, and how good it was `before` and is `after`, of rows that it was not fitted on.
+
+    Args:
+        metric: as for `fit`; without effect on a task that has no thresholds.
+
+    Returns:
+        the task; and what `calibration.json` holds of it, with the `metric` that tells what thresholds brought.
+    """
+    metric = metric if task.kind in THRESHOLDED else None
+    logits = as_matrix(task, logits)
+    before = with_temperature(task, 1.0) if temperature else task
+    before = before if metric is None else replace(before, thresholds=0.5)
+    fitted = fit(before, logits, labels, temperature, metric)
+    return fitted, {
+        "rows": len(labels), "temperature": fitted.temperature, "thresholds": fitted.own_thresholds,
+        "metric": metric if metric is None or metric in KIND_METRICS[task.kind] else task.metric,
+        "before": measures(before, decode(before, logits), labels),
+        "after": measures(fitted, crossfitted(before, logits, labels, temperature, metric), labels),
+    }  # fmt: skip

@@ -1,0 +1,122 @@
+"""A saved model's probabilities and thresholds, fitted on the dev rows that it is scored on and kept in its folder.
+
+Weights stay as they are. What changes in the folder: the tasks in config.json, which the model reads; predictions and
+the scores of metrics.json, where they are; and `calibration.json`, how good each task was before and is after.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import MinBertError
+from ..evaluation.calibration import fit_and_measure, to_fit
+from ..evaluation.decoding import decode
+from ..evaluation.metrics import overall, task_metrics
+from ..evaluation.submission import write_predictions
+from ..io import write_json
+from ..pretrained.data import CALIBRATION
+from ..pretrained.prediction import Predictor, progress_bar
+from ..settings.metrics import KIND_METRICS
+from ..settings.run import ThresholdMetric
+from ..settings.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+
+def calibrate(
+    folder: Path,
+    predictor: Predictor,
+    datasets: Mapping[str, Any],
+    *,
+    temperature: bool,
+    thresholds: ThresholdMetric | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Fits a temperature for each task that has one, a threshold for each binary one, or both.
+
+    Args:
+        folder: of the model, which is changed.
+        predictor: of that model; it answers with what was fitted afterwards.
+        datasets: labelled rows by task. Those of other kinds are left alone.
+        thresholds: the metric to choose them by; `None` leaves them where the answers are as they were.
+
+    Returns:
+        what `calibration.json` holds of these tasks, by name; see `evaluation.calibration.fit_and_measure`.
+
+    Raises:
+        MinBertError: as `to_fit`, or the model's code in the folder knows no temperature.
+    """
+    chosen = to_fit(map(predictor.task, datasets), temperature, thresholds)
+    _check_code(folder)
+    found, decoded, scores = {}, {}, {}
+    for name in chosen:
+        rows = datasets[name]
+        with progress_bar(name, len(rows), progress) as advance:
+            logits = predictor.logits(name, rows, advance)
+        labels = np.asarray(rows["label"][:])
+        if not np.isfinite(logits).all():  # a model that has diverged: its scores say so
+            logger.warning("%s: outputs are not finite, so that nothing is fitted to them.", name)
+            continue
+        task, found[name] = fit_and_measure(predictor.task(name), logits, labels, temperature, thresholds)
+        predictor.tasks[name], scores[name] = task, task_metrics(task, logits, labels)
+        decoded[name] = decode(task, logits)
+    _keep(folder, {name: predictor.task(name) for name in found})
+    for name, answers in decoded.items():
+        if (path := folder / "predictions" / f"{name}-dev.csv").is_file():
+            write_predictions(path, predictor.task(name), datasets[name][:]["id"], answers)
+    _rescore(folder, predictor.tasks, scores)
+    kept = _json(folder / CALIBRATION)
+    write_json(folder / CALIBRATION, {**kept, **found})
+    return found
+
+
+def _keep(folder: Path, tasks: Mapping[str, Task]) -> None:
+    """Writes temperatures and thresholds into a model's config, and nothing else."""
+    path = folder / "config.json"
+    config = _json(path)
+    for saved in config["tasks"]:
+        if saved["name"] in tasks:
+            saved.update(answers_of(tasks[saved["name"]]))
+    write_json(path, config)
+
+
+def answers_of(task: Task) -> dict[str, Any]:
+    """How a task's outputs become answers, as a config has it."""
+    saved = task.to_config()
+    return {key: saved[key] for key in ("temperature", "thresholds")}
+
+
+def _check_code(folder: Path) -> None:
+    """Refuses a folder whose own code, which others run, was saved before there were temperatures."""
+    code = folder / "inference.py"
+    if code.is_file() and "temperature" not in code.read_text(encoding="utf-8"):
+        raise MinBertError(
+            f"The code in {folder} is of a version that knows no temperature. Save the model anew, by "
+            f'`Predictor.from_pretrained("{folder}").model.save_pretrained(...)`, and calibrate that.'
+        )
+
+
+def _rescore(folder: Path, tasks: Mapping[str, Task], scores: Mapping[str, Mapping[str, float]]) -> None:
+    """Puts the scores of the model as it is now into metrics.json, where that has scores of these tasks."""
+    metrics = _json(folder / "metrics.json")
+    new = {f"eval_{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
+    if not metrics.keys() & new.keys():
+        return
+    metrics |= {key: value for key, value in new.items() if key in metrics}
+    scored = [task for name, task in tasks.items() if f"eval_{name}_{task.metric}" in metrics]
+    every = {
+        task.name: {metric: metrics.get(f"eval_{task.name}_{metric}", 0.0) for metric in KIND_METRICS[task.kind]}
+        for task in scored
+    }  # an older run lacks metrics that none of these numbers is of
+    metrics |= {f"eval_{key}": value for key, value in overall(scored, every).items() if f"eval_{key}" in metrics}
+    write_json(folder / "metrics.json", metrics)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
