@@ -215,10 +215,10 @@ class Scenarios:
         torch.manual_seed(5)
         model = MinBertForMultiTask(MinBertConfig(**{**self.model.config.to_dict(), "tasks": tasks}))
         given = {"rows": 48, "train": {"sst": train, "tone": second}, "share_rows": True}
-        for aggregator in ("sum", "pcgrad"):
+        for aggregator, noise in (("sum", 1.0), ("pcgrad", None)):
             self.train(
                 f"sharing_{aggregator}", model=copy.deepcopy(model), per_device_train_batch_size=four,
-                aggregator=aggregator, **given,
+                aggregator=aggregator, neftune_noise_alpha=noise, **given,
             )  # fmt: skip
 
     def resume(self) -> None:
