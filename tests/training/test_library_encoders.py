@@ -65,6 +65,27 @@ def test_every_layer_learns_with_smart(make_trainer, make_model, name):
 
 
 @SOME
+def test_pairs_that_tasks_share_go_through_it_once(make_trainer, make_model, toy_rows, name):
+    pairs = toy_rows(para=8)["para"]
+    train = {"para": pairs, "sts": [{**row, "label": place / 2} for place, row in enumerate(pairs)]}
+    given = {"train_tasks": [*train], "share_rows": True, "per_device_train_batch_size": 8}
+    trainer = make_trainer(make_model(name), train=train, **given)
+    (batch,) = next(iter(trainer.get_train_dataloader())).values()
+    inputs = {key: value for key, value in batch.items() if key not in ("task", "answers")}
+    parameters = dict(trainer.model.named_parameters())
+    losses = [trainer.model(**inputs, task=t, labels=a["labels"]).loss for t, a in batch["answers"].items()]
+    expected = torch.autograd.grad(sum(losses), [*parameters.values()], allow_unused=True)
+    passes = []
+    trainer.model.bert.register_forward_hook(lambda *_: passes.append(1))
+    trainer.training_step(trainer.model, {"para": batch})
+    assert len(passes) == 1
+    for (key, parameter), gradient in zip(parameters.items(), expected, strict=True):
+        assert (parameter.grad is None) == (gradient is None), key
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+@SOME
 def test_the_lowest_layers_freeze(make_trainer, make_model, name):
     model = make_model(name)
     before, depth = snapshot(model), len(model.encoder_path("sst")) - 1
