@@ -82,7 +82,7 @@ def load_together(
         first_id += table.size
     for task in tasks:
         missing = sum(row["label"] is None for row in rows[task.name])
-        if missing == len(rows[task.name]):
+        if missing == len(rows[task.name]):  # or there is no row
             raise MinBertError(
                 f"Task {task.name!r} has no label in split {split!r}. Give it some, or do not train it."
             )
@@ -118,10 +118,8 @@ def encode_together(
     """
     encoded: dict[str, EncodedRows] = {}
     for name, dataset in datasets.items():
-        same = (other for other in encoded if _same_texts(datasets, tasks[other], tasks[name]))
-        first = next(same, None)
-        unlabelled = None if first is None else replace(encoded[first], labels=None, labelled=None)
-        tokens = encode(dataset, tasks[name]) if unlabelled is None else unlabelled
+        same = next((other for other in encoded if _same_texts(datasets, tasks[other], tasks[name])), None)
+        tokens = encode(dataset, tasks[name]) if same is None else replace(encoded[same], labels=None, labelled=None)
         encoded[name] = tokens if tokens.labels is not None else with_labels(tokens, dataset, tasks[name])
     return encoded
 
