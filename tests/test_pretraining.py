@@ -17,8 +17,8 @@ from hf_minbert import MinBertError, MinBertForMaskedLM, Predictor
 from hf_minbert.data.masking import MaskingCollator, Text
 from hf_minbert.pretrained.loading import load_tokenizer
 from hf_minbert.run import train as run
+from hf_minbert.run.masked_lm import MaskedLMTrainer
 from hf_minbert.settings.recipe import read_recipe
-from hf_minbert.training.masked_lm import MaskedLMTrainer
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from ..settings.training import TrainingKeys
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import flow_callbacks
 from ..training.data import data_seed_of
-from ..training.masked_lm import METRICS, MaskedLMTrainer
 from ..training.trainer import compile_layers
+from .masked_lm import METRICS, MaskedLMTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -18,16 +18,16 @@ from transformers.trainer_utils import TrainOutput
 
 from ..data.masking import TrainingTexts
 from ..model.modeling_minbert import IGNORED, MinBertForMaskedLM
-from .aggregation.registry import make_aggregator
-from .args import MultiTaskTrainingArguments
-from .checkpoints import WholeCheckpoints, to_resume
-from .distributed import without_ddp
-from .gradients import Gradients, StaticGradients, collector
-from .graphs import GraphedSteps
-from .neftune import WordNoise
-from .pushing import PushesToHub
-from .terms.base import NoiseKey
-from .trainer import MultiTaskTrainer, tokens_through
+from ..training.aggregation.registry import make_aggregator
+from ..training.args import MultiTaskTrainingArguments
+from ..training.checkpoints import WholeCheckpoints, to_resume
+from ..training.distributed import without_ddp
+from ..training.gradients import Gradients, StaticGradients, collector
+from ..training.graphs import GraphedSteps
+from ..training.neftune import WordNoise
+from ..training.pushing import PushesToHub
+from ..training.terms.base import NoiseKey
+from ..training.trainer import MultiTaskTrainer, tokens_through
 
 METRICS = ("loss", "perplexity")
 TEXTS = "texts"  # the one task
