@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -280,6 +281,26 @@ def test_predictor_and_pipeline_say_the_same(run):
         assert (theirs["stars"]["label"], ours["label"]) == (ours["label"], str(1 + ours["prediction"]))
         mean = sum(place * p for place, p in enumerate(ours["probabilities"].values()))
         assert ours["expected"] == pytest.approx(mean) == theirs["stars"]["expected"]
+
+
+def test_kinds_with_probabilities_of_their_own_are_calibrated_and_others_are_left_alone(run, minbert, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    ended = minbert("calibrate", folder, "--thresholds", "f1")
+    assert ended.status == 0, ended.err
+    found = json.loads((folder / "calibration.json").read_text())
+    tasks = {task["name"]: task for task in json.loads((folder / "config.json").read_text())["tasks"]}
+    assert {tasks[name]["kind"] for name in found} == {"classes", "binary", "labels"}
+    for name, task in tasks.items():
+        assert task["temperature"] == found.get(name, {"temperature": 1})["temperature"]
+    for name in found:
+        if tasks[name]["kind"] == "labels":
+            assert (
+                dict(zip(tasks[name]["labels"], tasks[name]["thresholds"], strict=True)) == found[name]["thresholds"]
+            )
+    assert minbert("evaluate", folder, "--output", tmp_path / "found.json").status == 0
+    for key, value in json.loads((tmp_path / "found.json").read_text()).items():
+        assert metrics_of(folder)[key] == pytest.approx(value, abs=1e-6), key
 
 
 def test_labels_are_answered_above_their_thresholds(run):
