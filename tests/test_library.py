@@ -169,7 +169,7 @@ REFUSED = [
     ("llama", LLAMA, CAUSAL),
     ("bloom", {"vocab_size": 110, "hidden_size": 32, "n_layer": 2, "n_head": 4}, CAUSAL),
     ("rembert", {**TAKEN["rembert"], "is_decoder": True}, "a decoder"),
-    ("mra", {**SMALL, "intermediate_size": 56}, CAUSAL),
+    ("mra", {**SMALL, "intermediate_size": 56}, "no token sees another on a CPU"),
     ("clip_text_model", {**SMALL, "intermediate_size": 56}, CAUSAL),
     ("fnet", {**SMALL, "intermediate_size": 56}, "takes no `attention_mask`"),
     ("funnel", {"vocab_size": 110, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 56, "block_sizes": [1, 1],

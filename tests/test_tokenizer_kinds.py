@@ -268,10 +268,18 @@ def test_a_saved_tokenizer_is_loaded_as_it_was(any_tokenizer, folder):
     assert found.pad_token_id == any_tokenizer.pad_token_id and found.model_max_length == 64
 
 
+def replaced(config, **fields):
+    position_offset = fields["pad_token_id"] + 1
+    return MinBertConfig(**{**config.to_dict(), **fields, "position_offset": position_offset})
+
+
 def test_what_a_folder_lacks_is_named(any_tokenizer, folder):
     config, file = MinBertConfig.from_pretrained(folder), folder / "tokenizer_config.json"
     with pytest.raises(MinBertError, match="do not belong together"):
         load_tokenizer(str(folder), MinBertConfig(vocab_size=len(any_tokenizer) - 1))
+    other = replaced(config, family="roberta", pad_token_id=any_tokenizer.pad_token_id + 1)
+    with pytest.raises(MinBertError, match=f"pads with the id {any_tokenizer.pad_token_id}, .*of a roberta"):
+        load_tokenizer(str(folder), other)
     file.rename(folder / "elsewhere")
     with pytest.raises(MinBertError, match="names no token for padding.*tokenizer_config.json"):
         load_tokenizer(str(folder), config)

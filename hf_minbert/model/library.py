@@ -203,7 +203,7 @@ def _parts_of(model_type: str, told: str) -> Parts:
     beside = [layer[len(layers[0]) :] for layer in parts.layers] + [()] * len(layers)
     if parts.reads_padding:
         logger.warning(
-            "A %r looks at the padding beside a text: its answers change a little with the longest text of a batch.",
+            "A %r looks at the padding beside a text: its answers change with the longest text of a batch.",
             model_type,
         )
     return replace(
@@ -245,6 +245,7 @@ def quiet_library() -> Generator[None]:
 
 
 CAUSAL = "in which a token does not see the next one, as in causal models"
+ALONE = "in which no token sees another on a CPU"  # as where attention is a kernel for GPUs alone
 
 
 class _NoEncoder(ValueError):
@@ -425,7 +426,7 @@ class _Trial:
         if not states or any(state.shape != last.shape for state in states):
             raise _NoEncoder("not all of whose layers give a state per token of one size")
         if torch.equal(last[0, 0], last[1, 0]):  # not by a token far away, which local attention does not see either
-            raise _NoEncoder(CAUSAL)
+            raise _NoEncoder(ALONE if torch.equal(last[0, 2:], last[1, 2:]) else CAUSAL)
         if self._pass(self.mask, training=True, input_ids=self.ids).last_hidden_state.shape != last.shape:
             raise _NoEncoder("whose model gives another number of states in training")
 

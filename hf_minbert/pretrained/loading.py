@@ -102,8 +102,8 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     """The checkpoint's tokenizer. With `truncation=True` it cuts to the model's own length.
 
     Raises:
-        MinBertError: there is none, it has more tokens than the model, it adds no special tokens that part a pair, or
-            it names none for padding.
+        MinBertError: there is none, it has more tokens than the model, it adds no special tokens that part a pair, it
+            names none for padding, or another one than the model counts positions from.
     """
     place = _place(name, revision)
     lacking = MinBertError(
@@ -128,6 +128,12 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
         raise MinBertError(
             f"The tokenizer of {name!r} has {tokens:,} tokens and its model {config.vocab_size:,}. "
             f"They do not belong together. {REMEDY}"
+        )
+    if config.position_offset and tokenizer.pad_token_id != config.pad_token_id:
+        raise MinBertError(
+            f"The tokenizer of {name!r} pads with the id {tokenizer.pad_token_id}, and its model has `pad_token_id` "
+            f"{config.pad_token_id}, behind which the positions of a {config.family} are counted. They do not belong "
+            f"together. {REMEDY}"
         )
     tokenizer.model_max_length = length_of(config)  # the file may say more than the model has positions
     return tokenizer

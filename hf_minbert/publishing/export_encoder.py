@@ -51,6 +51,9 @@ class ToEncoder:
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if what was written does not encode as the model does."""
         difference = write_encoder(predictor, self.task, folder)
+        notes = "\n".join(f"- {note}" for note in self.notes)
+        length = predictor.lengths[self.task]
+        write_atomically(folder / "README.md", PLAIN.format(task=self.task, max_length=length, notes=notes))
         return {"task": self.task, "largest_difference": difference, "notes": self.notes}
 
 
@@ -148,6 +151,26 @@ class ToSentenceTransformers:
         )
 
 
+PLAIN = """---
+library_name: transformers
+pipeline_tag: feature-extraction
+---
+
+# Encoder of a MinBERT model
+
+As it encodes for the task `{task}`, in transformers' own class. Inputs were cut to {max_length} tokens in training.
+
+```python
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+model = AutoModel.from_pretrained("path/to/this/folder").eval()
+inputs = tokenizer(["A cat sleeps."], truncation=True, max_length={max_length}, return_tensors="pt")
+print(model(**inputs).last_hidden_state.shape)  # [texts, tokens, hidden size]
+```
+
+{notes}
+"""
 README = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity

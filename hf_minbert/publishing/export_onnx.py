@@ -311,7 +311,7 @@ def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dic
 def _quiet() -> Generator[None]:
     """Hides what the libraries say to their developers. That the graph is right is checked afterwards."""
     disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # at the root: torch traces its own work in detail where a handler listens
+    logging.disable(logging.CRITICAL)  # at the root: torch traces its own work in detail where a handler listens
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

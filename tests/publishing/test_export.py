@@ -90,6 +90,10 @@ def test_a_bert_model_says_what_it_does_not_hold(save, minbert, tmp_path):
     record = json.loads((tmp_path / "bert" / "export.json").read_text())
     assert record["model"] == "model" and str(tmp_path) not in json.dumps(record)
     assert set(record["files"]) | {"export.json"} == {str(path) for path in contents(tmp_path / "bert")}
+    readme = (tmp_path / "bert" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(code.replace("path/to/this/folder", str(tmp_path / "bert")), said := {})
+    assert type(said["model"]) is BertModel and "sst reads the token states by a learned mix" in readme
 
 
 # ---- sentence-transformers ---------------------------------------------------------------------------------------
