@@ -180,11 +180,39 @@ def test_the_verb_does_the_same_and_says_it(raw, calibrated, tmp_path, minbert):
     assert f"para: temperature {calibrated[1]['para']['temperature']:.3f}, 'duplicate' above " in ended.out
     assert "“after” is of dev rows that were not fitted" in ended.out
     refused = minbert("calibrate", folder, "--task", "sts")
-    assert refused.status == 2 and "of kind classes or binary or labels. Found sts" in refused.err
+    assert refused.status == 2 and "of kind classes, binary or labels. Found sts (score). Give --task" in refused.err
+    assert "No temperature, which is for tasks of kind classes, binary or labels: sts (score)." in ended.out
+    refused = minbert("calibrate", folder, "--task", "sst", "--no-temperature", "--thresholds", "f1")
+    assert refused.status == 2 and "Found sst (classes). Leave --no-temperature out" in refused.err
+    only = minbert("calibrate", folder, "--task", "sst", "--thresholds", "f1")  # a temperature is left to fit
+    assert only.status == 0 and "No threshold, which is for tasks of kind binary or labels: sst" in only.out
     refused = minbert("calibrate", folder, "--no-temperature")
     assert refused.status == 2 and "nothing to fit" in refused.err
     refused = minbert("calibrate", tmp_path / "nowhere")
     assert refused.status == 2 and "is no folder" in refused.err
+
+
+def test_undo_restores_what_was_there_before_the_first_fit(fitted, tmp_path, minbert):
+    folder = tmp_path / "run"
+    shutil.copytree(fitted, folder)
+    assert minbert("evaluate", folder, "--output", tmp_path / "before.json").status == 0
+    before = json.loads((folder / "config.json").read_text())
+    refused = minbert("calibrate", folder, "--undo")
+    assert refused.status == 2 and "There is nothing to undo" in refused.err
+    for _ in range(2):  # a second fit does not take the first for the origin
+        assert minbert("calibrate", folder, "--thresholds", "f1").status == 0
+    assert json.loads((folder / "config.json").read_text()) != before
+    refused = minbert("calibrate", folder, "--undo", "--thresholds", "f1")
+    assert refused.status == 2 and "--undo fits nothing" in refused.err
+    ended = minbert("calibrate", folder, "--undo", "--task", "para")
+    assert ended.status == 0 and ended.out == "As before: para.\n"
+    assert [*json.loads((folder / "calibration.json").read_text())] == ["sst"]
+    assert minbert("calibrate", folder, "--undo").status == 0
+    assert json.loads((folder / "config.json").read_text()) == before
+    assert not (folder / "calibration.json").exists()
+    metrics = json.loads((folder / "metrics.json").read_text())
+    for key, value in json.loads((tmp_path / "before.json").read_text()).items():
+        assert metrics[key] == pytest.approx(value)
 
 
 def test_the_key_of_a_recipe_fits_after_training_and_leaving_it_out_later_takes_it_away(raw, calibrated, tmp_path):
@@ -238,7 +266,9 @@ def test_the_card_says_what_was_fitted_on_what(calibrated, raw):
     part = card.split("## Calibration")[1].split("\n## ")[0]
     assert f"| `sst` | expected calibration error, ten bins | {found['sst']['before']['ece']:.3f}" in part
     assert f"'duplicate' is an answer above a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
-    assert "of rows that were not fitted" in part and "not calibrated" not in card
+    assert "of rows that were not fitted" in part
+    noted = [(name, note) for name, of in found.items() for note in of["notes"]]
+    assert noted and all(f"- `{name}`: {note}" in part for name, note in noted)
     assert "calibration.json" in [upload.path for upload in collect(folder)]
     other = model_card(SavedModel.of(raw), "me/minbert", collect(raw))
     assert "## Calibration" not in other and "as trained, not calibrated: `sst`, `para`." in other
@@ -250,6 +280,7 @@ def test_the_report_shows_before_and_after(calibrated, tmp_path, minbert):
     assert minbert("report", folder, "--output-dir", tmp_path).status == 0
     text = Path(tmp_path / "report.md").read_text()
     part = text.split("### Fitted on dev")[1]
+    assert all(note in part for of in found.values() for note in of["notes"])
     assert f"divided by {found['sst']['temperature']:.3f}" in part and "| Brier score |" in part
     assert text.count("### Fitted on dev") == 2
     assert (tmp_path / "pictures" / "para-calibration-after.png").is_file()

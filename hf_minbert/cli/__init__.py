@@ -134,6 +134,22 @@ def _set_up_log() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("minbert: %(message)s"))
         log.addHandler(handler)
+    for handler in log.handlers:
+        handler.filters = [_Once()]
+
+
+class _Once(logging.Filter):
+    """Lets what is said of data through once: tasks, and the runs of a study, may read the same file."""
+
+    def __init__(self) -> None:
+        super().__init__("hf_minbert.data")
+        self.said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        is_new = said not in self.said or not super().filter(record)
+        self.said.add(said)
+        return is_new
 
 
 def _fail(message: str) -> NoReturn:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, cast
 import typer
 
 from ..errors import MinBertError, unknown_name
+from ..model.kinds import CALIBRATED, THRESHOLDED
 from ..settings.run import ThresholdMetric
+from ..settings.tasks import Task
 
 
 class Metric(StrEnum):
@@ -35,6 +37,9 @@ def calibrate(
     task: Annotated[
         list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that have something to fit]")
     ] = None,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Give tasks back what they had before, instead of fitting anything.")
+    ] = False,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
     ] = 32,
@@ -42,15 +47,18 @@ def calibrate(
     """Fit a saved model's probabilities, and thresholds, on the dev rows that it is scored on. Weights stay.
 
     The model's folder is changed: its config carries what was fitted. `calibration.json` says how good it was and is.
+    `--undo` takes it back.
     """
-    from ..evaluation.calibration import to_fit
     from ..pretrained.data import RECIPE, RunData
     from ..pretrained.loading import load_config, tasks_of
     from ..pretrained.prediction import Predictor
     from ..run.calibrate import calibrate as carry_out
+    from ..run.calibrate import undo as take_back
 
     if not model.is_dir():
         raise MinBertError(f"{model} is no folder. A model is calibrated in its folder: give that of a finished run.")
+    if undo and (thresholds is not None or not temperature):
+        raise MinBertError("--undo fits nothing. Leave --thresholds and --no-temperature out; --task may be given.")
     if not temperature and thresholds is None:
         raise MinBertError("There is nothing to fit. Leave --no-temperature out, or give --thresholds.")
     tasks = tasks_of(load_config(str(model)), str(model))
@@ -60,19 +68,57 @@ def calibrate(
     data, metric = RunData.of(model, data_dir), cast(ThresholdMetric | None, thresholds and thresholds.value)
     if data_dir is None and data.recipe is None:
         raise MinBertError(f"{model} has no {RECIPE} that says where its data lies. Give --data-dir.")
-    names = task or to_fit([tasks[name] for name in data.scored(tasks)], temperature, metric)
+    asked = task or data.scored(tasks)
+    names = _fitted(model, tasks, task) if undo else _to_fit(tasks, asked, temperature, metric)
     rows = {name: data.rows(tasks[name], "dev") for name in names}
     predictor = Predictor.from_pretrained(model, batch_size=batch_size)
+    if undo:
+        take_back(model, predictor, rows, progress=True)
+        typer.echo(f"As before: {', '.join(names)}.")
+        return
     found = carry_out(model, predictor, rows, temperature=temperature, thresholds=metric, progress=True)
     for name, of in found.items():
         _print(name, of)
     typer.echo("“after” is of dev rows that were not fitted: each half of them by what was fitted on the other.")
 
 
+def _to_fit(tasks: dict[str, Task], names: list[str], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
+    """Those of `names` that have something to fit. Says what is skipped; refuses where nothing is left."""
+    from ..evaluation.calibration import skipped, to_fit
+
+    considered = [tasks[name] for name in names]
+    kinds = CALIBRATED if temperature else THRESHOLDED
+    others = [task.name for task in tasks.values() if task.kind in kinds]
+    remedy = "Give the folder of a model with such a task."
+    if any(task.kind in CALIBRATED for task in considered):
+        remedy = "Leave --no-temperature out to fit temperatures."
+    elif others:
+        remedy = f"Give --task with another: {', '.join(others)}."
+    chosen = to_fit(considered, temperature, metric, remedy)
+    for sentence in skipped(considered, temperature, metric):
+        typer.echo(sentence)
+    return chosen
+
+
+def _fitted(model: Path, tasks: dict[str, Task], names: list[str] | None) -> list[str]:
+    """The tasks that have something to undo, or those of them that are named."""
+    from ..pretrained.data import CALIBRATION, calibration_of
+
+    found = [*calibration_of(model, tasks)]
+    if not found:
+        raise MinBertError(f"There is nothing to undo: {model / CALIBRATION} names no task that is as it was fitted.")
+    for name in names or ():
+        if name not in found:
+            raise unknown_name("fitted task", name, found)
+    return names or found
+
+
 def _print(task: str, found: dict[str, Any]) -> None:
     fitted = f"temperature {found['temperature']:.3f}"
     fitted += "".join(f", {label!r} above {number:.3f}" for label, number in found["thresholds"].items())
     typer.echo(f"{task}: {fitted}, on {found['rows']:,} rows")
+    for note in found["notes"]:
+        typer.echo(f"  {note}")
     typer.echo(f"  {'':<10}  {'before':>7}  {'after':>7}")
     for name in ("ece", "brier", "nll", *([found["metric"]] if found["metric"] else [])):
-        typer.echo(f"  {name:<10}  {found['before'][name]:7.4f}  {found['after'][name]:7.4f}")
+        typer.echo(f"  {name:<10}  {found['before'][name]:z7.4f}  {found['after'][name]:z7.4f}")

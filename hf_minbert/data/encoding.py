@@ -192,7 +192,8 @@ def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
 
 def unknown_in_words(task: str, share: float, where: str) -> str:
     """A sentence for the log, a report and a card. `where` says of which rows."""
-    said = f"{task}: {share:.1%} of the tokens in {where} are unknown to the model's vocabulary"
+    found = f"{share:.1%}" if share >= 0.0005 else "under 0.1%"
+    said = f"{task}: {found} of the tokens in {where} are unknown to the model's vocabulary"
     return f"{said}, which does not fit this text." if share >= MANY_UNKNOWN else f"{said}."
 
 

@@ -71,19 +71,31 @@ class HeldOut:
         self.sentences[name] = self.sentences.get(name, set()) | {text for key in keys for text in key}
 
     @classmethod
-    def of(cls, tasks: Iterable[Task], data_dir: str | Path | None) -> HeldOut:
-        """The dev and test rows of tasks. A split that is not there is left out, and said."""
+    def of(cls, tasks: Iterable[Task], data_dir: str | Path | None, asked: Collection[Task] | None = None) -> HeldOut:
+        """The dev and test rows of tasks. A split that is not there is left out, and said of tasks that were `asked`.
+
+        Args:
+            asked: unless given, all.
+        """
         held_out, absent = cls(), []
         for task in tasks:
             for split in ("dev", "test"):
                 texts = read_texts(task, data_dir, split)
-                if texts is None:
+                if texts is None and (asked is None or task in asked):
                     absent.append(f"{task.name} {split}")
-                else:
+                elif texts is not None:
                     held_out.add(f"{task.name} {split}", texts)
         if absent:
             logger.info("The leak guard has no rows of %s to compare with.", ", ".join(absent))
         return held_out
+
+    @classmethod
+    def of_run(
+        cls, tasks: Sequence[Task], more: Collection[str] | Mapping[str, Any] | None, data_dir: str | Path | None
+    ) -> HeldOut:
+        """The dev and test rows that a run of `tasks` must not borrow; see `guarded_tasks`."""
+        guarded = guarded_tasks(tasks, more, data_dir)
+        return cls.of(guarded, data_dir, tasks if more is None else guarded)
 
 
 def drop_leaks(
@@ -124,13 +136,14 @@ def find_leaks(
     return keep, {"rows": len(texts), "dropped": keep.count(False), "matches": found}
 
 
-def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[str, int]:
-    """Name of held-out rows to how many of them stand among `texts`, where any does."""
+def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[str, Counter[Key]]:
+    """Name of held-out rows to those of them that stand among `texts`, and how often each is held out."""
     trained = set(map(_key, texts))
-    counts = {
-        name: sum(count for key, count in rows.items() if key in trained) for name, rows in held_out.rows.items()
+    found = {
+        name: Counter({key: count for key, count in rows.items() if key in trained})
+        for name, rows in held_out.rows.items()
     }
-    return {name: count for name, count in counts.items() if count}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def _key(row: str | tuple[str, ...]) -> Key | None:
@@ -197,7 +210,7 @@ def load_training(
     for name in names:
         for number in range(1, len(tasks[name].sources) + 1):
             origin_of(tasks[name], number, tasks)
-    loaded, counts = {}, {"given": {}, "borrowed": {}}
+    loaded, counts, given = {}, {"given": {}, "borrowed": {}}, {}
     groups = by_training_rows([tasks[name] for name in names], data_dir) if together else []
     shared: dict[str, datasets.Dataset] = {}
     for group in groups:
@@ -210,19 +223,29 @@ def load_training(
             parts.append(own)
             columns = own[:]  # as lists: a column by itself is read row by row
             texts = zip(*(columns[name] for name in task.text_columns), strict=True)
-            counts["given"][task.name] = found = overlap(texts, held_out)
-            for where, count in found.items():
-                stand, they = ("stands", "it stays") if count == 1 else ("stand", "they stay")
-                logger.info(
-                    f"{counted(count, 'row')} of {where} {stand} in the training rows of {task.name} too; {they}."
-                )
+            given[task.name] = found = overlap(texts, held_out)
+            counts["given"][task.name] = {where: rows.total() for where, rows in found.items()}
         for number in range(1, len(task.sources) + 1):
             rows = borrowed_rows(task, number, tasks, data_dir, seed, strict)
             rows, of_source = _guarded(rows, task, number, held_out, drop_sentences)
             counts["borrowed"].setdefault(task.name, []).append(of_source)
             parts += [to_dataset(rows, task)] if rows else []
         loaded[task.name] = _joined(parts, task)
+    _tell_of_given(given)
     return loaded, counts
+
+
+def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
+    """Says which held-out rows stand in tasks' own training rows: once where the tasks read the same rows."""
+    same: dict[frozenset[tuple[Key, int]], list[tuple[str, str]]] = {}
+    for task, found in given.items():
+        for where, rows in found.items():
+            same.setdefault(frozenset(rows.items()), []).append((where, task))
+    for rows, places in same.items():
+        count = sum(often for _, often in rows)
+        wheres, tasks = (", ".join(dict.fromkeys(names)) for names in zip(*places, strict=True))
+        stand, they = ("stands", "it stays") if count == 1 else ("stand", "they stay")
+        logger.info(f"{counted(count, 'row')} of {wheres} {stand} in the training rows of {tasks} too; {they}.")
 
 
 def _guarded(
@@ -241,10 +264,12 @@ def _guarded(
         )
         said += f" {is_dropped} in rows to be scored."
     if matches:
+        first = {name: next(n for n in matches if held_out.rows[n] == held_out.rows[name]) for name in matches}
         places = (
-            f"{name} {counted(of['rows'], 'row')}, {counted(of['sentences'], 'sentence')}"
-            for name, of in matches.items()
-        )
+            f"{', '.join(n for n in matches if first[n] == name)} {counted(of['rows'], 'row')}, "
+            f"{counted(of['sentences'], 'sentence')}"
+            for name, of in matches.items() if first[name] == name
+        )  # fmt: skip
         said += f" Found there: {'; '.join(places)}."
     logger.log(logging.WARNING if dropped else logging.INFO, said)
     return [row for row, stays in zip(rows, keep, strict=True) if stays], {"source": source, **counts}

@@ -8,7 +8,7 @@ probability above which a label is an answer: the second one of a binary task, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -32,19 +32,42 @@ LOWEST, HIGHEST = 0.01, 100.0
 INSIDE = (np.finfo(float).tiny, 1 - np.finfo(float).epsneg)
 
 
-def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
-    """The names of those tasks that have something to fit. Raises `MinBertError` where what is asked for fits none."""
-    tasks = list(tasks)
-    asked: dict[str, tuple[str, ...]] = {}
-    if temperature:
-        asked["temperature"] = CALIBRATED
-    if metric is not None:
-        asked["threshold"] = THRESHOLDED
-    for what, kinds in asked.items():
-        if not any(task.kind in kinds for task in tasks):
-            found = ", ".join(f"{task.name} ({task.kind})" for task in tasks)
-            raise MinBertError(f"A {what} is for tasks of kind {' or '.join(kinds)}. Found {found}. Leave it out.")
-    return [task.name for task in tasks if any(task.kind in kinds for kinds in asked.values())]
+def _asked(temperature: bool, metric: ThresholdMetric | None) -> dict[str, tuple[str, ...]]:
+    """What is to be fitted, and to which kinds."""
+    every = {"temperature": (temperature, CALIBRATED), "threshold": (metric is not None, THRESHOLDED)}
+    return {what: kinds for what, (is_asked, kinds) in every.items() if is_asked}
+
+
+def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None, remedy: str) -> list[str]:
+    """The names of those tasks that have something to fit.
+
+    Raises:
+        MinBertError: there is none; it ends in `remedy`.
+    """
+    tasks, asked = list(tasks), _asked(temperature, metric)
+    found = [task.name for task in tasks if any(task.kind in kinds for kinds in asked.values())]
+    if not found:
+        what = " and ".join(f"a {what} is for tasks of kind {_either(kinds)}" for what, kinds in asked.items())
+        raise MinBertError(f"{what.capitalize()}. Found {_with_kinds(tasks)}. {remedy}")
+    return found
+
+
+def skipped(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
+    """A sentence on each of temperature and threshold that is asked for and that some of the tasks cannot have."""
+    tasks, found = list(tasks), []
+    for what, kinds in _asked(temperature, metric).items():
+        without = [task for task in tasks if task.kind not in kinds]
+        if without:
+            found.append(f"No {what}, which is for tasks of kind {_either(kinds)}: {_with_kinds(without)}.")
+    return found
+
+
+def _either(kinds: Sequence[str]) -> str:
+    return f"{', '.join(kinds[:-1])} or {kinds[-1]}"
+
+
+def _with_kinds(tasks: Iterable[Task]) -> str:
+    return ", ".join(f"{task.name} ({task.kind})" for task in tasks)
 
 
 def fit(task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None) -> Task:
@@ -203,8 +226,9 @@ def measures(task: Task, decoded: Decoded, labels: np.ndarray) -> dict[str, Any]
     squares = (probabilities - np.eye(probabilities.shape[1])[right]) ** 2
     brier = squares[:, 1] if task.kind in THRESHOLDED else squares.sum(axis=1)
     bins, ece = calibration(probabilities, probabilities.argmax(axis=1), right)
+    nll = float(np.log(1 / of_right.clip(min=INSIDE[0])).mean())  # not -log, whose nought is -0.0
     return {
-        **scores, "nll": float(-np.log(of_right.clip(min=INSIDE[0])).mean()), "brier": float(brier.mean()), "ece": ece,
+        **scores, "nll": nll, "brier": float(brier.mean()), "ece": ece,
         "bins": [{**asdict(each), "interval": each.interval and [*each.interval]} for each in bins],
     }  # fmt: skip
 
@@ -214,20 +238,46 @@ def fit_and_measure(
 ) -> tuple[Task, dict[str, Any]]:
     """The task fitted on all rows, and how good it was `before` and is `after`, of rows that it was not fitted on.
 
+    A temperature is kept only where it makes the negative log-likelihood of rows less that it was not fitted on; else
+    it is 1.
+
     Args:
         metric: as for `fit`; without effect on a task that has no thresholds.
 
     Returns:
-        the task; and what `calibration.json` holds of it, with the `metric` that tells what thresholds brought.
+        the task; and what `calibration.json` holds of it, with the `metric` that tells what thresholds brought, and
+        `notes`, what is to be known of the fit.
     """
     metric = metric if task.kind in THRESHOLDED else None
     logits = as_matrix(task, logits)
-    before = with_temperature(task, 1.0) if temperature else task
-    before = before if metric is None else replace(before, thresholds=0.5)
-    fitted = fit(before, logits, labels, temperature, metric)
+    raw = with_temperature(task, 1.0) if temperature else task
+    raw = raw if metric is None else replace(raw, thresholds=0.5)
+    before, notes = measures(raw, decode(raw, logits), labels), []
+    if temperature:
+        temperature, notes = _temperature_helps(raw, logits, labels, before["nll"])
+    fitted = fit(raw, logits, labels, temperature, metric)
+    after = measures(fitted, crossfitted(raw, logits, labels, temperature, metric), labels)
+    told_by = metric if metric is None or metric in KIND_METRICS[task.kind] else task.metric
+    if told_by is not None and after[told_by] < before[told_by]:
+        notes.append(f"The threshold lowers {told_by} on rows that were not fitted.")
     return fitted, {
         "rows": len(labels), "temperature": fitted.temperature, "thresholds": fitted.own_thresholds,
-        "metric": metric if metric is None or metric in KIND_METRICS[task.kind] else task.metric,
-        "before": measures(before, decode(before, logits), labels),
-        "after": measures(fitted, crossfitted(before, logits, labels, temperature, metric), labels),
+        "metric": told_by, "notes": notes, "before": before, "after": after,
     }  # fmt: skip
+
+
+def _temperature_helps(task: Task, logits: np.ndarray, labels: np.ndarray, before: float) -> tuple[bool, list[str]]:
+    """Whether a temperature lessens the negative log-likelihood of rows that it was not fitted on, and what to say.
+
+    Args:
+        before: the negative log-likelihood without one.
+    """
+    found = best_temperature(task, logits, labels)
+    after = measures(task, crossfitted(task, logits, labels, True, None), labels)["nll"]
+    if not after < before:
+        return False, [
+            f"The best temperature, {found:.3f}, is no better on rows that were not fitted (nll {before:.4f} before, "
+            f"{after:.4f} after), so that it is not stored: the temperature stays at 1."
+        ]
+    at_bound = found in (LOWEST, HIGHEST)
+    return True, [f"The temperature, {found:.3f}, is at its bound: dev rows do not limit it."] * at_bound

@@ -74,6 +74,7 @@ class Effect:
             known of others: the interval is of the dev rows alone.
         over_rows: the variance that no number of seeds takes away, with its degrees of freedom; `None` without
             predictions: the interval is of the seeds alone.
+        fewest_seeds: the smaller number of seeds of the two rows.
     """
 
     difference: float
@@ -82,6 +83,7 @@ class Effect:
     p: float
     over_seeds: tuple[float, float] | None
     over_rows: tuple[float, float] | None
+    fewest_seeds: int
 
 
 def difference(row: Sample, reference: Sample) -> Effect | None:
@@ -105,6 +107,7 @@ def difference(row: Sample, reference: Sample) -> Effect | None:
         found, low, high, p,
         (seeds[0][0] * len(row.scores), seeds[1][0] * len(reference.scores)) if seeds else None,
         (limit, _satterthwaite(over_rows, rows)) if rows else None,
+        min(len(row.scores), len(reference.scores)),
     )  # fmt: skip
 
 

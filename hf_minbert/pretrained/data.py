@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, explain
-from ..model.configuration_minbert import RECIPE, recipe_of
+from ..model.configuration_minbert import RECIPE, TASK_DEFAULTS, recipe_of
 from ..settings import plugins
 from ..settings.recipe import read_recipe
 from ..settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks
@@ -208,8 +208,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 def calibration_of(folder: Path, tasks: Mapping[str, Task]) -> dict[str, Any]:
     """What `CALIBRATION` says of those tasks that still have what was fitted then: a model may be trained on."""
+    older = {"notes": [], "was": {key: TASK_DEFAULTS[key] for key in ("temperature", "thresholds")}}  # lacks these
     return {
-        name: found
+        name: older | found
         for name, found in _json(folder / CALIBRATION).items()
         if name in tasks
         and (found["temperature"], found["thresholds"]) == (tasks[name].temperature, tasks[name].own_thresholds)

@@ -342,15 +342,17 @@ def _calibration(saved: SavedModel) -> str:
         shown = ["ece", "brier"] if found["temperature"] != 1 else []
         shown += [found["metric"]] if found["metric"] else []
         both = found["before"], found["after"]
-        rows += [(f"`{name}`", MEASURES.get(key, key), *(f"{of[key]:.3f}" for of in both)) for key in shown]
+        rows += [(f"`{name}`", MEASURES.get(key, key), *(f"{of[key]:z.3f}" for of in both)) for key in shown]
         if found["temperature"] != 1:
             said.append(f"- `{name}`: outputs are divided by {found['temperature']:.3f}, its temperature.")
         said += [f"- `{name}`: {THRESHOLD.format(*each)}" for each in found["thresholds"].items()]
+        said += [f"- `{name}`: {note}" for note in found["notes"]]
     how = (
         "Fitted on the dev rows after training, so that scores with a threshold, which are of the same rows, are "
         "flattered a little. “After” is of rows that were not fitted: each half by what was fitted on the other."
     )
-    return "\n\n".join(["## Calibration", how, _table(("task", "measure", "before", "after"), rows), "\n".join(said)])
+    table = [how, _table(("task", "measure", "before", "after"), rows)] if rows else []  # or notes alone
+    return "\n\n".join(["## Calibration", *table, "\n".join(said)])
 
 
 def _limits(saved: SavedModel) -> str:
@@ -389,7 +391,9 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
     parts.append(_leaks(saved.metrics.get("leaks") or {}))
     unknown = saved.metrics.get("unknown_tokens") or {}
     parts.append(
-        "\n".join(f"- {unknown_in_words(name, share, 'the training rows')}" for name, share in unknown.items())
+        "\n".join(
+            f"- {unknown_in_words(name, share, 'the training rows')}" for name, share in unknown.items() if share
+        )
     )
     if MODEL in (*bases, *saved.bases()):
         parts.append(MINILM_NOTE)

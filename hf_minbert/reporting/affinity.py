@@ -15,7 +15,19 @@ import numpy as np
 from ..evaluation.effects import HIGHER, LOWER, OPEN, Sample, difference
 from ..io import write_atomically, write_json
 from ..settings.study import Study
-from .differences import HOW, Cell, Cells, compare, influence_of, interval_text, judged, score, weights, why_not
+from .differences import (
+    FEWEST_SEEDS,
+    HOW,
+    Cell,
+    Cells,
+    compare,
+    influence_of,
+    interval_text,
+    judged,
+    score,
+    weights,
+    why_not,
+)
 from .document import Block, Document, Section, Table, Text
 from .runs import Run
 from .study import MARKS, devices, finished_runs, selection
@@ -192,6 +204,8 @@ def verdict(group: Group) -> str:
 def _would_tell(cell: Cell) -> str:
     if cell.seeds_to_tell is None:
         return ""
+    if math.isnan(cell.seeds_to_tell):
+        return f"; {FEWEST_SEEDS} seeds or more are needed to say how many would tell"
     if math.isinf(cell.seeds_to_tell):
         return "; no number of seeds would tell, as dev is too small"
     return f"; {cell.seeds_said} seeds of each would tell"

@@ -128,6 +128,7 @@ def fitted(build: Builder, run: Run, answers: Answers) -> list:
     text = f"Outputs are divided by {found['temperature']:.3f} before they become probabilities. "
     for label, threshold in found["thresholds"].items():
         text += f"{quoted(label)} is an answer above a probability of {threshold:.3f}. "
+    text += "".join(f"{note} " for note in found["notes"])
     text += (
         f"This was fitted on the {counted(found['rows'], 'dev row')} that the scores are of. “After” is of rows that "
         "were not fitted: each half by what was fitted on the other. All else on this page is of the model as it is."

@@ -32,6 +32,7 @@ from .runs import Run
 from .words import number, p_value, signed
 
 MOST_SEEDS = 1000  # that a table names
+FEWEST_SEEDS = 3  # of each row: the variance of two is noise, and so is what would follow from it
 NOT_RUN = "not run"  # what is said of a claim where one of the two rows has no run
 SAME = "the same training"  # and where both rows are one, so that there is no difference
 
@@ -48,7 +49,8 @@ class Cell:
         effect: how far the mean lies from that of the other row; `None` where nothing can be said.
         p: by Holm's correction over all rows that have a verdict in this metric.
         verdict: see `evaluation.effects.verdict`.
-        seeds_to_tell: of each row, where the verdict is open; infinity where no number would tell.
+        seeds_to_tell: of each row, where the verdict is open; infinity where no number would tell, not a number where
+            there are fewer than `FEWEST_SEEDS`, whose variance is too uncertain to say.
         claimed: the difference between the reported scores, and `claim` what becomes of it.
         without_rows: why the interval is of the seeds alone.
     """
@@ -92,6 +94,8 @@ class Cell:
     def seeds_said(self) -> str:
         if self.seeds_to_tell is None:
             return ""
+        if math.isnan(self.seeds_to_tell):
+            return f"{FEWEST_SEEDS} or more are needed to say"
         if math.isinf(self.seeds_to_tell):
             return "no number: dev is too small"
         return f"{self.seeds_to_tell:,.0f}" if self.seeds_to_tell <= MOST_SEEDS else f"over {MOST_SEEDS:,}"
@@ -141,6 +145,7 @@ def judged(cells: Cells) -> Cells:
         cells[name] = cell = replace(cells[name], p=p, verdict=effects.verdict(effect, p))
         if cell.verdict == OPEN:  # at the level of Holm's first step, which tells whatever the other rows come to
             more = max(seeds_to_tell(effect, LEVEL / len(told)), len(cell.scores) + 1)
+            more = math.nan if effect.fewest_seeds < FEWEST_SEEDS else more
             cells[name] = replace(cell, seeds_to_tell=more)
     return {name: replace(cell, claim=_of_reported(cell)) for name, cell in cells.items()}
 

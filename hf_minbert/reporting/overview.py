@@ -51,7 +51,7 @@ def scores(build: Builder, run: Run) -> list[Block]:
 def _unknown(run: Run) -> list[Block]:
     """How much of each task's training text the vocabulary does not know, if the run counted it."""
     found = run.metrics.get("unknown_tokens") or {}
-    said = {name: unknown_in_words(name, share, "the training rows") for name, share in found.items()}
+    said = {name: unknown_in_words(name, share, "the training rows") for name, share in found.items() if share}
     return [(Trouble if found[name] >= MANY_UNKNOWN else Text)(words) for name, words in said.items()]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def number(value: float) -> str:
-    return f"{value:.3f}"
+    return f"{value:z.3f}"
 
 
 def signed(value: float) -> str:

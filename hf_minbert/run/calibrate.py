@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..evaluation.decoding import decode
 from ..evaluation.metrics import overall, task_metrics
 from ..evaluation.submission import write_predictions
 from ..io import write_json
-from ..pretrained.data import CALIBRATION
+from ..pretrained.data import CALIBRATION, calibration_of
 from ..pretrained.prediction import Predictor, progress_bar
 from ..settings.metrics import KIND_METRICS
 from ..settings.run import ThresholdMetric
@@ -47,33 +48,72 @@ def calibrate(
         thresholds: the metric to choose them by; `None` leaves them where the answers are as they were.
 
     Returns:
-        what `calibration.json` holds of these tasks, by name; see `evaluation.calibration.fit_and_measure`.
+        what `calibration.json` holds of these tasks, by name; see `evaluation.calibration.fit_and_measure`. `was` is
+        what the config had before the first fit, which `undo` restores.
 
     Raises:
         MinBertError: as `to_fit`, or the model's code in the folder knows no temperature.
     """
-    chosen = to_fit(map(predictor.task, datasets), temperature, thresholds)
+    chosen = to_fit(map(predictor.task, datasets), temperature, thresholds, "Give rows of such a task.")
     _check_code(folder)
-    found, decoded, scores = {}, {}, {}
-    for name in chosen:
-        rows = datasets[name]
-        with progress_bar(name, len(rows), progress) as advance:
-            logits = predictor.logits(name, rows, advance)
-        labels = np.asarray(rows["label"][:])
+    kept, found, fitted = calibration_of(folder, predictor.tasks), {}, {}
+    outputs = _outputs(predictor, {name: datasets[name] for name in chosen}, progress)
+    for name, (logits, labels) in outputs.items():
         if not np.isfinite(logits).all():  # a model that has diverged: its scores say so
             logger.warning("%s: outputs are not finite, so that nothing is fitted to them.", name)
             continue
-        task, found[name] = fit_and_measure(predictor.task(name), logits, labels, temperature, thresholds)
-        predictor.tasks[name], scores[name] = task, task_metrics(task, logits, labels)
-        decoded[name] = decode(task, logits)
-    _keep(folder, {name: predictor.task(name) for name in found})
-    for name, answers in decoded.items():
-        if (path := folder / "predictions" / f"{name}-dev.csv").is_file():
-            write_predictions(path, predictor.task(name), datasets[name][:]["id"], answers)
-    _rescore(folder, predictor.tasks, scores)
-    kept = _json(folder / CALIBRATION)
-    write_json(folder / CALIBRATION, {**kept, **found})
+        task = predictor.task(name)
+        fitted[name], found[name] = fit_and_measure(task, logits, labels, temperature, thresholds)
+        found[name]["was"] = kept[name]["was"] if name in kept else answers_of(task)
+    _change(folder, predictor, datasets, fitted, outputs)
+    _record(folder, {**_json(folder / CALIBRATION), **found})
     return found
+
+
+def undo(folder: Path, predictor: Predictor, datasets: Mapping[str, Any], *, progress: bool = False) -> None:
+    """Gives tasks the temperature and thresholds back that they had before `calibrate`.
+
+    Args:
+        datasets: labelled rows of these tasks, which `calibration.json` names.
+    """
+    kept = _json(folder / CALIBRATION)
+    restored = {name: replace(predictor.task(name), **kept[name]["was"]) for name in datasets}
+    _change(folder, predictor, datasets, restored, _outputs(predictor, datasets, progress))
+    _record(folder, {name: of for name, of in kept.items() if name not in restored})
+
+
+def _outputs(
+    predictor: Predictor, datasets: Mapping[str, Any], progress: bool
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Logits and labels by task."""
+    found = {}
+    for name, rows in datasets.items():
+        with progress_bar(name, len(rows), progress) as advance:
+            found[name] = predictor.logits(name, rows, advance), np.asarray(rows["label"][:])
+    return found
+
+
+def _change(
+    folder: Path,
+    predictor: Predictor,
+    datasets: Mapping[str, Any],
+    tasks: Mapping[str, Task],
+    outputs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+) -> None:
+    """Gives the model these tasks: its config, its predictions and its scores."""
+    predictor.tasks |= tasks
+    _keep(folder, tasks)
+    for name, task in tasks.items():
+        if (path := folder / "predictions" / f"{name}-dev.csv").is_file():
+            write_predictions(path, task, datasets[name][:]["id"], decode(task, outputs[name][0]))
+    _rescore(folder, predictor.tasks, {name: task_metrics(task, *outputs[name]) for name, task in tasks.items()})
+
+
+def _record(folder: Path, found: dict[str, Any]) -> None:
+    if found:
+        write_json(folder / CALIBRATION, found)
+    else:
+        (folder / CALIBRATION).unlink(missing_ok=True)
 
 
 def _keep(folder: Path, tasks: Mapping[str, Task]) -> None:

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from ..data.encoding import check_max_length, encode
 from ..data.files import load_split
-from ..data.leaks import HeldOut, drop_leaks, guarded_tasks, load_training
+from ..data.leaks import HeldOut, drop_leaks, load_training
 from ..data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from ..errors import MinBertError, explain, unknown_name
 from ..model.configuration_minbert import MinBertConfig
@@ -117,7 +117,7 @@ def load_texts(
             texts |= {name: _columns(rows[name], by_name[name]) for name in trained}
         else:
             texts[source] = _lines(source, settings.data_dir)
-    held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, settings.data_dir), settings.data_dir)
+    held_out = HeldOut.of_run(tasks, settings.held_out, settings.data_dir)
     guarded = {source: drop_leaks(found, held_out, True) for source, found in _each_once(texts).items()}
     train = {source: _dataset(found) for source, (found, _) in guarded.items() if found}
     if not train:

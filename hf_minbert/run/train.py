@@ -19,11 +19,11 @@ from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, Tra
 
 from ..data.encoding import check_max_length
 from ..data.files import load_split, pinned
-from ..data.leaks import HeldOut, guarded_tasks, load_training
+from ..data.leaks import HeldOut, load_training
 from ..data.mappings import pinned_sources
 from ..data.selection import chosen_and_rest
 from ..errors import DivergedError, MinBertError, explain
-from ..evaluation.calibration import to_fit
+from ..evaluation.calibration import skipped, to_fit
 from ..evaluation.metrics import has_diverged
 from ..evaluation.submission import ending, write_predictions
 from ..io import write_json
@@ -303,7 +303,9 @@ def _check(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Seque
         args.check_tasks(by_name)
         if any((asked := _asked(settings)).values()):
             scored = [by_name[name] for name in args.chosen_tasks("eval_tasks", by_name)]
-            to_fit(scored, asked["temperature"], asked["thresholds"])
+            to_fit(scored, *asked.values(), remedy="Leave `calibrate` and `tune_thresholds` out.")
+            for sentence in skipped(scored, *asked.values()):
+                logger.info(sentence)
 
 
 def _make_trainer(
@@ -446,7 +448,7 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
         the dev rows that the saved model is scored on, and under `leaks` the counts of `load_training`.
     """
     by_name, data_dir, strict = {task.name: task for task in tasks}, settings.data_dir, settings.strict_data
-    held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, data_dir), data_dir)
+    held_out = HeldOut.of_run(tasks, settings.held_out, data_dir)
     train, leaks = load_training(
         by_name, args.chosen_tasks("train_tasks", by_name), data_dir, seed=args.seed, held_out=held_out,
         drop_sentences=settings.drop_shared_sentences, strict=strict, together=args.share_rows,
@@ -539,7 +541,9 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
     predictor = Predictor.from_pretrained(folder, batch_size=size)
     (folder / CALIBRATION).unlink(missing_ok=True)  # of the model that a resumed run had before
     if any(asked.values()):
-        calibrate(folder, predictor, dev, **asked, progress=shown)
+        for name, of in calibrate(folder, predictor, dev, **asked, progress=shown).items():
+            for note in of["notes"]:
+                logger.warning("%s: %s", name, note)
         for name, task in predictor.tasks.items():  # a push saves the model once more
             cast(MinBertConfig, trainer.model.config).get_task(name).update(answers_of(task))
     scores, decoded = score(predictor, dev, progress=shown)

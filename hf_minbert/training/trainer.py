@@ -265,8 +265,9 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             return
         for name, rows in train.items():
             self.unknown_tokens[name] = share = unknown_share(rows, tokenizer)
-            level = logging.WARNING if share >= MANY_UNKNOWN else logging.INFO
-            logger.log(level, unknown_in_words(name, share, "the training rows"))
+            if share:
+                level = logging.WARNING if share >= MANY_UNKNOWN else logging.INFO
+                logger.log(level, unknown_in_words(name, share, "the training rows"))
 
     def _warn(self) -> None:
         """Logs which arguments have no effect, and the warnings of the terms."""

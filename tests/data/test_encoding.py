@@ -100,6 +100,7 @@ def test_the_share_of_unknown_tokens_in_words():
     assert unknown_in_words("sts", 0.0012, "the rows") == (
         "sts: 0.1% of the tokens in the rows are unknown to the model's vocabulary."
     )
+    assert unknown_in_words("sts", 0.0001, "the rows").startswith("sts: under 0.1% of the tokens")
     assert unknown_in_words("sts", 0.607, "the rows") == (
         "sts: 60.7% of the tokens in the rows are unknown to the model's vocabulary, which does not fit this text."
     )

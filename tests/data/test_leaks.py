@@ -108,7 +108,7 @@ def test_a_pair_of_equal_texts_is_not_the_single_text():
 def test_overlap_counts_the_held_out_rows():
     held_out = HeldOut()
     held_out.add("sts dev", [("One", "two"), ("two", "one!"), ("three", "four")])
-    assert overlap([("ONE", "TWO")] * 5, held_out) == {"sts dev": 2}
+    assert overlap([("ONE", "TWO")] * 5, held_out) == {"sts dev": {("one", "two"): 2}}
     assert overlap([("one", "three")], held_out) == {}
 
 
@@ -220,6 +220,39 @@ def test_a_split_that_is_not_there_is_said(folder, caplog):
     (folder / "sts-test-student.csv").unlink()
     assert "sts dev" in HeldOut.of([TASKS["sts"]], folder).rows
     assert "The leak guard has no rows of sts test to compare with." in caplog.messages
+
+
+def test_of_a_run_only_its_own_tasks_and_those_of_held_out_are_said_to_lack_a_split(folder, caplog):
+    caplog.set_level("INFO", "hf_minbert")
+    for name in ("sst", "para", "sts"):
+        next(folder.glob(f"*{'ids-sst' if name == 'sst' else 'quora' if name == 'para' else 'sts'}-test*")).unlink()
+    own = get_tasks({"mine": {"kind": "score", "text_columns": ["a", "b"], "range": [0, 5], "files": {"dev": DEV}}})
+    DEV_FILE = folder / DEV
+    DEV_FILE.write_text("a,b,label\nx,y,1\n", encoding="utf-8")
+    held_out = HeldOut.of_run(own, None, str(folder))
+    assert {"sst dev", "para dev", "sts dev", "mine dev"} <= {*held_out.rows}
+    assert "The leak guard has no rows of mine test to compare with." in caplog.messages
+    caplog.clear()
+    HeldOut.of_run(own, ["sts"], str(folder))
+    assert "The leak guard has no rows of sts test, mine test to compare with." in caplog.messages
+
+
+def test_tasks_that_read_the_same_rows_are_told_of_once(folder, caplog):
+    caplog.set_level("INFO", "hf_minbert")
+    (folder / "train.csv").write_text("text,one,two\na,0,1\nb,1,0\nc,0,0\n", encoding="utf-8")
+    (folder / "dev.csv").write_text("text,one,two\na,0,1\nb,1,0\nd,0,0\n", encoding="utf-8")
+    (folder / "other.csv").write_text("text,one,two\nc,0,1\n", encoding="utf-8")
+    files = {"train": "train.csv", "dev": "dev.csv"}
+    same = {"kind": "classes", "text_columns": ["text"], "labels": ["no", "yes"], "files": files}
+    entries = {name: {**same, "columns": {"label": name}} for name in ("one", "two")}
+    entries["three"] = {**same, "columns": {"label": "two"}, "files": {**files, "dev": "other.csv"}}
+    tasks = {task.name: task for task in get_tasks(entries)}
+    _, counts = load_training(tasks, tasks, folder, seed=0, held_out=HeldOut.of(tasks.values(), folder))
+    assert [said for said in caplog.messages if "in the training rows" in said] == [
+        "2 rows of one dev, two dev stand in the training rows of one, two, three too; they stay.",
+        "1 row of three dev stands in the training rows of one, two, three too; it stays.",
+    ]
+    assert counts["given"] == dict.fromkeys(tasks, {"one dev": 2, "two dev": 2, "three dev": 1})
 
 
 def test_labels_of_dev_and_test_are_not_looked_at(folder):

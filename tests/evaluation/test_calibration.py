@@ -21,6 +21,7 @@ from hf_minbert.evaluation.calibration import (
     fit_and_measure,
     halves,
     measures,
+    skipped,
     to_fit,
     with_temperature,
 )
@@ -195,12 +196,57 @@ def test_fitting_again_changes_nothing():
     assert kept.thresholds == pytest.approx(once.thresholds)
 
 
-def test_what_has_nothing_to_fit_is_refused():
-    assert to_fit([SST, PARA, STS], True, "f1") == ["sst", "para"] and to_fit([SST, PARA], False, "f1") == ["para"]
-    with pytest.raises(MinBertError, match=r"of kind classes or binary or labels. Found sts \(score\)"):
-        to_fit([STS], True, None)
+def test_a_temperature_that_does_not_help_rows_that_were_not_fitted_is_not_kept():
+    random = np.random.default_rng(0)
+    logits = 3 * random.normal(size=(6, 1))  # too few rows: each half's temperature is wrong for the other
+    labels = (logits[:, 0] > 0).astype(int)
+    (one, _), _ = halves(labels)
+    labels[one[0]] = 1 - labels[one[0]]
+    assert best_temperature(PARA, logits, labels) != pytest.approx(1, rel=0.01)
+    cross = measures(PARA, crossfitted(PARA, logits, labels, True, None), labels)["nll"]
+    task, found = fit_and_measure(PARA, logits, labels, True, None)
+    assert cross > found["before"]["nll"] and task == PARA and found["temperature"] == 1
+    assert found["after"] == found["before"]
+    (note,) = found["notes"]
+    assert f"(nll {found['before']['nll']:.4f} before, {cross:.4f} after)" in note and "stays at 1" in note
+
+
+@pytest.mark.parametrize("task", [SST, PARA], ids=lambda task: task.kind)
+def test_a_temperature_at_its_bound_is_said_and_no_likelihood_is_below_nought(task):
+    logits, _ = drawn(task, 40, 1.0)
+    labels = decode(task, logits).values  # all right: the surer the better
+    fitted, found = fit_and_measure(task, logits, labels, True, None)
+    assert fitted.temperature == LOWEST
+    assert found["notes"] == ["The temperature, 0.010, is at its bound: dev rows do not limit it."]
+    assert found["after"]["nll"] >= 0 and not np.signbit(found["after"]["nll"])
+    sure = measures(task, decode(task, 1e6 * logits), labels)["nll"]
+    assert sure == 0 and not np.signbit(sure)  # of probabilities that are 1
+
+
+def test_a_fit_that_helps_has_no_notes():
+    assert fit_and_measure(SST, *drawn(SST, 4000, 3.0), True, None)[1]["notes"] == []
+
+
+def test_a_threshold_that_scores_lower_on_rows_not_fitted_is_said():
+    random = np.random.default_rng(3)
+    logits, labels = random.normal(size=(200, 1)), random.integers(0, 2, 200)
+    _, found = fit_and_measure(PARA, logits, labels, False, "accuracy")
+    said = ["The threshold lowers accuracy on rows that were not fitted."]
+    assert found["notes"] == (said if found["after"]["accuracy"] < found["before"]["accuracy"] else [])
+
+
+def test_what_has_nothing_to_fit_is_refused_and_where_something_has_the_rest_is_said():
+    asked = [SST, PARA, STS], True, "f1"
+    assert to_fit(*asked, "") == ["sst", "para"] and to_fit([SST, PARA], False, "f1", "") == ["para"]
+    assert skipped(*asked) == [
+        "No temperature, which is for tasks of kind classes, binary or labels: sts (score).",
+        "No threshold, which is for tasks of kind binary or labels: sst (classes), sts (score).",
+    ]
+    assert skipped([SST], True, None) == []
+    with pytest.raises(MinBertError, match=r"of kind classes, binary or labels. Found sts \(score\). Do it."):
+        to_fit([STS], True, None, "Do it.")
     with pytest.raises(MinBertError, match="A threshold is for tasks of kind binary or labels. Found sst"):
-        to_fit([SST], True, "f1")
+        to_fit([SST], False, "f1", "")
 
 
 @pytest.mark.parametrize(

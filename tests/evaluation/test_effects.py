@@ -177,7 +177,7 @@ def test_nothing_known_is_nothing_said_and_no_variance_is_no_error():
     one = Sample(np.array([0.5]))
     assert difference(one, one) is None
     same = Sample(np.array([0.5, 0.5]), [np.zeros((2, 4))])
-    assert difference(same, same) == Effect(0.0, 0.0, 0.0, 1.0, (0.0, 0.0), (0.0, 3.0))
+    assert difference(same, same) == Effect(0.0, 0.0, 0.0, 1.0, (0.0, 0.0), (0.0, 3.0), 2)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_holm_by_hand():
 
 
 def effect(low, high, over_seeds=(1e-4, 1e-4), over_rows=(1e-5, 1000.0)):
-    return Effect((low + high) / 2, low, high, 0.5, over_seeds, over_rows)
+    return Effect((low + high) / 2, low, high, 0.5, over_seeds, over_rows, 3)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_of_one_seed_nothing_becomes_of_a_claim():
 
 @pytest.mark.parametrize(("apart", "limit"), [(0.01, 1e-5), (0.025, 1e-9)])  # of many seeds, and of few
 def test_that_many_seeds_tell_and_one_less_does_not(apart, limit):
-    found = Effect(apart, -0.1, 0.12, 0.5, (2e-4, 1e-4), (limit, 800.0))
+    found = Effect(apart, -0.1, 0.12, 0.5, (2e-4, 1e-4), (limit, 800.0), 3)
     seeds = seeds_to_tell(found, 0.05)
 
     def p(n):
@@ -303,12 +303,12 @@ def test_that_many_seeds_tell_and_one_less_does_not(apart, limit):
 
 
 def test_two_seeds_are_the_fewest_and_none_tell_of_no_difference():
-    assert seeds_to_tell(Effect(1.0, 0.9, 1.1, 0.0, (1e-9, 1e-9), (1e-9, 800.0)), 0.05) == 2
-    assert seeds_to_tell(Effect(0.0, -0.1, 0.1, 1.0, (1e-4, 1e-4), (0.0, 800.0)), 0.05) == math.inf
+    assert seeds_to_tell(Effect(1.0, 0.9, 1.1, 0.0, (1e-9, 1e-9), (1e-9, 800.0), 3), 0.05) == 2
+    assert seeds_to_tell(Effect(0.0, -0.1, 0.1, 1.0, (1e-4, 1e-4), (0.0, 800.0), 3), 0.05) == math.inf
 
 
 def test_no_number_of_seeds_tells_what_is_too_small_for_the_dev_rows():
     rows = 1e-5
     for factor, tells in ((2.1, True), (1.9, False)):  # the limit is 1.96 errors of the dev rows
-        found = Effect(factor * math.sqrt(rows), -1, 1, 0.5, (1e-4, 1e-4), (rows, 10_000.0))
+        found = Effect(factor * math.sqrt(rows), -1, 1, 0.5, (1e-4, 1e-4), (rows, 10_000.0), 3)
         assert (seeds_to_tell(found, 0.05) < math.inf) == tells
