@@ -280,7 +280,7 @@ def test_the_report_shows_before_and_after(calibrated, tmp_path, minbert):
     assert minbert("report", folder, "--output-dir", tmp_path).status == 0
     text = Path(tmp_path / "report.md").read_text()
     part = text.split("### Fitted on dev")[1]
-    assert all(note in part for of in found.values() for note in of["notes"])
+    assert all(note in text for of in found.values() for note in of["notes"])
     assert f"divided by {found['sst']['temperature']:.3f}" in part and "| Brier score |" in part
     assert text.count("### Fitted on dev") == 2
     assert (tmp_path / "pictures" / "para-calibration-after.png").is_file()

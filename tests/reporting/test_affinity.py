@@ -165,6 +165,17 @@ def test_a_verdict_is_a_sentence_with_its_numbers(made):
     assert whole.endswith("Of the pairs: together sst and para; apart para and sts.")
 
 
+def test_of_two_seeds_no_number_of_seeds_is_said(recipe, root):
+    two = summarize(study_of(recipe, ["learning_rate=1e-4"], steps=300, seeds=2), root, {}, {})
+    open_ = [each for each in two.groups if each.together.verdict == OPEN]
+    assert open_
+    for each in open_:
+        assert "3 seeds or more are needed to say how many would tell" in verdict(each)
+    assert {row["seeds_that_would_tell"] for row in records(two) if row["verdict"] == OPEN} == {
+        "3 or more are needed to say"
+    }
+
+
 def test_the_matrix_has_a_task_a_row_and_is_empty_where_a_task_meets_itself(made):
     shown = matrix(made)
     assert shown.header == ["task", "metric", "alone", "with sst", "with para", "with sts", "with all"]

@@ -13,11 +13,11 @@ from scipy import stats
 
 from hf_minbert.data.selection import chosen_and_rest
 from hf_minbert.evaluation.decoding import Decoded
-from hf_minbert.evaluation.effects import HIGHER, OPEN, holm
+from hf_minbert.evaluation.effects import HIGHER, OPEN, Sample, difference, holm
 from hf_minbert.io import json_line, write_json
 from hf_minbert.reporting import plots
 from hf_minbert.reporting.comparison import seeds
-from hf_minbert.reporting.differences import NOT_RUN, SAME, compare, score, table, weights
+from hf_minbert.reporting.differences import NOT_RUN, SAME, Cell, compare, judged, score, table, weights
 from hf_minbert.reporting.document import Document, Section, Table
 from hf_minbert.reporting.runs import read_run
 from hf_minbert.reporting.study import lines, records, summarize, write
@@ -114,6 +114,18 @@ def test_what_can_be_told_is_told_and_holms_rows_are_those_of_which_it_can(made)
     assert cells["single"].effect.over_seeds is None
     assert cells["planned"].claim == NOT_RUN and cells["planned"].claimed == pytest.approx(0.2)
     assert cells["better"].p == pytest.approx(min(1, 2 * cells["better"].effect.p))  # of two rows
+
+
+def test_of_two_seeds_nothing_is_said_of_how_many_would_tell():
+    random = np.random.default_rng(0)
+    for seeds, other in ((2, 2), (2, 5), (5, 2), (3, 3)):
+        rows = random.normal(size=(1, 200))
+        one, two = (
+            Sample(random.normal(0.5, 0.01, n), [rows + random.normal(size=(n, 200))]) for n in (seeds, other)
+        )
+        cell = judged({"a": Cell([*enumerate(one.scores)], "b", effect=difference(one, two))})["a"]
+        assert cell.verdict == OPEN
+        assert (cell.seeds_said == "3 or more are needed to say") == (min(seeds, other) < 3)
 
 
 def test_what_is_missing_is_listed_with_its_reason(made):
