@@ -286,8 +286,11 @@ def test_predictor_and_pipeline_say_the_same(run):
 def test_kinds_with_probabilities_of_their_own_are_calibrated_and_others_are_left_alone(run, minbert, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(run, folder)
+    refused = minbert("calibrate", folder, "--task", "stars")
+    assert refused.status == 2 and "Found stars (ordinal). Give --task with another: " in refused.err
     ended = minbert("calibrate", folder, "--thresholds", "f1")
     assert ended.status == 0, ended.err
+    assert "No temperature, which is for tasks of kind classes, binary or labels: stars (ordinal)" in ended.out
     found = json.loads((folder / "calibration.json").read_text())
     tasks = {task["name"]: task for task in json.loads((folder / "config.json").read_text())["tasks"]}
     assert {tasks[name]["kind"] for name in found} == {"classes", "binary", "labels"}
