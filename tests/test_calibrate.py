@@ -234,6 +234,19 @@ def test_a_recipe_that_has_nothing_to_fit_is_refused_before_training(raw, tmp_pa
         train(read_recipe(raw / "recipe.yaml", [f"output_dir={tmp_path}", "tasks=[sst]", "tune_thresholds=f1"]))
 
 
+def test_nothing_is_fitted_to_a_single_row(raw, tmp_path, caplog):
+    from hf_minbert.run.calibrate import calibrate
+
+    folder = tmp_path / "run"
+    shutil.copytree(raw, folder)
+    predictor, data = Predictor.from_pretrained(folder), RunData.of(folder)
+    rows = {name: data.rows(predictor.task(name), "dev").select([0]) for name in ("sst", "para")}
+    assert calibrate(folder, predictor, rows, temperature=True, thresholds="accuracy") == {}
+    assert "sst: nothing is fitted to a single row" in caplog.text
+    assert (folder / "config.json").read_text() == (raw / "config.json").read_text()
+    assert not (folder / "calibration.json").exists()
+
+
 def test_a_folder_with_older_code_is_refused(raw, tmp_path, minbert):
     folder = tmp_path / "run"
     shutil.copytree(raw, folder)

@@ -126,6 +126,18 @@ def _is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+#: What the command that is carried out has said of data.
+_SAID: set[str] = set()
+
+
+def _is_new(record: logging.LogRecord) -> bool:
+    """Whether a message is to be seen. What is said of data is so once: tasks and runs may read the same file."""
+    said = record.getMessage()
+    is_repeated = record.name.startswith("hf_minbert.data.") and said in _SAID
+    _SAID.add(said)
+    return not is_repeated
+
+
 def _set_up_log() -> None:
     """Our messages go to stderr, from the first process only."""
     log = logging.getLogger("hf_minbert")
@@ -133,23 +145,9 @@ def _set_up_log() -> None:
     if not log.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("minbert: %(message)s"))
+        handler.addFilter(_is_new)
         log.addHandler(handler)
-    for handler in log.handlers:
-        handler.filters = [_Once()]
-
-
-class _Once(logging.Filter):
-    """Lets what is said of data through once: tasks, and the runs of a study, may read the same file."""
-
-    def __init__(self) -> None:
-        super().__init__("hf_minbert.data")
-        self.said: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        is_new = said not in self.said or not super().filter(record)
-        self.said.add(said)
-        return is_new
+    _SAID.clear()
 
 
 def _fail(message: str) -> NoReturn:

@@ -62,6 +62,9 @@ def calibrate(
         if not np.isfinite(logits).all():  # a model that has diverged: its scores say so
             logger.warning("%s: outputs are not finite, so that nothing is fitted to them.", name)
             continue
+        if len(labels) < 2:
+            logger.warning("%s: nothing is fitted to a single row, as none is left to measure it on.", name)
+            continue
         task = predictor.task(name)
         fitted[name], found[name] = fit_and_measure(task, logits, labels, temperature, thresholds)
         found[name]["was"] = kept[name]["was"] if name in kept else answers_of(task)

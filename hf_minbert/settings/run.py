@@ -117,8 +117,9 @@ class RunSettings:
         "none",
         "After training, fit on the rows that the model is scored on what its probabilities lack: `temperature`, a "
         "number for each task of kind `classes`, `binary` or `labels` that its outputs are divided by (Guo et al. "
-        "2017), unless it is no better on rows that were not fitted. No answer changes. The model's config carries it. `calibration.json`, the report and the card have "
-        "the calibration before and after, measured on rows that were not fitted.",
+        "2017), unless it is no better on rows that were not fitted. No answer changes. The model's config carries "
+        "it. `calibration.json`, the report and the card have the calibration before and after, measured on rows that "
+        "were not fitted.",
         resume="after",
         objectives="tasks",
     )

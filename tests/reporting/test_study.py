@@ -118,12 +118,12 @@ def test_what_can_be_told_is_told_and_holms_rows_are_those_of_which_it_can(made)
 
 def test_of_two_seeds_nothing_is_said_of_how_many_would_tell():
     random = np.random.default_rng(0)
-    for seeds, other in ((2, 2), (2, 5), (5, 2), (3, 3)):
+    for ours, theirs in ((2, 2), (2, 5), (5, 2), (3, 3)):
         rows = random.normal(size=(1, 200))
-        one, two = (Sample(random.normal(0.5, 0.01, n), [rows + random.normal(size=(n, 200))]) for n in (seeds, other))
+        one, two = (Sample(random.normal(0.5, 0.01, n), [rows + random.normal(size=(n, 200))]) for n in (ours, theirs))
         cell = judged({"a": Cell([*enumerate(one.scores)], "b", effect=difference(one, two))})["a"]
         assert cell.verdict == OPEN
-        assert (cell.seeds_said == "3 or more are needed to say") == (min(seeds, other) < 3)
+        assert (cell.seeds_said == "3 or more are needed to say") == (min(ours, theirs) < 3)
 
 
 def test_what_is_missing_is_listed_with_its_reason(made):
