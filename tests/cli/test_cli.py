@@ -423,3 +423,19 @@ def test_an_older_output_is_replaced(predict, tmp_path):
 def test_the_version(minbert):
     ended = minbert("--version")
     assert ended.status == 0 and ended.out.strip() == f"hf_minbert {hf_minbert.__version__}"
+
+
+def test_what_is_said_of_a_file_is_said_once_by_a_command(minbert, tiny_bert, tmp_path):
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.csv").write_text("text,label\na,0\nb,1\nc,\nd,1\n", encoding="utf-8")
+    entry = "{kind: binary, text_columns: [text], labels: [no, yes], files: {train: train.csv, dev: dev.csv}}"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"tasks:\n  one: {entry}\n  two: {entry}\nmodel_name_or_path: {tiny_bert}\nmax_steps: 1\nuse_cpu: true\n"
+    )
+    for run in ("first", "second"):  # each command says it anew
+        ended = minbert("train", recipe, f"data_dir={tmp_path}", f"output_dir={tmp_path / run}")
+        assert ended.status == 0, ended.err
+        left_out = [line for line in ended.err.splitlines() if "1 of 4 rows left out" in line]
+        assert len(left_out) == 2 and "train.csv" in left_out[0] and "dev.csv" in left_out[1]
+        assert ended.err.count("in the training rows of one, two too") == 1
