@@ -14,6 +14,7 @@ from hf_minbert.data.leaks import HeldOut, drop_leaks
 from hf_minbert.data.rows import EncodedRows
 from hf_minbert.model.inference import ragged
 from hf_minbert.model.spans import joined, split
+from hf_minbert.run.pretraining import _columns
 
 TASK = {"kind": "tags", "text_columns": "tokens", "label_column": "tags", "labels": ["O", "B-PER", "I-PER"]}
 WORDS, TAGS = [["Ada", "Lovelace", "slept"], ["Hello"]], [["B-PER", "I-PER", "O"], ["O"]]
@@ -142,6 +143,12 @@ def test_a_word_with_spaces_stays_one_word(tmp_path, tiny_tokenizer, form):
     assert rows.words[rows.words >= 0].tolist() == [*range(7)]
     plain = tiny_tokenizer(" ".join(SPACED))["input_ids"]  # as a stock pipeline reads the text
     assert rows.ids.tolist() == plain
+
+
+def test_further_pretraining_reads_the_words_as_they_were_given(tmp_path):
+    file = write(tmp_path / "a.jsonl", json.dumps({"tokens": SPACED}) + "\n")
+    rows = load_split(task(files={"test": str(file)}), None, "test")
+    assert _columns(rows, task()) == [" ".join(SPACED)]
 
 
 def test_words_with_spaces_are_the_same_text_to_the_leak_guard(tmp_path):

@@ -140,8 +140,12 @@ def test_a_text_without_a_word_is_answered_or_refused_clearly(tagged_run, minber
         ended = minbert("predict", tagged_run, "--task", "ner", "--text", text)
         assert ended.status == 0 and ended.out.strip() == "The text has no word."
     assert predictor("ner", ["", []]) == [{"tokens": [], "tags": [], "probabilities": [], "entities": []}] * 2
+    ask = pipeline("minbert-multitask", model=str(tagged_run))
+    assert [len(found["ner"]["tags"]) for found in ask(["a dog", "", " "], tasks="ner")] == [2, 0, 0]
     with pytest.raises(ValueError, match="Input 1: the sentence is empty"):
-        pipeline("minbert-multitask", model=str(tagged_run))(["a dog", ""], tasks="ner")
+        ask(["a dog", ""])
+    stock = pipeline("token-classification", model=str(tagged_run), model_kwargs={"active_task": "ner"})
+    assert stock("") == []
 
 
 def test_a_wrong_tag_ends_a_run_in_one_line_with_its_place(example, assistant, tmp_path, minbert):
@@ -260,7 +264,7 @@ def test_what_would_be_published(tagged_run, minbert):
     for part in (
         "pipeline_tag: token-classification", "type: token-classification", "type: text-classification",
         "| `ner` | entity_f1 |", 'pipeline("token-classification", model="me/assistant"', "spans.py",
-        "one of 7 tags for each word",
+        "one of 7 tags for each word", 'predictor("ner", ["Ada Lovelace wrote to Charles Babbage from London."])',
     ):  # fmt: skip
         assert part in ended.out, part
     assert "predictions" in ended.out.split("Stays here:")[1]
