@@ -274,7 +274,8 @@ def test_a_model_can_be_pickled(tiny_model):
 def test_every_folder_names_every_class_and_carries_the_code(tmp_path, tiny_config, tiny_model, kind):
     make(kind, tiny_config, tiny_model)[0].save_pretrained(tmp_path)
     auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
-    assert set(auto_map) == {"AutoConfig", "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"}
+    heads = {f"AutoModelFor{what}" for what in ("MaskedLM", "SequenceClassification", "TokenClassification")}
+    assert set(auto_map) == {"AutoConfig", "AutoModel", *heads}
     for reference in auto_map.values():
         file, name = reference.split(".")
         assert f"class {name}(" in (tmp_path / f"{file}.py").read_text()

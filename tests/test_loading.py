@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_minbert import get_tasks
 from hf_minbert.errors import MinBertError
 from hf_minbert.pretrained.loading import load_config, load_tokenizer, load_weights
-from hf_minbert.run.train import model_config
+from hf_minbert.run.inputs import model_config
 from hf_minbert.settings.run import RunSettings
 
 

@@ -411,6 +411,15 @@ def test_a_key_with_dots_makes_the_mapping_that_is_not_there(tmp_path):
     }
 
 
+def test_a_dotted_key_changes_one_of_two_that_an_anchor_names(read):
+    tasks = "{a: {files: &f {train: [x.csv]}, columns: &c {label: l}}, b: {files: *f, columns: *c}}"
+    found = read(f"tasks: {tasks}", "tasks.a.files.train=y.csv", "tasks.b.columns.label=m")["tasks"].value
+    assert found == {
+        "a": {"files": {"train": "y.csv"}, "columns": {"label": "l"}},
+        "b": {"files": {"train": ["x.csv"]}, "columns": {"label": "m"}},
+    }
+
+
 def test_a_key_with_dots_holds_for_stages_with_a_line_of_their_own(tmp_path):
     found = dotted(tmp_path, "tasks.sst.pooling=cls", "stages.all.tasks.sst.pooling=max")
     assert found["tasks"]["sst"]["pooling"] == "cls"

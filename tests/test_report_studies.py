@@ -17,8 +17,9 @@ from hf_minbert import MinBertForMultiTask, MultiTaskTrainingArguments, Task, ge
 from hf_minbert.data.rounds import inverse_batch_size_weights, proportional_batch_sizes
 from hf_minbert.run import pretraining
 from hf_minbert.run import study as study_module
+from hf_minbert.run.inputs import model_config
 from hf_minbert.run.stages import plan
-from hf_minbert.run.train import model_config, train
+from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import packaged_recipes, read_value, recipes_folder, split_recipe
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.study import Study, packaged_studies, read_study

@@ -47,7 +47,7 @@ def conflicts(
     values = {"output_dir": as_value("conflicts"), **read_recipe(recipe, overrides or ())}  # nothing is written there
     check_words(values)
     from ..io import check_writable, write_json
-    from ..run.train import measure_conflicts
+    from ..run.conflicts import measure_conflicts
 
     if output is not None:
         check_writable(output)

@@ -24,8 +24,8 @@ from ..settings.recipe import find_recipe, read_recipe, split_recipe
 from ..settings.study import Row, Study, read_words
 from ..settings.tasks import chosen, get_tasks
 from ..training.args import MultiTaskTrainingArguments
+from .conflicts import measure_conflicts
 from .study import Run
-from .train import measure_conflicts
 from .workers import FINISHED
 
 logger = logging.getLogger(__name__)

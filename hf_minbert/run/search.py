@@ -29,6 +29,7 @@ from ..settings.recipe import split_recipe, write_recipe
 from ..settings.table import names
 from ..settings.tasks import get_tasks
 from ..training.args import MultiTaskTrainingArguments
+from .inputs import model_config
 from .search_methods import (
     ENDING,
     OF_THE_SEARCH,
@@ -43,7 +44,7 @@ from .search_methods import (
     with_values,
 )
 from .stages import plan
-from .train import check_stages, model_config
+from .train import check_stages
 from .workers import FINISHED, RECIPE, Outcome, alone_in, carry_out, failure
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import typing
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,51 +12,37 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import transformers
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase, ProgressCallback, Trainer, TrainerCallback, set_seed
+from transformers import Trainer, TrainerCallback, set_seed
 
-from ..data.encoding import check_max_length
-from ..data.files import load_split, pinned
-from ..data.leaks import HeldOut, guarded_tasks, load_training
-from ..data.mappings import pinned_sources
-from ..data.selection import chosen_and_rest
 from ..errors import DivergedError, MinBertError, explain
 from ..evaluation.calibration import to_fit
 from ..evaluation.metrics import has_diverged
 from ..evaluation.submission import ending, write_predictions
 from ..io import write_json
 from ..model.configuration_minbert import MinBertConfig
-from ..model.heads import check_heads
 from ..model.inference import length_of
 from ..model.library import parts_of
-from ..model.modeling_minbert import MinBertForMultiTask
 from ..pretrained import adapters
 from ..pretrained.data import CALIBRATION
-from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
 from ..pretrained.prediction import Predictor, score
 from ..pretrained.teachers import teacher_logits
 from ..settings import plugins
 from ..settings.dotted import Value
-from ..settings.keys import KEPT
 from ..settings.recipe import split_recipe
 from ..settings.run import RunSettings
-from ..settings.table import TRAITS, names
-from ..settings.tasks import Task, get_tasks, revisions
-from ..settings.training import ConflictDetail
-from ..training.aggregation.base import Tasks
-from ..training.aggregation.pcgrad import PCGrad
-from ..training.aggregation.sum import Sum
+from ..settings.table import names
+from ..settings.tasks import Task, get_tasks
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import is_worthless
 from ..training.distributed import check_alike, is_lost, report_interruption
 from ..training.freezing import check_layers
-from ..training.gradients import GradientRows, Gradients
 from ..training.terms.registry import terms_of
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
+from .bars import bar_closed, hide_bars
 from .calibrate import answers_of, calibrate
 from .folder import AVERAGED, RunFolder
+from .inputs import arrange, checkpoints_config, load, load_model, model_config, pinned_tasks
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 
 logger = logging.getLogger(__name__)
@@ -139,7 +124,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
                 adapters.check_follows(before.settings, settings, config)
             if before is not None:
                 with _unheard():  # what there is to say is said when the stage begins
-                    _load(settings, stage.args, tasks)
+                    load(settings, stage.args, tasks)
         except MinBertError as error:
             raise MinBertError(f"Stage {number} ({stage.name}): {error}") from error
         before = stage
@@ -166,8 +151,8 @@ def _config(
         config: the checkpoint's, where that is not there yet.
     """
     if settings.objective == "mlm":
-        return pretraining.arrange(_checkpoints(settings) if config is None else config, settings)
-    config = model_config(settings, tasks) if config is None else _arrange(config, settings, tasks)
+        return pretraining.arrange(checkpoints_config(settings) if config is None else config, settings)
+    config = model_config(settings, tasks) if config is None else arrange(config, settings, tasks)
     _check_encoder(args, config)
     return config
 
@@ -206,7 +191,7 @@ def _train(
         args = MultiTaskTrainingArguments(**given)
         set_seed(args.seed)  # the trainer's own call comes after the new heads are drawn
     if args.process_index > 0:
-        _hide_bars()
+        hide_bars()
     launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
     folder = RunFolder(settings, {**given, **launched}, args)
     with report_interruption(args, lambda: folder.begun, behind_stage):
@@ -261,8 +246,8 @@ def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
     if args.should_save:
         folder.check()
     config = _config(settings, args, tasks)
-    tasks = _pinned(tasks, folder)
-    data = _load(folder.settings, args, tasks)
+    tasks = pinned_tasks(tasks, folder)
+    data = load(folder.settings, args, tasks)
     if args.should_save:
         folder.check_rows(data["train"])
     return config, data
@@ -272,7 +257,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
     """What `metrics.json` holds, on the first process."""
     args = folder.args
     try:
-        with _bar_closed(trainer):
+        with bar_closed(trainer):
             outcome = trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or None)
     except Exception as error:
         if folder.begun or isinstance(error, MinBertError) or is_lost(error):
@@ -332,201 +317,6 @@ def _make_trainer(
             cache_dir=settings.cache_dir,
             callbacks=[*callbacks],
         )
-
-
-# ---- Whether the tasks conflict ----------------------------------------------------------------------------------
-
-
-def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictDetail = "none") -> dict[str, float]:
-    """Trains on the sum of the losses for the first `steps` steps of a recipe, and measures the tasks' gradients.
-
-    Nothing is kept of it. The schedule is that of the whole recipe.
-
-    Args:
-        values: the recipe.
-        steps: how many.
-        detail: as for `ConflictMeter`.
-
-    Returns:
-        the means of `ConflictMeter`, where what is removed and turned is what PCGrad would, and `steps`, how many
-        there were.
-
-    Raises:
-        MinBertError: anything wrong before the first step, fewer than two tasks, or no weights that two tasks share.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as in `train`
-    plugins.load_named(values)
-    settings, given = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
-    with tempfile.TemporaryDirectory() as folder:
-        with explain("Reading the training arguments", "Correct the recipe."):
-            measured = {name: traits.off for name, traits in TRAITS.items() if traits.off is not KEPT}
-            measured |= {"aggregator": "pcgrad", "aggregator_options": None, "gradient_smoothing": None}
-            measured |= {"conflict_detail": detail, "output_dir": folder}
-            args = MultiTaskTrainingArguments(**{**given, **measured})
-            set_seed(args.seed)
-        tasks = get_tasks(settings.tasks)
-        by_name = {task.name: task for task in tasks}
-        args.check_tasks(by_name)
-        if reason := args.why_none_conflict(args.chosen_tasks("train_tasks", by_name)):
-            raise MinBertError(f"Conflicts are between two tasks' gradients of one weight, and {reason}. Change that.")
-        data = load_data(settings, args, tasks)["train"]
-        trained = args.chosen_tasks("train_tasks", by_name)
-        tokenizer, model = load_model(settings, model_config(settings, tasks), trained)
-        with explain("Setting up the trainer", "Correct the recipe."):
-            trainer = _MeasuringTrainer(
-                model, args, train_dataset=data, processing_class=tokenizer, max_length=settings.max_length,
-                callbacks=[_Stop(steps)],
-            )  # fmt: skip
-        with _bar_closed(trainer):
-            trainer.train()
-    found = trainer.conflicts.means()
-    if not found:
-        raise MinBertError(
-            "No step had weights that two tasks share and finite gradients: there is nothing to measure."
-        )
-    return {**found, "steps": trainer.state.global_step}
-
-
-class _SumBesidePCGrad(Sum):
-    """The sum, with the coefficients that PCGrad would have had."""
-
-    def step(
-        self, gradients: Tensor, generator: torch.Generator | None = None, tasks: Tasks | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        combined, gram, _ = super().step(gradients, generator, tasks)
-        return combined, gram, PCGrad().coefficients(gram, generator, tasks)
-
-
-class _MeasuringTrainer(MultiTaskTrainer):
-    """Collects rows for the sum, and logs nothing."""
-
-    def make_gradients(self, static: bool) -> Gradients:
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        return GradientRows(trained, _SumBesidePCGrad(), meter=self.conflicts)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        pass
-
-
-class _Stop(TrainerCallback):
-    """Ends training after some steps, with the schedule that it would have had."""
-
-    def __init__(self, steps: int):
-        self.steps = steps
-
-    def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop |= state.global_step >= self.steps
-
-
-# ---- What goes in ------------------------------------------------------------------------------------------------
-
-
-def _pinned(tasks: list[Task], folder: RunFolder) -> list[Task]:
-    """The tasks with the commits of their datasets on the Hub: those the run began with, or the newest."""
-    args, by_name = folder.args, {task.name: task for task in tasks}
-    trained = args.chosen_tasks("train_tasks", by_name)
-    used, data_dir = {*trained, *args.chosen_tasks("eval_tasks", by_name)}, folder.settings.data_dir
-    by_name = {task.name: task for task in get_tasks(folder.settings.tasks)}
-    by_name = {name: pinned(task, data_dir) if name in used else task for name, task in by_name.items()}
-    found = [pinned_sources(task, by_name, data_dir) if task.name in trained else task for task in by_name.values()]
-    folder.pin(revisions(found))
-    return found
-
-
-def _load(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
-    """What a run reads, whatever its objective."""
-    return (pretraining.load_texts if settings.objective == "mlm" else load_data)(settings, args, tasks)
-
-
-def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
-    """What a run reads, and what its leak guard finds.
-
-    Returns:
-        `{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored, under `scored`
-        the dev rows that the saved model is scored on, and under `leaks` the counts of `load_training`.
-    """
-    by_name, data_dir, strict = {task.name: task for task in tasks}, settings.data_dir, settings.strict_data
-    held_out = HeldOut.of(guarded_tasks(tasks, settings.held_out, data_dir), data_dir)
-    train, leaks = load_training(
-        by_name, args.chosen_tasks("train_tasks", by_name), data_dir, seed=args.seed, held_out=held_out,
-        drop_sentences=settings.drop_shared_sentences, strict=strict, together=args.share_rows,
-    )  # fmt: skip
-    evaluated = args.chosen_tasks("eval_tasks", by_name)
-    dev, scored = {}, {}
-    for name in evaluated:
-        rows = load_split(by_name[name], data_dir, "dev", strict=strict)
-        dev[name], scored[name] = chosen_and_rest(rows, settings.select_on, name)
-    return {"train": train, "dev": dev, "scored": scored, "leaks": leaks}
-
-
-def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
-    """The config of the model that the recipe asks for: the checkpoint's, with the recipe's tasks and changes.
-
-    Raises:
-        MinBertError: there is no such checkpoint, a task's head cannot be built, or `max_length` does not fit.
-    """
-    return _arrange(_checkpoints(settings), settings, tasks)
-
-
-def _checkpoints(settings: RunSettings) -> MinBertConfig:
-    return load_config(settings.model_name_or_path, settings.model_revision, **settings.dropouts)
-
-
-def _arrange(config: MinBertConfig, settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
-    with explain("Building the tasks' layers and heads", "Correct the recipe."):
-        sharing = {} if settings.private_layers is None else {"private_layers": settings.private_layers}
-        config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)
-        check_heads(config)
-    check_max_length(settings.max_length, config)
-    if settings.peft is not None:
-        adapters.check(settings.peft, config)
-    return config
-
-
-def load_model(
-    settings: RunSettings, config: MinBertConfig, trained: Sequence[str]
-) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask | adapters.AdaptedModel]:
-    """The checkpoint's encoder with a head for each task of `config`, in float32, and its tokenizer.
-
-    With `peft`, an adapter lies on it: the one that the checkpoint is, or a new one.
-
-    Args:
-        trained: tasks whose heads an adapter's run trains.
-
-    Raises:
-        MinBertError: the checkpoint lacks a tokenizer or weights of the encoder, or is another adapter.
-    """
-    name, revision, attention = settings.model_name_or_path, settings.model_revision, settings.attn_implementation
-    tokenizer = load_tokenizer(name, config, revision)
-    load = load_weights
-    if settings.peft is not None and is_adapter(name, revision):
-        adapters.check_same(settings.peft, config, name, revision)
-        load = load_adapter
-    model, missing = load(name, config, revision, attention)
-    check_encoder(name, missing)
-    _tell_of_new_weights(name, missing, config.private_owner)
-    if settings.peft is not None and isinstance(model, MinBertForMultiTask):
-        model = adapters.add_adapter(model, settings.peft, name, revision, trained, missing)
-    return tokenizer, model
-
-
-def _hide_bars() -> None:
-    """Hides the bars of loading and tokenizing, which every process would show."""
-    import datasets
-
-    transformers.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-
-
-def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> None:
-    if any(key.startswith("bert.") and ".pooler." in key for key in missing):
-        logger.warning("%s has no pooler; it starts from random numbers.", name)
-    private = {key.split("private.")[1].split(".")[0] for key in missing if "private." in key}
-    if private:
-        logger.info("New private layers, copied from those of %s: %s.", owner, ", ".join(sorted(private)))
-    heads = sorted({key.split(".")[1] for key in missing if key.startswith("heads.")})
-    if heads:
-        logger.info("New heads, from random numbers: %s.", ", ".join(heads))
 
 
 # ---- What comes out ---------------------------------------------------------------------------------------------
@@ -589,14 +379,3 @@ def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, 
         metrics["diverged"] = True
     write_json(folder / "metrics.json", metrics)
     return metrics
-
-
-@contextmanager
-def _bar_closed(trainer: Trainer) -> Generator[None]:
-    """Ends the line of the progress bar whatever happens: what is printed next would stand behind it."""
-    try:
-        yield
-    finally:
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
-                callback.training_bar.close()

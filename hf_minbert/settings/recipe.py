@@ -102,7 +102,14 @@ def _read_yaml(text: str, where: str) -> Any:
 
 def _value(loader: yaml.SafeLoader, node: yaml.Node) -> Value:
     text = node.value if isinstance(node, yaml.ScalarNode) else None
-    return Value(loader.construct_object(node, deep=True), text)
+    return Value(_apart(loader.construct_object(node, deep=True)), text)
+
+
+def _apart(tree: Any) -> Any:
+    """As it is, but what an anchor names twice is there twice: a dotted key changes one of the two."""
+    if isinstance(tree, dict):
+        return {key: _apart(value) for key, value in tree.items()}
+    return [*map(_apart, tree)] if isinstance(tree, list) else tree
 
 
 def _keep_characters(node: yaml.Node) -> None:

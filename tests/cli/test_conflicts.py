@@ -85,7 +85,7 @@ def test_it_stops_in_time_on_the_schedule_of_the_recipe(minbert, write_recipe_fi
     ],
 )
 def test_mistakes_are_one_line(minbert, write_recipe_file, monkeypatch, words, said):
-    monkeypatch.setattr("hf_minbert.run.train.load_model", lambda *_: pytest.fail("weights are loaded"))
+    monkeypatch.setattr("hf_minbert.run.conflicts.load_model", lambda *_: pytest.fail("weights are loaded"))
     ended = minbert("conflicts", write_recipe_file(), *words)
     assert ended.status == 2
     assert said in ended.err.splitlines()[-1]
