@@ -69,8 +69,9 @@ TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labe
   `columns: {tokens: "1", label: "3"}`.
 - In `.jsonl`, `.parquet`, saved datasets and the Hub's, both are lists: `columns: {label: ner_tags}`. Tags are names
   or ids, and ids of a `ClassLabel` count by its names. In `.csv` both are text with spaces between words.
-- A tag that is none of the labels, more or fewer tags than words, and a sentence without a word are errors that name
-  file and line.
+- A word of a list or of a column file is one word with one tag, whatever spaces stand within it (`10 000`).
+- A tag that is none of the labels, more or fewer tags than words, a blank word, and to train or to score a sentence
+  without a word are errors that name file and line. In prediction such a sentence is answered without tags.
 - The first piece of a word has its label and gives its answer; other pieces have none. The loss is the mean over the
   labelled words of a batch; of a step with several batches or processes, the mean of theirs. SMART, R-Drop and
   `proximal` are means over the same words.

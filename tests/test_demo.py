@@ -174,6 +174,8 @@ def test_examples_are_those_of_the_models_own_tasks(tiny_model):
     assert [bool(second) for _, second in examples("sst", "para", "sts")] == [False, True, True]
     news = Task(name="news", kind="binary", text_columns=("text",), labels=("no", "yes"))
     assert examples(news, APART) == [["This is a text.", ""], ["This is a text.", "This is another text."]]
+    names = Task(name="ner", kind="tags", text_columns=("tokens",), labels=("O", "B-PER"))
+    assert examples(names) == [["Ada Lovelace wrote to Charles Babbage from London.", ""]]
     cut = replace(
         get_tasks(["sts"])[0], text_columns=("text",), pair_encoding="single"
     )  # a task of one text by its name

@@ -140,7 +140,11 @@ def test_an_unknown_head_is_refused_with_the_choices(tiny_config):
             {"head": "cosine"},
             "'sts': `head: cosine` needs a pair that is encoded apart. Set `pair_encoding: bi`",
         ),
-        ("sst", {"head": "cosine"}, "'sst': `head: cosine` needs a pair"),
+        (
+            "sst",
+            {"head": "cosine"},
+            "'sst': `head: cosine` gives one number, and kind 'classes' needs 5. Heads for it: linear, mlp, blocks",
+        ),
         ("sst", {"join": "concat"}, "`join: concat` has no meaning: there are no two vectors to join"),
         ("sts", {"pair_encoding": "bi", "head": "cosine", "join": "concat"}, "compares the two vectors itself"),
         ("sts", {"layers": "mix"}, "`layers: mix` does not go with `pooling: pooler`"),

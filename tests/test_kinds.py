@@ -615,6 +615,8 @@ def test_the_best_checkpoint_is_that_of_the_lowest_error(start):
             {"pair_encoding": "bi", "text_columns": ("a", "b"), "head": "cosine"},
             "`head: cosine` gives one number, and kind 'ordinal' needs 4",
         ),
+        ({"head": "cosine"}, "needs 4. Heads for it: linear, mlp, blocks"),
+        ({"kind": "labels", "head": "cosine"}, "and kind 'labels' needs 5. Heads for it: linear, mlp, blocks"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tiny_config, fields, says):

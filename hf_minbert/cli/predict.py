@@ -47,7 +47,8 @@ def predict(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where the predictions go; with several tasks a folder, for TASK.csv (tags: TASK.jsonl).",
+            help="Where the predictions go (tags: .jsonl, or .conll for words and tags alone); with several tasks a "
+            "folder, for TASK.csv (tags: TASK.jsonl).",
             show_default=False,
         ),
     ] = None,
@@ -58,7 +59,8 @@ def predict(
     format: Annotated[
         Format,
         typer.Option(
-            help="csv: id, prediction, label, probabilities (tags: JSON lines); course: that of the CS224N project."
+            help="csv: id, prediction, label, probabilities (tags: as --output ends); course: that of the CS224N "
+            "project."
         ),
     ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
@@ -76,7 +78,7 @@ def predict(
     _check_words(input, output, text, text_pair, format)
     check_options(input, columns, read)
     from ..data.stream import RowStream
-    from ..evaluation.submission import COURSE, CSV, check_course
+    from ..evaluation.submission import CONLL, COURSE, CSV, check_course
     from ..pretrained.prediction import Predictor
     from ..pretrained.prediction_file import predict_file, survey
 
@@ -95,7 +97,9 @@ def predict(
         found = survey(rows)
     predictor = Predictor.from_pretrained(model, batch_size=batch_size, dtype=dtype.value, max_length=max_length)
     if input is not None:
-        predict_file(predictor, rows, found, outputs, CSV if format is Format.csv else COURSE, clip)
+        in_columns = [path.suffix.lower() for path in outputs.values()] == [".conll"]
+        form = COURSE if format is Format.course else CONLL if in_columns else CSV
+        predict_file(predictor, rows, found, outputs, form, clip)
         for spec in tasks:
             typer.echo(f"{counted(found.rows, 'prediction', 'is', 'are')} in {outputs[spec.name]}.")
         return
@@ -153,17 +157,18 @@ def _chosen(model: str, names: list[str], max_length: int | None, sides: int | N
 
 def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
     """The file of each task's predictions."""
-    from ..evaluation.submission import ending
+    from ..data.tables import READERS
+    from ..evaluation.submission import ending, endings
 
     several = len(tasks) > 1
     if several and output.exists() and not output.is_dir():
         raise MinBertError(f"--output {output} is a file. With several tasks give a folder, for one file of each.")
     files = {task.name: output / f"{task.name}{ending(task)}" if several else output for task in tasks}
-    if tasks[0].traits.is_tags and output.suffix.lower() == ".csv" and not several:
-        raise MinBertError(
-            f"--output {output}: tags are written as JSON lines, with a list of tokens and one of tags. Name it "
-            f"{output.with_suffix('.jsonl').name}."
-        )
+    written, suffix = endings(tasks[0]), output.suffix.lower()
+    if not several and suffix in READERS and suffix not in (*written, ".txt", ""):
+        how = "tags are written as JSON lines or in columns" if tasks[0].traits.is_tags else "predictions are CSV"
+        names = " or ".join(output.with_suffix(own).name for own in written)
+        raise MinBertError(f"--output {output}: {how}, not {suffix}. Name it {names}.")
     for file in files.values():
         check_writable(file)
         if file.exists() and input.exists() and file.samefile(input):
@@ -177,6 +182,8 @@ def _say(answer: dict) -> None:
             typer.echo(f"  {'not read' if probability is None else f'{probability:.3f}'}  {tag}  {word}")
         for found in answer.get("entities", ()):
             typer.echo(f"{found['type']}: {found['text']}")
+        if not answer["tokens"]:
+            typer.echo("The text has no word.")
         return
     if "labels" in answer:
         typer.echo(", ".join(answer["labels"]) or "(none)")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 3  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
+FORMAT = 4  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
 KEPT = "kept.json"  # how many inputs were cut, and the hash of each other file
 
 

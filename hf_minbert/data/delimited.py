@@ -96,8 +96,11 @@ def read_cells(
         _say_several(path, several, total - 1, first_several)
 
 
-def text_lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path, needs: str = "a header and rows") -> Iterator[str]:
     """The lines of a UTF-8 file with their ends, which may be `\\n`, `\\r\\n` or `\\r`.
+
+    Args:
+        needs: what a file of this format holds, for the error about an empty one.
 
     Raises:
         MinBertError: the file is not there, cannot be read, is empty, or is no UTF-8 text. Names the line.
@@ -116,7 +119,7 @@ def text_lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         raise MinBertError(f"{path}, line {_undecodable(path)}: not UTF-8 text. Save the file as UTF-8.") from None
     if is_blank:
-        raise MinBertError(f"{path} is empty. It needs a header and rows.")
+        raise MinBertError(f"{path} is empty. It needs {needs}.")
 
 
 def check_there(path: Path) -> None:

@@ -18,7 +18,7 @@ from ..model.inference import LONE_SURROGATE, TokenRows, checked_length, tells_s
 from ..model.losses import IGNORED
 from ..settings.tasks import Task
 from .cache import EncodedCache
-from .labels import check_tags, class_values, label_value, sentence_of, tag_values
+from .labels import check_tags, class_values, label_value, no_words, sentence_of, tag_values
 from .rows import EncodedRows, tag_rows
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def encode(
     """
     rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config, labels)
     warn_of_cut(task.name, cut, len(rows), max_length)
-    warn_of_unread(task.name, rows)
+    warn_of_unread(task.name, rows.unread, rows.total_words)
     return rows
 
 
@@ -87,11 +87,11 @@ def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
         logger.warning("%s: %s of %s inputs were cut to %d tokens.", task, f"{cut:,}", f"{rows:,}", max_length)
 
 
-def warn_of_unread(task: str, rows: EncodedRows) -> None:
-    if (unread := rows.unread) and rows.num_words is not None:
+def warn_of_unread(task: str, unread: int, words: int) -> None:
+    if unread:
         logger.warning(
             "%s: %s of %s words are not read, as they stand behind the longest input, or are nothing to the "
-            "tokenizer.", task, f"{unread:,}", f"{rows.num_words.sum():,}",
+            "tokenizer.", task, f"{unread:,}", f"{words:,}",
         )  # fmt: skip
 
 
@@ -153,6 +153,8 @@ def with_labels(rows: EncodedRows, dataset: Any, task: Task) -> EncodedRows:
     labels = []
     for number, cell in enumerate(cells):
         words = 0 if rows.num_words is None else int(rows.num_words[number])
+        if task.traits.is_tags and not words:
+            raise no_words(task, f"Row {number}")
         labels.append(_ignored(task, words) if cell is None else _label(task, cell, words, number))
     column = tag_rows(labels) if task.traits.is_tags else np.array(labels, dtype=task.traits.dtype)
     return replace(rows, labels=column, labelled=None if labelled.all() else labelled)
@@ -306,10 +308,11 @@ class _Encoder:
     def _tokenize(self, batch: Mapping[str, list], numbers: Sequence[int]) -> dict[str, list]:
         texts = [batch[name] for name in self.task.text_columns]
         if self.task.traits.is_tags:
-            texts = [
-                [sentence_of(self.task, cell, f"Task {self.task.name!r}, row {number}") for cell, number in pairs]
-                for pairs in (zip(column, numbers, strict=True) for column in texts)
-            ]
+            (cells,) = texts
+            pairs = zip(cells, numbers, strict=True)
+            texts = [[sentence_of(self.task, cell, f"Row {number}") for cell, number in pairs]]
+            if self.label_column and "" in texts[0]:  # without labels every row gets an answer
+                raise no_words(self.task, f"Row {numbers[texts[0].index('')]}")
         for name, column in zip(self.task.text_columns, texts, strict=True):
             for number, text in zip(numbers, column, strict=True):
                 if isinstance(text, str) and not LONE_SURROGATE.search(text):

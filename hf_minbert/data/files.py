@@ -22,7 +22,17 @@ from ..model.spans import split
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
 from . import hub
 from .delimited import shortened
-from .labels import Label, check_tags, class_values, flag_value, is_number, label_value, sentence_of, tag_values
+from .labels import (
+    Label,
+    check_tags,
+    class_values,
+    flag_value,
+    is_number,
+    label_value,
+    no_words,
+    sentence_of,
+    tag_values,
+)
 from .tables import Table, dataset_table, read_table, saved_splits
 
 if TYPE_CHECKING:
@@ -62,7 +72,7 @@ def read_rows(
         task = replace(task, columns={**task.columns, **columns})
     table = read_table(file)
     if labelled and not has_labels(table, task):
-        raise no_labels(task, table, table.name)
+        raise no_labels(task, table, table.name, TO_SCORE)
     return _rows([table], task, labelled, strict)
 
 
@@ -84,11 +94,11 @@ def load_split(
     if _is_on_hub(task, data_dir):
         task = hub.on_hub(task)  # whose columns have other names
     tables = tables_of(task, data_dir, split)
-    optional = labelled is None and split == "test"
+    optional, trains = labelled is None and split == "test", labelled is None
     without = [table for table in tables if not has_labels(table, task)]
     labelled = not without if optional else labelled is not False
     if labelled and without:
-        raise no_labels(task, without[0], f"split {split!r}")
+        raise no_labels(task, without[0], f"split {split!r}", TO_TRAIN if trains else TO_SCORE)
     if optional and labelled:
         records = [record for table in tables for record in read_records(table, task, labels_of(table, task))]
         if any(record.blank for record in records):
@@ -296,7 +306,7 @@ def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list
     first_id = 0  # numbers of rows go on from file to file
     for table in tables:
         records = list(read_records(table, task, labels_of(table, task) if labelled else None, first_id))
-        rows += [record.row for record in (complete(records, table, strict) if labelled else records)]
+        rows += [record.row for record in (complete(records, table, task, strict) if labelled else records)]
         first_id += table.size
     if not rows:
         names = ", ".join(table.name for table in tables)
@@ -322,7 +332,7 @@ def read_records(
         where = table.where(number)
         row: Row = {ID_COLUMN: _text(id_, where)}
         if task.traits.is_tags:
-            row[names[0]] = sentence = sentence_of(task, cells[0], where)
+            row[names[0]] = sentence = sentence_of(task, [] if cells[0] is None else cells[0], where)
             if labels is not None and isinstance(tags := labels[number], list):
                 check_tags(task, len(tags), len(split(sentence)), where)
         else:
@@ -424,9 +434,12 @@ def has_labels(table: Table, task: Task) -> bool:
     return {*label_columns(task)} <= {*table.columns}
 
 
-def complete(records: list[Record], table: Table, strict: bool) -> list[Record]:
-    """The rows without a blank; what is left out is said, or refused if `strict`."""
+def complete(records: list[Record], table: Table, task: Task, strict: bool) -> list[Record]:
+    """The rows without a blank; what is left out is said, or refused if `strict`, and of tags if it has no word."""
     gaps = [record for record in records if record.blank]
+    empty = [record.number for record in gaps if not record.row[task.text_columns[0]]] if task.traits.is_tags else []
+    if empty:
+        raise no_words(task, table.where(empty[0]))
     if gaps and strict:
         raise MinBertError(
             f"{table.where(gaps[0].number)}: {' and '.join(map(repr, gaps[0].blank))} must not be blank "
@@ -441,10 +454,17 @@ def complete(records: list[Record], table: Table, strict: bool) -> list[Record]:
     return [record for record in records if not record.blank]
 
 
-def no_labels(task: Task, table: Table, where: str) -> MinBertError:
+#: What to do about rows without labels.
+TO_TRAIN = "Name the right column under the task's `columns`, or give it files that have one."
+TO_SCORE = (
+    "Choose a split that has labels, name the right column under `columns` (--columns on the command line), or "
+    "predict on this one instead."
+)
+
+
+def no_labels(task: Task, table: Table, where: str, remedy: str) -> MinBertError:
     column = next((name for name in label_columns(task) if name not in table.columns), label_columns(task)[0])
     return MinBertError(
         f"Task {task.name!r}: no labels in {where}: {table.name} has no column {column!r} (columns found: "
-        f"{table.found}).{table.meant(column)} Choose a split that has labels, name the right column "
-        f"under `columns` (--columns on the command line), or predict on this one instead."
+        f"{table.found}).{table.meant(column)} {remedy}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..errors import MinBertError
 from ..model.inference import LONE_SURROGATE
-from ..model.spans import joined
+from ..model.spans import SEPARATORS, joined
 from ..settings.tasks import Task
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ def tag_values(task: Task, tags: Any, where: Callable[[int], str], of_class: Seq
         MinBertError: as `label_value`, or it is no list.
     """
     if isinstance(tags, str):
-        tags = tags.split()
+        tags = _parts(tags)
     if not isinstance(tags, list | tuple | np.ndarray):
         raise MinBertError(
             f"{where(0)}: the tags of task {task.name!r} must be a list, one for each word. Found {tags!r:.50}."
@@ -138,24 +139,33 @@ def tag_values(task: Task, tags: Any, where: Callable[[int], str], of_class: Seq
 
 
 def sentence_of(task: Task, cell: Any, where: str) -> str:
-    """A sentence's words as one text, `spans.joined`.
+    """A sentence's words as one text, `spans.joined`; "" for a sentence without a word.
 
     Args:
-        cell: a list of words, or a text with spaces between them.
+        cell: a list of words, or a text with `spans.SEPARATORS` between them, such as a joined one.
         where: the place to name in the error.
 
     Raises:
-        MinBertError: there is no word, or one is no text or blank.
+        MinBertError: it is neither, or a word is no text or blank.
     """
-    words = cell.split() if isinstance(cell, str) else cell
-    if not isinstance(words, list | tuple | np.ndarray) or len(words) == 0:
-        raise MinBertError(
-            f"{where}: a sentence of task {task.name!r} must be a list of words, one or more. Found {cell!r:.50}."
-        )
+    words = _parts(cell) if isinstance(cell, str) else cell
+    if not isinstance(words, list | tuple | np.ndarray):
+        raise MinBertError(f"{where}: a sentence of task {task.name!r} must be a list of words. Found {cell!r:.50}.")
     for number, word in enumerate(words):
         if not isinstance(word, str) or not word.strip() or LONE_SURROGATE.search(word):
             raise MinBertError(f"{where}: word {number} must be text that is not blank. Found {ascii(word):.50}.")
     return joined(words)
+
+
+def _parts(text: str) -> list[str]:
+    return [part for part in re.split(f"[{SEPARATORS}]+", text) if part]
+
+
+def no_words(task: Task, where: str) -> MinBertError:
+    return MinBertError(
+        f"{where}: a sentence of task {task.name!r} must be a list of words, one or more, to train on or to score. "
+        f"Found none. Delete the row."
+    )
 
 
 def check_tags(task: Task, tags: int, words: int, where: str) -> None:

@@ -240,7 +240,7 @@ def borrowed_rows(
     for table in tables_of(origin, data_dir, "train"):
         reader = _laid_out(origin, source, mapping, table)
         labels = mapping.labels(table, reader, target, draws)
-        records = complete(list(read_records(table, reader, labels, first_id)), table, strict)
+        records = complete(list(read_records(table, reader, labels, first_id)), table, reader, strict)
         first_id += table.size
         for row in (record.row for record in records):
             texts = {ours: row[theirs] for theirs, ours in names.items()}

@@ -113,9 +113,14 @@ class EncodedRows(TokenRows):
     @property
     def unread(self) -> int:
         """Words that no token is a piece of: they were cut off, or the tokenizer drops them."""
-        if self.words is None or self.num_words is None:
+        if self.words is None:
             return 0
-        return int(self.num_words.sum() - (self.words >= 0).sum())
+        return self.total_words - int((self.words >= 0).sum())
+
+    @property
+    def total_words(self) -> int:
+        """0 unless each word has an answer."""
+        return 0 if self.num_words is None else int(self.num_words.sum())
 
     def ids_of(self, index: int) -> np.ndarray:
         """The ids of one input, without a copy."""

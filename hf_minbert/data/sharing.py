@@ -15,6 +15,7 @@ from ..settings.tasks import Task, data_files
 from ..settings.wording import counted
 from .encoding import column_of, with_labels
 from .files import (
+    TO_TRAIN,
     Record,
     Row,
     complete,
@@ -73,10 +74,10 @@ def load_together(
     for table in tables_of(tasks[0], data_dir, split):
         for task in tasks:
             if not has_labels(table, task):
-                raise no_labels(task, table, f"split {split!r}")
+                raise no_labels(task, table, f"split {split!r}", TO_TRAIN)
         records = [[*read_records(table, task, labels_of(table, task), first_id)] for task in tasks]
         merged = [_merged(tasks, of_row) for of_row in zip(*records, strict=True)]
-        kept = {record.number for record in complete(merged, table, strict)}
+        kept = {record.number for record in complete(merged, table, tasks[0], strict)}
         for task, of_task in zip(tasks, records, strict=True):
             rows[task.name] += [{"label": None, **record.row} for record in of_task if record.number in kept]
         first_id += table.size

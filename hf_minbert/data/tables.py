@@ -306,10 +306,10 @@ def _word_sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
     """The sentences of a column file, each with its first line: the cells of its words."""
     sentence: list[list[str]] = []
     begun, width = 0, None
-    for number, line in enumerate(text_lines(path), 1):
+    for number, line in enumerate(text_lines(path, "a line for each word, such as Ada B-PER"), 1):
         line = line.strip(" \r\n")
-        cells = re.split("\t" if "\t" in line else " +", line)
-        if not line.strip() or cells[0] == DOCUMENT:
+        cells = [cell.strip(" ") for cell in re.split("\t" if "\t" in line else " +", line)]
+        if not line.strip("\t ") or cells[0] == DOCUMENT:
             if sentence:
                 yield begun, sentence
             sentence = []
@@ -318,10 +318,10 @@ def _word_sentences(path: Path) -> Iterator[tuple[int, list[list[str]]]]:
         if len(cells) != width or not all(cell.strip() for cell in cells):
             raise MinBertError(
                 f"{path}, line {number}: expected {counted(width, 'column')}, separated by spaces or tabs, as in the "
-                f"first line. Found {line!r:.50}."
+                f"first line, and none of them blank. Found {line!r:.50}."
             )
         begun = begun if sentence else number
-        sentence.append([cell.strip() for cell in cells])
+        sentence.append(cells)
     if sentence:
         yield begun, sentence
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from ..errors import MinBertError, unknown_name
 from ..io import json_line, write_atomically
 from ..model.inference import tagged
 from ..model.spans import split
+from ..settings.metrics import tag_names
 from ..settings.tasks import Task
 from .decoding import Decoded, names_of
 
@@ -71,7 +73,12 @@ class Form:
 
 def ending(task: Task) -> str:
     """That of a file of the task's predictions."""
-    return ".jsonl" if task.traits.is_tags else ".csv"
+    return endings(task)[0]
+
+
+def endings(task: Task) -> list[str]:
+    """Those that a file of the task's predictions may have, beside none, .txt and those of no format that is read."""
+    return [".jsonl", ".conll"] if task.traits.is_tags else [".csv"]
 
 
 def csv_columns(task: Task) -> list[str]:
@@ -99,6 +106,15 @@ def _tag_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence
     )
 
 
+def _column_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]) -> str:
+    """A word and its tag a line, and a blank line behind each sentence."""
+    lines = []
+    for text, values in zip(texts, decoded.values, strict=True):
+        words = [re.sub(r"[\t\r\n]", " ", word) for word in split(text)]  # which end a cell or a line
+        lines += [f"{word}\t{tag}\n" for word, tag in zip(words, tag_names(task, values), strict=True)] + ["\n"]
+    return "".join(lines)
+
+
 def _csv_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
     if task.traits.is_set:
         said = [task.label_delimiter.join(names) for names in names_of(task, decoded.values)]
@@ -122,6 +138,7 @@ def _course_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Seque
 
 
 CSV = Form("csv", _header, _lines)
+CONLL = Form("conll", lambda task: "", _column_lines)
 COURSE = Form("course", lambda task: f"id \t {COURSE_COLUMNS[task.name]} \n", _course_lines)
 
 

@@ -492,12 +492,14 @@ def _check_combination(where: str, task: dict[str, Any]) -> None:
     pooled = task["pooling"] or task["pooling_options"] or task["pair_encoding"] != "single"
     if KINDS[task["kind"]].is_tags and pooled:
         raise ValueError(f"{where}: kind 'tags' reads the state of each word of one text. Leave the pooling out.")
+    if head.compares and (outputs := num_outputs(task)) > 1:
+        fitting = ", ".join(name for name, of in HEADS.items() if not of.compares)
+        raise ValueError(
+            f"{where}: `head: {task['head']}` gives one number, and kind {task['kind']!r} needs {outputs}. Heads for "
+            f"it: {fitting}."
+        )
     if head.compares and not bi:
         raise ValueError(f"{where}: `head: {task['head']}` {needs_bi} head.")
-    if head.compares and (outputs := num_outputs(task)) > 1:
-        raise ValueError(
-            f"{where}: `head: {task['head']}` gives one number, and kind {task['kind']!r} needs {outputs}. Use linear."
-        )
     if task["join"] and (head.compares or not bi):
         why = f"`head: {task['head']}` compares the two vectors itself" if bi else "there are no two vectors to join"
         raise ValueError(f"{where}: `join: {task['join']}` has no meaning: {why}. Leave it out.")

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .kinds import KINDS, above_threshold
 from .packing import Packing
-from .spans import outside, split
+from .spans import as_read, outside, split
 
 #: Half of a character, such as JSON's "\ud83d" without its other half: no tokenizer takes it.
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -186,10 +186,10 @@ def tokenize_words(
         )
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     encoded = tokenizer(
-        texts, **cut, return_attention_mask=False, return_token_type_ids=True, return_offsets_mapping=True,
-        verbose=False,
+        [*map(as_read, texts)], **cut, return_attention_mask=False, return_token_type_ids=True,
+        return_offsets_mapping=True, verbose=False,
     )  # fmt: skip
-    ends = [np.cumsum([len(word) + 1 for word in split(text)]) - 1 for text in texts]
+    ends = [np.cumsum([len(word) + 1 for word in split(text)], dtype=np.int64) - 1 for text in texts]
     words = [*map(_first_pieces, encoded["offset_mapping"], ends)]
     columns = {name: encoded[name] for name in ("input_ids", "token_type_ids")}
     return {**columns, "words": words, "num_words": [*map(len, ends)]}
@@ -213,7 +213,7 @@ def _first_pieces(offsets: list[tuple[int, int]], ends: np.ndarray) -> list[int]
 
 
 def encode_words(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> TokenRows:
-    """Rows of `spans.joined` words, not empty."""
+    """Rows of `spans.joined` words, one row or more."""
     encoded = tokenize_words(tokenizer, texts, max_length)
     starts = np.cumsum([0, *map(len, encoded["input_ids"])])
     ids, segments, words = (

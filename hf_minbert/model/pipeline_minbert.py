@@ -88,8 +88,8 @@ class MultiTaskPipeline(Pipeline):
             tags, `tokens`, their `tags` and the tags' `probabilities`, and, where tags mark them, `entities`.
 
         Raises:
-            ValueError: no such task, an empty sentence, an input that a named task, or every task, cannot read, or a
-                `max_length` above the model's number of positions.
+            ValueError: no such task, an empty sentence (where tasks with tags alone are asked, it has none), an input
+                that a named task, or every task, cannot read, or a `max_length` above the model's number of positions.
         """
         given = self._sanitize_parameters(**kwargs)
         defaults = (self._preprocess_params, self._forward_params, self._postprocess_params)
@@ -132,8 +132,9 @@ class MultiTaskPipeline(Pipeline):
     ) -> dict[str, Any]:
         """The tasks by passes through the encoder, each with the inputs that it reads, encoded, and their places."""
         config = self.model.config
-        texts = [_texts(value, f"Input {start + place}") for place, value in enumerate(inputs)]
         encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
+        only_tags = all(KINDS[config.get_task(name)["kind"]].is_tags for name in encodings)
+        texts = [_texts(value, f"Input {start + place}", only_tags) for place, value in enumerate(inputs)]
         self._check_readable(texts, encodings, start, named=tasks is not None)
         reads = {
             name: (
@@ -230,8 +231,8 @@ def _each(inputs: Any) -> Iterator[Any]:
     raise ValueError(f"Expected a sentence, a pair, or several in a list or dataset. Found a {type(inputs).__name__}.")
 
 
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    """The one or two sentences of an input. Raises `ValueError` if it is none, or a sentence is empty."""
+def _texts(value: Any, where: str, may_be_empty: bool) -> tuple[str, ...]:
+    """The one or two sentences of an input. Raises `ValueError` if it is none, or a sentence is empty and may not."""
     if isinstance(value, Mapping):
         if "text" not in value or not value.keys() <= {"text", "text_pair"}:
             raise ValueError(f"{where}: a dict must hold `text` and perhaps `text_pair`. Found {value!r:.100}.")
@@ -242,7 +243,7 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
         raise ValueError(f"{where}: expected a sentence, or a pair as (text, text_pair). Found {value!r:.100}.")
     if any(LONE_SURROGATE.search(part) for part in parts):
         raise ValueError(f"{where}: a text holds half a character (a lone surrogate). Found {ascii(value):.100}.")
-    if not all(part.strip() for part in parts):
+    if not may_be_empty and not all(part.strip() for part in parts):
         raise ValueError(f"{where}: the sentence is empty. Found {value!r:.100}. Give at least one word.")
     return tuple(parts)
 

@@ -13,6 +13,11 @@ OUTSIDE = "O"
 BEGINS, ENDS = "BSU", "ESLU"  # prefixes of a word that begins an entity whatever stands before it, or ends one
 #: What a text is made of where nobody has split it into words: letters and digits, or one other sign.
 WORD = re.compile(r"\w+|[^\w\s]")
+#: What separates words in a text that is split into words.
+SEPARATORS = " \t\n\r"
+#: A separator that is a part of a word is one of Unicode's noncharacters in a `joined` text; other spaces stay.
+WITHIN = {ord(space): 0xFDD0 + place for place, space in enumerate(SEPARATORS)}
+BACK = {mark: space for space, mark in WITHIN.items()}
 
 
 class Span(NamedTuple):
@@ -80,10 +85,15 @@ def words_of(text: str) -> list[tuple[int, int]]:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Words as one text, with a space between two of them. A space within a word becomes one that splits nothing."""
-    return " ".join("\u00a0".join(word.split()) for word in words)
+    """Words as one text with a space between two of them, from which `split` makes the same words again."""
+    return " ".join(word.translate(WITHIN) for word in words)
 
 
 def split(text: str) -> list[str]:
-    """The words of a `joined` text."""
-    return text.split(" ")
+    """The words of a `joined` text, of which an empty one has none."""
+    return [word.translate(BACK) for word in text.split(" ")] if text else []
+
+
+def as_read(text: str) -> str:
+    """A `joined` text as it is tokenized and shown: of the same length, with the spaces that stand within words."""
+    return text.translate(BACK)

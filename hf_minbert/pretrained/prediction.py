@@ -171,13 +171,14 @@ class Predictor:
         tasks: Sequence[str],
         rows: Any,
         progress: Progress | None = None,
-        count_cut: Callable[[str, int], object] | None = None,
+        count: Callable[[str, dict[str, int]], object] | None = None,
     ) -> dict[str, np.ndarray]:
         """The outputs of several tasks' heads for the same rows, each as `logits` gives them.
 
         Tasks that read the same columns in the same way, to the same length and through the same layers share one pass
-        through the encoder. `progress` counts a row once for each pass. How many inputs were cut to the task's length
-        is logged or, with `count_cut`, told it: the first task of a pass and the number.
+        through the encoder. `progress` counts a row once for each pass. How many inputs were `cut` to the task's
+        length and how many of its `words` were `unread` is logged or, with `count`, told it: the first task of a pass
+        and these numbers.
         """
         rows = list(rows)  # a list has no bar of its own
         specs = {name: self.task(name) for name in tasks}
@@ -193,11 +194,11 @@ class Predictor:
             told = progress and (lambda done, total, n=number: progress(n * total + done, len(passes) * total))
             length = self.lengths[names[0]]
             encoded, cut = encode_and_count(rows, specs[names[0]], self.tokenizer, length, config=self.model.config)
-            if count_cut is None:
+            if count is None:
                 warn_of_cut(names[0], cut, len(rows), length)
-                warn_of_unread(names[0], encoded)
+                warn_of_unread(names[0], encoded.unread, encoded.total_words)
             else:
-                count_cut(names[0], cut)
+                count(names[0], {"cut": cut, "unread": encoded.unread, "words": encoded.total_words})
             self._tell_of_unknown(names, encoded)
             pad, dtype = self.tokenizer.pad_token_id, DTYPES[self.dtype]
             found |= answer(self.model, names, encoded, pad, self.batch_size, dtype, told)

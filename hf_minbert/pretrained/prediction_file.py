@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 
 from .. import __version__
 from ..data.cache import tokenizer_content
-from ..data.encoding import warn_of_cut
+from ..data.encoding import warn_of_cut, warn_of_unread
 from ..data.stream import RowStream, Survey
 from ..errors import MinBertError
 from ..evaluation.decoding import clip, decode
@@ -90,10 +90,10 @@ def predict_file(
         logger.info("Going on from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
     with _told([*files.values()], found.rows), progress_bar(", ".join(names), found.rows, done=last.rows) as advance:
         for chunk in islice(rows.chunks(), whole, None):
-            done, size, cut = last.rows, len(chunk), Counter[str]()
+            done, size, counts = last.rows, len(chunk), {name: Counter[str]() for name in names}
             logits = predictor.logits_of(
                 names, chunk, lambda part, of, done=done, size=size: advance(done + part * size // of, found.rows),
-                lambda name, number, cut=cut: cut.update({name: number}),
+                lambda name, found, counts=counts: counts[name].update(found),
             )  # fmt: skip
             for name, file in files.items():
                 task, decoded = predictor.task(name), decode(predictor.task(name), logits[name])
@@ -101,7 +101,7 @@ def predict_file(
                     decoded = replace(decoded, values=clip(task, decoded.values))
                 texts = [str(row[task.text_columns[0]]) for row in chunk]
                 text = form.lines(task, [str(row["id"]) for row in chunk], decoded, texts)
-                file.add(text if file.chunks else form.header(task) + text, size, cut[name])
+                file.add(text if file.chunks else form.header(task) + text, size, counts[name])
         if last.rows != found.rows:
             raise MinBertError(
                 f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. Predict it "
@@ -110,6 +110,7 @@ def predict_file(
         for name, file in files.items():
             file.finish()
             warn_of_cut(name, sum(chunk.cut for chunk in file.chunks), file.rows, predictor.lengths[name])
+            warn_of_unread(name, sum(chunk.unread for chunk in file.chunks), sum(chunk.words for chunk in file.chunks))
 
 
 @contextmanager
@@ -150,12 +151,15 @@ class Chunk:
         size: in bytes.
         checksum: CRC-32 of these.
         cut: inputs that were cut to the task's length.
+        unread, words: words without an answer, and all of them, where each word has one.
     """
 
     rows: int
     size: int
     checksum: int
     cut: int
+    unread: int
+    words: int
 
 
 class PartialFile:
@@ -194,14 +198,14 @@ class PartialFile:
         with self._writing(), self.part.open("ab") as file:
             file.truncate(self.size)
 
-    def add(self, text: str, rows: int, cut: int) -> None:
+    def add(self, text: str, rows: int, counts: Counter[str]) -> None:
         """Appends a chunk, then its line of the record: stopped in between, the chunk counts as not written."""
         data = text.encode()
         with self._writing():
             with self.part.open("ab") as file:
                 self._check_end(file.tell())
                 file.write(data)
-            chunk = Chunk(rows, len(data), crc32(data), cut)
+            chunk = Chunk(rows, len(data), crc32(data), counts["cut"], counts["unread"], counts["words"])
             with self.record.open("a", encoding="utf-8") as file:
                 file.write(json_line(asdict(chunk)))
         self.chunks.append(chunk)

@@ -209,10 +209,10 @@ def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
             "from transformers import pipeline", "",
             f'classify = pipeline("{pipeline}", model="{repo_id}", trust_remote_code=True,',
             f'                    model_kwargs={{"active_task": "{single}"}}{merged})',
-            f'print(classify("{examples_of(single, False)[0]}"))')]  # fmt: skip
+            f'print(classify("{_texts(saved.tasks[single])[0]}"))')]  # fmt: skip
     if "custom_pipelines" in saved.config:
         pair = ", ".join(f'"{text}"' for text in _texts(next(iter(saved.tasks.values()))))
-        asked = f'"{examples_of(single, False)[0]}"' if single else f"[({pair})]"
+        asked = f'"{_texts(saved.tasks[single])[0]}"' if single else f"[({pair})]"
         blocks += ["All tasks at once:", _code("python",
             "from transformers import pipeline", "",
             f'ask = pipeline("minbert-multitask", model="{repo_id}", trust_remote_code=True)',
@@ -284,7 +284,7 @@ def _loading(repo_id: str, auto: str) -> str:
 
 
 def _texts(task: Task) -> tuple[str, ...]:
-    return examples_of(task.name, task.is_pair)
+    return examples_of(task.name, task.kind, task.is_pair)
 
 
 def _call(task: Task) -> list[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..model.modeling_minbert import MinBertForMultiTask  # no part of a Space
 
 FILM = ("A tender film, and very funny too.",)
+NAMES = ("Ada Lovelace wrote to Charles Babbage from London.",)
 #: Inputs of the package's tasks; none stands in a data set.
 EXAMPLES = {
     "sst": FILM,
@@ -171,9 +172,9 @@ def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, firs
             yield _results(answers, found, second)
 
 
-def examples_of(name: str, pair: bool) -> tuple[str, ...]:
+def examples_of(name: str, kind: str, pair: bool) -> tuple[str, ...]:
     """The texts of one example input for a task."""
-    own = EXAMPLES.get(name, ())
+    own = NAMES if KINDS[kind].is_tags else EXAMPLES.get(name, ())
     return own if len(own) == 1 + pair else ("This is a text.", "This is another text.")[: 1 + pair]
 
 
@@ -342,7 +343,7 @@ def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, ti
 
 def _examples(tasks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """An example for each task, once each, as the two boxes take it."""
-    found = dict.fromkeys(examples_of(task["name"], takes_pair(task)) for task in tasks)
+    found = dict.fromkeys(examples_of(task["name"], task["kind"], takes_pair(task)) for task in tasks)
     return [[*texts, ""][:2] for texts in found]
 
 

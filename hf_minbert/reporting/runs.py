@@ -386,7 +386,8 @@ def _read_tags(path: Path, task: Task) -> Answers:
     """`read_predictions` of a task with tags."""
     ids, values = [], []
     with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        # Not `splitlines`: a word may hold what ends a line for Unicode.
+        for number, line in enumerate(path.read_text(encoding="utf-8").strip("\n").split("\n"), 1):
             row = json.loads(line)
             if row.keys() != {"id", "tokens", "tags", "probabilities"} or not {*row["tags"]} <= {*task.labels}:
                 raise MinBertError(

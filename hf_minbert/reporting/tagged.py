@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..evaluation import analysis
-from ..model.spans import Span, mark_entities, spans, split
+from ..model.spans import Span, as_read, mark_entities, spans, split
 from ..settings.metrics import by_words, tag_names
 from ..settings.wording import counted
 from . import plots
@@ -54,7 +54,7 @@ def errors(build: Builder, answers: Answers) -> list:
     return [
         Examples(
             f"The most wrong words, of {counted(int((wrong > 0).sum()), 'sentence')} with some",
-            [Example(answers.texts[row], remark(answers, row)) for row in worst],
+            [Example(_shown(answers, row), remark(answers, row)) for row in worst],
         )
     ]
 
@@ -74,9 +74,13 @@ def changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> lis
             int(row) for row in order[: 2 * build.examples] if (gain[row] > 0) == (title == "better") and gain[row]
         ]
         if rows:
-            shown = [Example(answers.texts[row], remark(answers, row, theirs)) for row in rows]
+            shown = [Example(_shown(answers, row), remark(answers, row, theirs)) for row in rows]
             blocks.append(Examples(f"{task}: {title} in {name}", shown))
     return blocks
+
+
+def _shown(answers: Answers, row: int) -> tuple[str, ...]:
+    return tuple(map(as_read, answers.texts[row]))
 
 
 def remark(answers: Answers, row: int, other: Answers | None = None) -> str:

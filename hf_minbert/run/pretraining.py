@@ -23,6 +23,7 @@ from ..data.masking import HeldOutTexts, MaskingCollator, TrainingTexts
 from ..errors import MinBertError, explain, unknown_name
 from ..model.configuration_minbert import MinBertConfig
 from ..model.modeling_minbert import MinBertForMaskedLM
+from ..model.spans import as_read
 from ..pretrained.loading import check_encoder, load_masked_lm, load_tokenizer
 from ..settings.keys import default_of
 from ..settings.run import RunSettings
@@ -130,7 +131,7 @@ def load_texts(
 
 def _columns(rows: Any, task: Task) -> list[str]:
     columns = rows[:]  # as lists: a column by itself is read row by row
-    return [text for column in task.text_columns for text in columns[column]]
+    return [as_read(text) for column in task.text_columns for text in columns[column]]
 
 
 def _lines(name: str, data_dir: str | None) -> list[str]:

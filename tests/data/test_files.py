@@ -230,8 +230,10 @@ def test_labels_of_a_split_without_them(task_folder):
     with pytest.raises(MinBertError, match="no labels in split 'test'.*Choose a split that has labels"):
         load_split(SST, task_folder, "test", labelled=True)
     (task_folder / "ids-sst-dev.csv").write_text("id\tsentence\na\tb\n")
-    with pytest.raises(MinBertError, match="no labels in split 'dev'"):
-        load_split(SST, task_folder, "dev")
+    for given, remedy in (({}, r"Name the right column .* or give it files that have one\.$"),
+                          ({"labelled": True}, r"predict on this one instead\.$")):  # fmt: skip
+        with pytest.raises(MinBertError, match=f"no labels in split 'dev'.*{remedy}"):
+            load_split(SST, task_folder, "dev", **given)
 
 
 def test_a_test_split_has_labels_where_every_row_is_complete(tmp_path, write, caplog):

@@ -13,7 +13,8 @@ from hf_minbert.data.files import load_split, read_rows
 from hf_minbert.data.leaks import HeldOut, drop_leaks
 from hf_minbert.data.rows import EncodedRows
 from hf_minbert.model.inference import ragged
-from hf_minbert.model.spans import split
+from hf_minbert.model.spans import joined, split
+from hf_minbert.run.pretraining import _columns
 
 TASK = {"kind": "tags", "text_columns": "tokens", "label_column": "tags", "labels": ["O", "B-PER", "I-PER"]}
 WORDS, TAGS = [["Ada", "Lovelace", "slept"], ["Hello"]], [["B-PER", "I-PER", "O"], ["O"]]
@@ -86,6 +87,9 @@ def test_a_saved_dataset_with_columns_of_other_names(tmp_path, tiny_tokenizer):
         ('{"tokens": ["a", "b"], "tags": ["O", 3]}', r"line 2, word 1: .* a whole number from 0 to 2.*Found '3'"),
         ('{"tokens": ["a", "b"], "tags": ["O"]}', r"line 2: .*a tag for each word. Found 2 words, 1 tags"),
         ('{"tokens": [], "tags": []}', r"line 2: a sentence of task 'ner' must be a list of words, one or more"),
+        ('{"tokens": null, "tags": ["O"]}', r"line 2: task 'ner' needs a tag for each word. Found 0 words, 1 tags"),
+        ('{"tokens": ["a", "\\u00a0"], "tags": ["O", "O"]}', r"line 2: word 1 must be text that is not blank"),
+        ('{"tokens": ["a", ""], "tags": ["O", "O"]}', r"line 2: word 1 must be text that is not blank. Found ''"),
         ('{"tokens": ["a", " "], "tags": ["O", "O"]}', r"line 2: word 1 must be text that is not blank. Found ' '"),
         ('{"tokens": ["a", null], "tags": ["O", "O"]}', r"line 2: word 1 must be text .*Found None"),
         ('{"tokens": ["a"], "tags": {"O": 1}}', r"line 2, word 0: the tags of task 'ner' must be a list"),
@@ -105,12 +109,67 @@ def test_wrong_rows_are_refused_with_their_line(tmp_path, line, said):
         ("-DOCSTART- O\n\na O\n\nb O\nc X\n", r"a.conll, line 6: a label of task 'ner'"),
         ("a O\nb\n", r"a.conll, line 2: expected 2 columns, separated by spaces or tabs.*Found 'b'"),
         ("a\tO\nb\t\n", r"a.conll, line 2: expected 2 columns"),
-        ("\n\n", "is empty"),
+        ("\n\n", "is empty. It needs a line for each word, such as Ada B-PER"),
+        ("a O\n\u00a0 O\n", r"a.conll, line 2: expected 2 columns.* none of them blank"),
+        ("a\tO\n\u2003\n", r"a.conll, line 2: expected 2 columns"),
     ],
 )
 def test_a_wrong_column_file_is_refused_with_its_line(tmp_path, text, said):
     with pytest.raises(MinBertError, match=said):
         read_rows(write(tmp_path / "a.conll", text), task(), labelled=True)
+
+
+#: Words with what is white space to Unicode, and with plain spaces, which only lists and tabs can hold.
+SPACED = ["10\u00a0000", "a\u2028b", "c\u2009d", "\u202fe", "f\x0bg", "h\x85i", "New York"]
+
+
+@pytest.mark.parametrize("form", ["conll", "jsonl", "parquet", "saved", "rows"])
+def test_a_word_with_spaces_stays_one_word(tmp_path, tiny_tokenizer, form):
+    tags, names = [0, 1, 2, 0, 1, 2, 0], list(task().labels)
+    file, dataset = tmp_path / f"a.{form}", datasets.Dataset.from_dict({"tokens": [SPACED], "tags": [tags]})
+    if form == "conll":
+        write(file, "".join(f"{word}\t{names[tag]}\n" for word, tag in zip(SPACED, tags, strict=True)))
+    elif form == "jsonl":
+        write(file, json.dumps({"tokens": SPACED, "tags": tags}, ensure_ascii=False) + "\n")
+    elif form == "parquet":
+        dataset.to_parquet(file)
+    else:
+        dataset.save_to_disk(file)
+    loaded = load_split(task(files={"train": str(file)}), None, "train") if form != "rows" else dataset
+    if form != "rows":
+        assert split(loaded[0]["tokens"]) == SPACED and loaded[0]["label"] == tags
+    rows = encode(loaded, task(), tiny_tokenizer, 64)
+    assert rows.num_words.tolist() == [7] and rows.labels[0].tolist() == tags and rows.unread == 0
+    assert rows.words[rows.words >= 0].tolist() == [*range(7)]
+    plain = tiny_tokenizer(" ".join(SPACED))["input_ids"]  # as a stock pipeline reads the text
+    assert rows.ids.tolist() == plain
+
+
+def test_further_pretraining_reads_the_words_as_they_were_given(tmp_path):
+    file = write(tmp_path / "a.jsonl", json.dumps({"tokens": SPACED}) + "\n")
+    rows = load_split(task(files={"test": str(file)}), None, "test")
+    assert _columns(rows, task()) == [" ".join(SPACED)]
+
+
+def test_words_with_spaces_are_the_same_text_to_the_leak_guard(tmp_path):
+    file = write(tmp_path / "a.conll", "New\u00a0York\tO\nsleeps\tO\n")
+    held_out = HeldOut.of([task(files={"dev": str(file)})], None)
+    given = [(joined(["New York", "sleeps"]),), ("New York",)]
+    assert drop_leaks(given, held_out)[0] == given[1:]
+
+
+def test_a_sentence_without_a_word_is_a_row_to_predict_and_no_row_to_learn(tmp_path, tiny_tokenizer):
+    lines = [{"tokens": ["a"], "tags": ["O"]}, {"tokens": [], "tags": []}, {"tokens": None, "tags": []}]
+    file = write(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    assert [row["tokens"] for row in read_rows(file, task(), labelled=False)] == ["a", "", ""]
+    own = task(files={"train": str(file), "test": str(file)})
+    with pytest.raises(MinBertError, match=r"a.jsonl, line 2: a sentence of task 'ner' must be a list of words, one"):
+        load_split(own, None, "train")
+    assert load_split(own, None, "test")["tokens"][:] == ["a", "", ""]
+    rows = encode([{"tokens": line["tokens"] or []} for line in lines], task(), tiny_tokenizer, 64)
+    assert rows.num_words.tolist() == [1, 0, 0] and rows.unread == 0
+    with pytest.raises(MinBertError, match="Row 1: a sentence of task 'ner' must be a list of words, one or more"):
+        encode(lines[:2], task(), tiny_tokenizer, 64)
 
 
 def test_words_are_a_text_to_the_leak_guard():

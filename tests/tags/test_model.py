@@ -122,7 +122,10 @@ def test_a_saved_model_is_a_token_classifier(tiny_model, ner, rows, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"head": "cosine"}, "`head: cosine` needs a pair that is encoded apart"),
+        (
+            {"head": "cosine"},
+            "`head: cosine` gives one number, and kind 'tags' needs 7. Heads for it: linear, mlp,",
+        ),
         ({"loss": "bce"}, "unknown loss 'bce' for kind 'tags'"),
         ({"pooling": "mean"}, "kind 'tags' reads the state of each word of one text. Leave the pooling out"),
         ({"pooling_options": {"x": 1}}, "Leave the pooling out"),

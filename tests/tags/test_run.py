@@ -19,7 +19,7 @@ from hf_minbert.evaluation.metrics import value_metrics
 from hf_minbert.publishing.demo import replies
 from hf_minbert.publishing.export import export
 from hf_minbert.publishing.export_classifier import ToClassifier
-from hf_minbert.reporting.runs import read_run
+from hf_minbert.reporting.runs import read_predictions, read_run
 from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 
@@ -59,7 +59,7 @@ def entities(found: list[dict]) -> list[tuple[str, str]]:
 
 
 def lines_of(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in file.open(encoding="utf-8", newline="\n")]
 
 
 def test_a_run_learns_both_tasks_and_keeps_its_predictions(tagged_run, assistant, predictor):
@@ -100,7 +100,52 @@ def test_commands_evaluate_and_predict(tagged_run, assistant, tmp_path, minbert,
         [tag, word] for tag, word in zip(answer["tags"][:2], answer["tokens"][:2], strict=True)
     ]
     ended = minbert("predict", tagged_run, "--task", "ner", "--input", file, "--output", tmp_path / "out.csv")
-    assert ended.status == 2 and "tags are written as JSON lines" in ended.err and "Name it out.jsonl" in ended.err
+    assert ended.status == 2 and "tags are written as JSON lines or in columns, not .csv" in ended.err
+    assert "Name it out.jsonl or out.conll" in ended.err
+    ended = minbert("predict", tagged_run, "--task", "intent", "--input", file, "--output", tmp_path / "out.conll")
+    assert ended.status == 2 and "predictions are CSV, not .conll. Name it out.csv" in ended.err
+
+
+def test_columns_are_written_that_are_read_as_the_same_words(tagged_run, tmp_path, minbert, predictor):
+    sentences = [["the", "man", "New\u00a0York", "Los Angeles"], [], ["good\u2028film", "plays"]]
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps({"tokens": words}) + "\n" for words in sentences))
+    for name in ("out.jsonl", "out.conll"):
+        ended = minbert("predict", tagged_run, "--task", "ner", "--input", file, "--output", tmp_path / name)
+        assert ended.status == 0 and "3 predictions are in" in ended.out, ended.err
+    found = lines_of(tmp_path / "out.jsonl")
+    assert [row["tokens"] for row in found] == sentences and found[1]["tags"] == []
+    assert [len(row) for row in read_predictions(tmp_path / "out.jsonl", predictor.task("ner")).values] == [4, 0, 2]
+    expected = predictor("ner", sentences)
+    assert [row["tokens"] for row in expected] == sentences
+    assert [row["tags"] for row in found] == [row["tags"] for row in expected]
+    text = "".join(
+        "".join(f"{word}\t{tag}\n" for word, tag in zip(row["tokens"], row["tags"], strict=True)) + "\n"
+        for row in found
+    )
+    assert (tmp_path / "out.conll").read_bytes() == text.encode()
+    ended = minbert("evaluate", tagged_run, "--task", "ner", "--input", tmp_path / "out.conll")
+    assert ended.status == 0 and "ner_accuracy          1.0000" in ended.out
+
+
+def test_words_that_are_not_read_are_counted_in_a_file_too(tagged_run, tmp_path, minbert):
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps({"tokens": ["the"] * count}) + "\n" for count in (3, 60)))
+    ended = minbert("predict", tagged_run, "--task", "ner", "--input", file, "--output", output)
+    assert ended.status == 0 and "ner: 14 of 63 words are not read" in ended.err  # 48 tokens, two of them special
+
+
+def test_a_text_without_a_word_is_answered_or_refused_clearly(tagged_run, minbert, predictor):
+    for text in ("", " ", "\u00a0"):
+        ended = minbert("predict", tagged_run, "--task", "ner", "--text", text)
+        assert ended.status == 0 and ended.out.strip() == "The text has no word."
+    assert predictor("ner", ["", []]) == [{"tokens": [], "tags": [], "probabilities": [], "entities": []}] * 2
+    ask = pipeline("minbert-multitask", model=str(tagged_run))
+    assert [len(found["ner"]["tags"]) for found in ask(["a dog", "", " "], tasks="ner")] == [2, 0, 0]
+    with pytest.raises(ValueError, match="Input 1: the sentence is empty"):
+        ask(["a dog", ""])
+    stock = pipeline("token-classification", model=str(tagged_run), model_kwargs={"active_task": "ner"})
+    assert stock("") == []
 
 
 def test_a_wrong_tag_ends_a_run_in_one_line_with_its_place(example, assistant, tmp_path, minbert):
@@ -219,7 +264,7 @@ def test_what_would_be_published(tagged_run, minbert):
     for part in (
         "pipeline_tag: token-classification", "type: token-classification", "type: text-classification",
         "| `ner` | entity_f1 |", 'pipeline("token-classification", model="me/assistant"', "spans.py",
-        "one of 7 tags for each word",
+        "one of 7 tags for each word", 'predictor("ner", ["Ada Lovelace wrote to Charles Babbage from London."])',
     ):  # fmt: skip
         assert part in ended.out, part
     assert "predictions" in ended.out.split("Stays here:")[1]
