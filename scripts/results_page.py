@@ -172,7 +172,7 @@ def _scores(made: Mapping[str, Any], row: str) -> str:
 def _said(claim: Claim, line: Mapping[str, Any]) -> str:
     if not line or line["difference"] is None:
         return SAME if line.get("verdict") == SAME else NOT_YET
-    effect = Effect(line["difference"], line["low"], line["high"], line["p"], None, None)
+    effect = Effect(line["difference"], line["low"], line["high"], line["p"], None, None, line["n"])
     verdict = "" if line["p_holm"] is None else line["verdict"]
     said = judgement(claim, Cell((), effect=effect, verdict=verdict, claimed=line["reported_difference"]))
     return NOT_YET if said in ("", NOT_RUN) else said
