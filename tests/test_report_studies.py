@@ -568,7 +568,7 @@ def test_claims_are_judged_by_stored_differences_of_the_same_two_rows(claimed):
     assert said(stored("b"), stored("c"))[:2] == ["holds", "not measured yet"]  # without `against`: the reference
     assert said(stored("c", against="a"))[1] == "not measured yet"
     smaller = stored("c", against="b", verdict="cannot be told", high=0.09, low=-0.01, p_holm=0.2)
-    assert said(smaller)[1] == "smaller"
+    assert said(smaller)[1] == "not as large"
     assert said({**smaller, "high": 0.11})[1] == "cannot be told"
     assert said(stored("b", difference=None, p_holm=None, verdict="", claim="not run"))[0] == "not measured yet"
     same = stored("b", difference=None, p_holm=None, verdict="the same training", claim="the same training")

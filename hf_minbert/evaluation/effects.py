@@ -43,7 +43,7 @@ LEVEL = 1 - CONFIDENCE
 #: What can be said of a difference.
 (HIGHER, LOWER), OPEN = DIRECTIONS, "cannot be told"
 #: What can be said of a claim; or `OPEN`.
-HOLDS, OPPOSITE, SMALLER = "holds", "opposite", "smaller"
+HOLDS, OPPOSITE, SMALLER = "holds", "opposite", "not as large"
 #: What a claim without a number is taken to say: a difference of this much, in a metric from 0 to 1.
 MARGIN = 0.01
 

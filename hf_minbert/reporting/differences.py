@@ -254,7 +254,7 @@ HOW = (
 )
 CLAIMS = (
     "A reported difference holds where the verdict has its direction, whatever its size; “opposite” is the other "
-    "direction. It is called smaller where nothing can be told of its direction and the interval does not reach the "
+    "direction. It is not as large where nothing can be told of its direction and the interval ends short of the "
     "reported size. Else it cannot be told."
 )
 IN_WORDS = (
