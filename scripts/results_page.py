@@ -77,8 +77,8 @@ checkpoint of most runs, so that scores are somewhat too high; alike only where 
 learned in: heads at their random start (the baselines of reports 003 and 004), a loss without a threshold (MNR),
 frozen encoders that answer with the majority class (`para` .631 in reports 001 and 003), an `sts` of .12 where report
 004 has .67. Rows of report 002 with surgery have other batches than those without. `full`, `sum 1e-4` and `none` of
-the further comparisons are one training with the same seeds and scores, so a lucky spread is in all three tables. The step of FGM
-is the best of the three in its table.
+the further comparisons are one training with the same seeds and scores, so a lucky spread is in all three tables.
+The step of FGM is the best of the three in its table.
 
 **Names.** The further comparisons have the recipe `cs224n/baseline`: both sentences in one input, a linear layer on
 the pooler, three epochs. FT and noFT: the encoder is fine-tuned, or frozen. FPT: pre-trained further. FF:
@@ -192,8 +192,8 @@ def _said(claim: Claim, line: Mapping[str, Any]) -> str:
 
 
 def _counts(judged: Mapping[str, Iterable[Judged]]) -> Iterator[str]:
-    yield "Each claim counts once for each metric and each two rows that it is about. There is no verdict where rows were"
-    yield "not run, are not compared yet, or are one model.\n"
+    yield "Each claim counts once for each metric and each two rows that it is about. There is no verdict where rows"
+    yield "were not run, are not compared yet, or are one model.\n"
     yield f"| report | claims | {' | '.join(VERDICTS)} | no verdict |"
     yield f"| --- |{' ---: |' * (len(VERDICTS) + 2)}"
     whole: Counter[str] = Counter()
