@@ -16,6 +16,15 @@ WORDS = ["good", "bad", "not good", "very bad", "a film", "the man plays", "why 
 SIZES = {"sst": 20, "para": 12, "sts": 8}
 
 
+@pytest.fixture
+def fresh_compiler():
+    """The compiler's counters, from nothing."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def toy_rows() -> Callable[..., dict[str, list[dict]]]:
     """`toy_rows(sst=20, para=12)`: texts that end with the row's number, counted from 0, 100 and 200."""

@@ -27,14 +27,6 @@ def with_lora(model, **changes):
     return peft.get_peft_model(model, peft.LoraConfig(**settings, **changes))
 
 
-@pytest.fixture
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield torch._dynamo.utils.counters
-    torch._dynamo.reset()
-
-
 # ---- precision and memory
 
 
