@@ -7,10 +7,11 @@ whoever has one.
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
@@ -313,7 +314,7 @@ def _quiet() -> Generator[None]:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # at the root: torch traces its own work in detail where a handler listens
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # where torch prints what it had traced
             warnings.simplefilter("ignore")
             yield
     finally:

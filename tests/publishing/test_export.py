@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,6 +235,12 @@ def test_graphs_answer_as_the_model_does(onnx_export, count):
     for name, task in ours.tasks.items():
         rows = rows_of(task, count)
         np.testing.assert_allclose(theirs.logits(name, rows), ours.logits(name, rows), atol=1e-4, rtol=0)
+
+
+def test_what_torch_prints_of_its_own_work_is_not_shown(capsys):
+    with export_onnx._quiet():
+        print("def forward(self, arg0_1)", file=sys.stderr)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
