@@ -12,6 +12,7 @@ from ..errors import MinBertError, unknown_name
 from ..model.kinds import CALIBRATED, THRESHOLDED
 from ..settings.run import ThresholdMetric
 from ..settings.tasks import Task
+from .input import BatchSize, DataDir
 
 
 class Metric(StrEnum):
@@ -27,22 +28,14 @@ def calibrate(
         typer.Option(help="Choose too where a binary task's yes begins, by this metric.", show_default=False),
     ] = None,
     temperature: Annotated[bool, typer.Option(help="Fit temperatures; without them, thresholds alone.")] = True,
-    data_dir: Annotated[
-        str | None,
-        typer.Option(
-            help="The folder with the tasks' files; sample (in the package); or hub.  [default: the recipe's]",
-            show_default=False,
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     task: Annotated[
         list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that have something to fit]")
     ] = None,
     undo: Annotated[
         bool, typer.Option("--undo", help="Give tasks back what they had before, instead of fitting anything.")
     ] = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
-    ] = 32,
+    batch_size: BatchSize = 32,
 ) -> None:
     """Fit a saved model's probabilities, and thresholds, on the dev rows that it is scored on. Weights stay.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DivergedError, MinBertError, unknown_name
-from .input import Columns, Read, check_options, file_of
+from .input import BatchSize, Columns, DataDir, Read, check_options, file_of
 from .predict import MaxLength
 
 if TYPE_CHECKING:
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
-    data_dir: Annotated[
-        str | None,
-        typer.Option(
-            help="The folder with the tasks' files; sample (in the package); or hub.  [default: the recipe's]",
-            show_default=False,
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     input: Annotated[
         Path | None, typer.Option(help="A labelled file of one task, instead of --data-dir.", show_default=False)
     ] = None,
@@ -36,9 +30,7 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help="The split to score on; not for --input.")] = "dev",
     output: Annotated[Path | None, typer.Option(help="Write the metrics there, as JSON.", show_default=False)] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
-    ] = 32,
+    batch_size: BatchSize = 32,
     max_length: MaxLength = None,
 ) -> None:
     """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""

@@ -1,4 +1,4 @@
-"""The options about the file of `--input`: `--columns` and `--read`."""
+"""Options that several verbs have: where rows come from, how the file of `--input` is read, how large a batch is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from ..settings.recipe import cast, read_value
 from ..settings.tasks import DataFile, Task, data_files
 
 READING = [f.name for f in fields(DataFile) if f.name != "path"]
+DataDir = Annotated[
+    str | None,
+    typer.Option(
+        help="The folder with the tasks' files; sample (in the package); or hub.  [default: the recipe's]",
+        show_default=False,
+    ),
+]
+BatchSize = Annotated[
+    int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
+]
 Columns = Annotated[
     str | None,
     typer.Option(

@@ -12,7 +12,7 @@ from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from .input import Columns, Read, check_options, file_of
+from .input import BatchSize, Columns, Read, check_options, file_of
 
 
 class Format(StrEnum):
@@ -64,9 +64,7 @@ def predict(
         ),
     ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
-    ] = 32,
+    batch_size: BatchSize = 32,
     dtype: Annotated[Dtype, typer.Option(help="Precision; bfloat16 is faster on a GPU.")] = Dtype.float32,
     max_length: MaxLength = None,
 ) -> None:

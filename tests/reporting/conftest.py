@@ -55,6 +55,25 @@ def _decoded(task, labels: np.ndarray, random: np.random.Generator) -> Decoded:
 
 
 @pytest.fixture(scope="session")
+def answer() -> Callable[..., Callable[[np.ndarray], Decoded]]:
+    """Answers of a task that are the better the greater `strength`; half of what is wrong is so for every seed."""
+
+    def make(task: str, strength: float, seed: Sequence[int]) -> Callable[[np.ndarray], Decoded]:
+        def of(labels: np.ndarray) -> Decoded:
+            streams = (np.random.default_rng([*key, ord(task[-1])]) for key in ([9], seed))
+            shared, own = (stream.normal(size=len(labels)) for stream in streams)
+            if task == "sts":
+                return Decoded(labels + (shared + own) / strength, None)
+            classes = 5 if task == "sst" else 2
+            values = np.where(shared + own < strength, labels, (labels + 1) % classes)
+            return Decoded(values, np.eye(classes)[values])
+
+        return of
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def make_data() -> Callable[..., Path]:
     """`make_data(folder, size, tasks=TASKS)`: train and dev files, the labels the same for the same size."""
 

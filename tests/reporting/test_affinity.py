@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hf_minbert.errors import MinBertError
-from hf_minbert.evaluation.decoding import Decoded
 from hf_minbert.evaluation.effects import HIGHER, LOWER, OPEN, holm
 from hf_minbert.reporting.affinity import lines, matrix, records, summarize, verdict, whole_verdict, write
 from hf_minbert.run.affinity import study_of
@@ -24,20 +23,6 @@ STRENGTH = {
 }  # fmt: skip
 
 
-def answer(task: str, strength: float, seed: tuple[int, ...]):
-    """Answers that are the better the greater `strength`; half of what is wrong is so for every seed."""
-
-    def of(labels):
-        shared, own = (np.random.default_rng([*key, ord(task[-1])]).normal(size=SIZE) for key in ([9], seed))
-        if task == "sts":
-            return Decoded(labels + (shared + own) / strength, None)
-        classes = 5 if task == "sst" else 2
-        values = np.where(shared + own < strength, labels, (labels + 1) % classes)
-        return Decoded(values, np.eye(classes)[values])
-
-    return of
-
-
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "three.yaml"
@@ -51,7 +36,7 @@ def study(recipe):
 
 
 @pytest.fixture(scope="module")
-def root(make_data, make_run, tmp_path_factory):
+def root(make_data, make_run, answer, tmp_path_factory):
     """Three runs of each row. Not to be changed."""
     root = tmp_path_factory.mktemp("affinity")
     data = make_data(root / "data", SIZE)

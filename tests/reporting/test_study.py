@@ -12,7 +12,6 @@ from datasets import Dataset
 from scipy import stats
 
 from hf_minbert.data.selection import chosen_and_rest
-from hf_minbert.evaluation.decoding import Decoded
 from hf_minbert.evaluation.effects import HIGHER, OPEN, Sample, difference, holm
 from hf_minbert.io import json_line, write_json
 from hf_minbert.reporting import plots
@@ -28,22 +27,8 @@ SIZE = 300
 SUM = {"better": "sum"}
 
 
-def answer(task, strength, seed):
-    """Answers that are the better the greater `strength`; half of what is wrong is so for every seed."""
-
-    def of(labels):
-        shared, own = (np.random.default_rng([*key, ord(task[-1])]).normal(size=SIZE) for key in ([9], seed))
-        if task == "sts":
-            return Decoded(labels + (shared + own) / strength, None)
-        classes = 5 if task == "sst" else 2
-        values = np.where(shared + own < strength, labels, (labels + 1) % classes)
-        return Decoded(values, np.eye(classes)[values])
-
-    return of
-
-
 @pytest.fixture(scope="module")
-def root(make_data, make_run, tmp_path_factory):
+def root(make_data, make_run, answer, tmp_path_factory):
     """Runs of rows `sum`, `alike` and `better`, three seeds each, and one of `single`. Not to be changed."""
     root = tmp_path_factory.mktemp("study")
     data = make_data(root / "data", SIZE)
@@ -406,7 +391,7 @@ def test_a_model_that_diverged_scores_nought_and_has_no_rows_of_its_own(root):
     assert math.isfinite(effect.low) and effect.over_seeds[0] > 0.05
 
 
-def test_a_report_sums_up_the_seeds_of_several_recipes_by_the_same_functions(root, make_run, tmp_path):
+def test_a_report_sums_up_the_seeds_of_several_recipes_by_the_same_functions(root, make_run, tmp_path, answer):
     groups = {}
     for row, strength in (("one", 1), ("two", 2)):
         for seed in (1, 2):
