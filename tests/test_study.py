@@ -585,7 +585,8 @@ def test_workers_divide_the_threads_and_share_a_gpu_by_mps(monkeypatch, tmp_path
         assert given == [{"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": gpu} for gpu in "23"]
     assert not said.exists()
     with workers.environments_of(5) as given:
-        assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == ["2", "3", "2", "3", "2"]
+        # The daemon was started with two GPUs, 2 and 3, which are 0 and 1 to its clients.
+        assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == ["0", "1", "0", "1", "0"]
         assert {each["OMP_NUM_THREADS"] for each in given} == {"3"}
         assert len({each["CUDA_MPS_PIPE_DIRECTORY"] for each in given}) == 1
         assert said.read_text() == "-d \n"

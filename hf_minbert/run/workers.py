@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -203,9 +203,11 @@ def environments_of(parallel: int) -> Generator[list[dict[str, str]]]:
     gpus = _gpus()
     threads = str(max(1, torch.get_num_threads() // parallel))  # of those that one process would take
     shared = {} if parallel == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
-    own = [{"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {} for slot in range(parallel)]
-    with _mps() if gpus and parallel > len(gpus) else ExitStack() as of_mps:
-        yield [{**shared, **(of_mps if isinstance(of_mps, dict) else {}), **each} for each in own]
+    with _mps() if gpus and parallel > len(gpus) else nullcontext({}) as of_mps:
+        if of_mps:  # a daemon numbers the GPUs that it sees anew, from 0, and its clients go by those numbers
+            gpus = [str(number) for number in range(len(gpus))]
+        own = [{"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus else {} for slot in range(parallel)]
+        yield [{**shared, **of_mps, **each} for each in own]
 
 
 def _gpus() -> list[str]:
