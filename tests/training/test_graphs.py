@@ -112,6 +112,8 @@ def on_gpu(make_trainer, tiny_model):
         {"regularizer": "smart", "gradient_accumulation_steps": 2, "bf16": True},
         {"regularizer": "fgm"},
         {"regularizer": "r_drop"},
+        {"proximal": "previous", "proximal_steps": 3, "regularizer": "smart"},
+        {"proximal": "momentum", "proximal_momentum": [0.5, 0.5], "bf16": True},
         {"neftune_noise_alpha": 5.0},
         {"neftune_noise_alpha": 5.0, "regularizer": "smart"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},

@@ -37,7 +37,6 @@ class ProximalPoint(Term, TrainerCallback):
     """
 
     name = "proximal"
-    recordable = False  # the teacher's weights are elsewhere in memory than the model's
 
     def __init__(self, *, weight: float = 1.0, steps: int = 1, momentum: Sequence[float] | None = (0.99, 0.999)):
         check_number("proximal_weight", weight)
@@ -61,7 +60,10 @@ class ProximalPoint(Term, TrainerCallback):
         return cls(weight=args.proximal_weight, steps=args.proximal_steps, momentum=momentum)
 
     def start(self, model: nn.Module) -> None:
-        """Makes the model as it is the teacher."""
+        """Makes the model as it is the teacher.
+
+        From then on the teacher stays where it is in memory, as recordings of a step read it there.
+        """
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         # In bfloat16, whose numbers are 0.4 % apart, an average that moves by a thousandth would stand still.
         self.teacher = {
