@@ -1,0 +1,297 @@
+"""Attention inside short sentences of a packed batch, on an NVIDIA or AMD GPU: one Triton kernel each way.
+
+The variable-length flash kernel takes 128 queries at a time, and most of such a tile is empty where a sentence has 30
+tokens. Here one program computes a sentence's head, in a tile of 32, 64 or 128 tokens by the sentence's length. It
+reads that length on the GPU: a CUDA graph has one grid, and the lengths differ from replay to replay.
+
+This file travels to the Hub with a model: it may import published libraries only. Letters in shapes: N sentences, S
+tokens of all of them together, A attention heads, D head size, R and C queries and keys of a tile.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# In a `try`, so that it is no requirement of the model's code on the Hub: builds of torch for CPUs do not bring it.
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+    logging.getLogger(__name__).warning(
+        "Triton is not installed, so attention in packed batches runs torch's kernels, which are slower for short "
+        "sentences and, with `attention_probs_dropout_prob` above 0, compute on padding."
+    )
+
+#: Tokens of a sentence that a program takes at most, and head sizes that it knows.
+LONGEST, HEAD_SIZES = 128, (16, 32, 64, 128)
+_SEEDS = 2**62
+#: A saved model's copy of this file registers operators of its own.
+_NAMESPACE = re.sub(r"\W", "_", __name__)
+
+
+def fits(query: Tensor, longest: int) -> bool:
+    """Whether `short_attention` takes these queries, [S, A, D], of sentences of at most `longest` tokens."""
+    return triton is not None and longest <= LONGEST and query.shape[-1] in HEAD_SIZES
+
+
+def short_attention(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, dropout: float, scaling: float
+) -> Tensor:
+    """Scaled dot-product attention inside each sentence (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
+
+    It can be differentiated once. With dropout, each call draws a seed from torch's generator of the device, and the
+    backward pass makes the same mask again from it.
+
+    Args:
+        query, key, value: [S, A, D], float16 or bfloat16. Sums are float32.
+        starts: int32 [N + 1], where each sentence begins in S; and S.
+        longest: tokens of the longest sentence, or more; at most `LONGEST`.
+        dropout: share of the attention probabilities that are set to 0.
+
+    Returns:
+        the mixed values, [S, A, D].
+    """
+    # Drawn here and not in the kernel: a replay of a CUDA graph, and a pass that repeats another, set the generator.
+    seed = torch.randint(_SEEDS, (1,), device=query.device) if dropout else None
+    states = (states.contiguous() for states in (query, key, value))
+    mixed, _ = _attention(*states, starts, seed, longest, dropout, scaling)
+    return mixed
+
+
+# ---- The operators -------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::attention", mutates_args=())
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    dropout: float,
+    scaling: float,
+) -> tuple[Tensor, Tensor]:
+    """The mixed values, and the binary logarithms of the softmax's denominators, [A, S]."""
+    mixed, log_sums = _attention_like(query, key, value, starts, seed, longest, dropout, scaling)
+    _launch(_forward, (query, key, value, mixed, log_sums), query, starts, seed, longest, dropout, scaling)
+    return mixed, log_sums
+
+
+@_attention.register_fake
+def _attention_like(query, key, value, starts, seed, longest, dropout, scaling):
+    return torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::attention_backward", mutates_args=())
+def _attention_backward(
+    slope: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixed: Tensor,
+    log_sums: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    dropout: float,
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, from that of the mixed values."""
+    slopes = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    states = (slope, query, key, value, mixed, log_sums, *slopes)
+    _launch(_backward, states, query, starts, seed, longest, dropout, scaling)
+    return slopes
+
+
+@_attention_backward.register_fake
+def _attention_backward_like(slope, query, key, value, *others):
+    return tuple(map(torch.empty_like, (query, key, value)))
+
+
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *states, ctx.longest, ctx.dropout, ctx.scaling = inputs
+    ctx.save_for_backward(*states, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, slope: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, starts, seed, mixed, log_sums = ctx.saved_tensors
+    given = (slope.contiguous(), query, key, value, mixed, log_sums, starts, seed)
+    slopes = _attention_backward(*given, ctx.longest, ctx.dropout, ctx.scaling)
+    return (*slopes, None, None, None, None, None)
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _launch(
+    kernel: Any,
+    states: tuple[Tensor, ...],
+    query: Tensor,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    dropout: float,
+    scaling: float,
+) -> None:
+    tokens, heads, size = query.shape
+    programs = (len(starts) - 1) * heads
+    if not programs:
+        return
+    longest = max(32, 1 << (longest - 1).bit_length())  # branches for longer sentences are left out
+    constants = (scaling, dropout, 1 / (1 - dropout), size, longest, bool(dropout))
+    with torch.cuda.device_of(query):  # Triton launches on the current one
+        kernel[(programs,)](
+            *states, starts, starts if seed is None else seed, tokens, heads, *constants,
+            num_warps=4 if size <= 64 else 8, num_stages=1,
+        )  # fmt: skip
+
+
+# ---- The kernels ---------------------------------------------------------------------------------------------------
+# A tile goes through 32 queries, or keys, at a time, so that long sentences need no more registers than the GPU has:
+# they would slow down the short ones, as a kernel has as many registers as its hungriest branch.
+
+
+def _jit(function: Any) -> Any:
+    return function if triton is None else triton.jit(function)
+
+
+@_jit
+def _rows_of(states, tokens, length, stride, HEAD: tl.constexpr):
+    """States of some tokens of a sentence, [R, D]; zeros behind its end."""
+    places = tokens[:, None] * stride + tl.arange(0, HEAD)[None]
+    return tl.load(states + places, mask=(tokens < length)[:, None], other=0.0)
+
+
+@_jit
+def _write_rows(states, rows, tokens, length, stride, HEAD: tl.constexpr):
+    places = tokens[:, None] * stride + tl.arange(0, HEAD)[None]
+    tl.store(states + places, rows.to(states.dtype.element_ty), mask=(tokens < length)[:, None])
+
+
+@_jit
+def _kept(seed, dropout, program, queries, keys):
+    """Which probabilities dropout keeps, [R, C] or, with keys in rows, [C, R]: a function of seed, head and places.
+
+    Philox of 7 rounds, the fewest that pass all tests of BigCrush (Salmon et al. 2011, "Parallel Random Numbers: As
+    Easy as 1, 2, 3", table 2).
+    """
+    bits, _, _, _ = tl.philox(seed, queries * 128 + keys, program, 0, 0, 7)
+    return tl.uint_to_uniform_float(bits) >= dropout
+
+
+@_jit
+def _forward(
+    query, key, value, mixed, log_sums, starts, seed, tokens, heads, scaling, dropout, factor,
+    HEAD: tl.constexpr, LONGEST: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """`_attention` of one sentence and head."""
+    program = tl.program_id(0)
+    head = program % heads
+    start = tl.load(starts + program // heads)
+    length = tl.load(starts + program // heads + 1) - start
+    stride = heads * HEAD
+    place = start.to(tl.int64) * stride + head * HEAD
+    query, key, value, mixed = query + place, key + place, value + place, mixed + place
+    log_sums += head.to(tl.int64) * tokens + start
+    scaling *= 1.4426950408889634  # of exp2 in the place of exp
+    states = (query, key, value, mixed, log_sums)
+    given = (seed, program, length, stride, scaling, dropout, factor)
+    if length <= 32:
+        _mix(states, given, HEAD, DROPOUT, 32)
+    elif length <= 64:
+        if LONGEST >= 64:
+            _mix(states, given, HEAD, DROPOUT, 64)
+    else:
+        if LONGEST >= 128:
+            _mix(states, given, HEAD, DROPOUT, 128)
+
+
+@_jit
+def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
+    query, key, value, mixed, log_sums = states
+    seed, program, length, stride, scaling, dropout, factor = given
+    columns = tl.arange(0, SIZE)
+    keys = _rows_of(key, columns, length, stride, HEAD)
+    values = _rows_of(value, columns, length, stride, HEAD)
+    for first in range(0, SIZE, 32):
+        rows = first + tl.arange(0, 32)
+        queries = _rows_of(query, rows, length, stride, HEAD)
+        scores = tl.dot(queries, tl.trans(keys)) * scaling  # [R, C]
+        scores = tl.where((columns < length)[None], scores, float("-inf"))
+        highest = tl.max(scores, 1)
+        weights = tl.exp2(scores - highest[:, None])
+        total = tl.sum(weights, 1)
+        if DROPOUT:
+            kept = _kept(tl.load(seed), dropout, program, rows[:, None], columns[None])
+            weights = tl.where(kept, weights * factor, 0.0)
+        means = tl.dot(weights.to(values.dtype), values) / total[:, None]  # [R, D]
+        _write_rows(mixed, means, rows, length, stride, HEAD)
+        tl.store(log_sums + rows, highest + tl.log2(total), mask=rows < length)
+
+
+@_jit
+def _backward(
+    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope, starts, seed, tokens, heads,
+    scaling, dropout, factor, HEAD: tl.constexpr, LONGEST: tl.constexpr, DROPOUT: tl.constexpr,
+):  # fmt: skip
+    """`_attention_backward` of one sentence and head."""
+    program = tl.program_id(0)
+    head = program % heads
+    start = tl.load(starts + program // heads)
+    length = tl.load(starts + program // heads + 1) - start
+    stride = heads * HEAD
+    place = start.to(tl.int64) * stride + head * HEAD
+    slope, query, key, value, mixed = slope + place, query + place, key + place, value + place, mixed + place
+    query_slope, key_slope, value_slope = query_slope + place, key_slope + place, value_slope + place
+    log_sums += head.to(tl.int64) * tokens + start
+    states = (slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope)
+    given = (seed, program, length, stride, scaling, dropout, factor)
+    if length <= 32:
+        _slopes(states, given, HEAD, DROPOUT, 32)
+    elif length <= 64:
+        if LONGEST >= 64:
+            _slopes(states, given, HEAD, DROPOUT, 64)
+    else:
+        if LONGEST >= 128:
+            _slopes(states, given, HEAD, DROPOUT, 128)
+
+
+@_jit
+def _slopes(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
+    """Keys stand in rows: two of the three products then take the weights as they are, not transposed."""
+    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope = states
+    seed, program, length, stride, scaling, dropout, factor = given
+    columns = tl.arange(0, SIZE)
+    queries = _rows_of(query, columns, length, stride, HEAD)
+    slopes = _rows_of(slope, columns, length, stride, HEAD)
+    means = _rows_of(mixed, columns, length, stride, HEAD)
+    common = tl.sum(slopes.to(tl.float32) * means.to(tl.float32), 1)  # of all scores of a query, [R]
+    logs = tl.load(log_sums + columns, mask=columns < length, other=0.0)
+    of_queries = tl.zeros((SIZE, HEAD), tl.float32)
+    for first in range(0, SIZE, 32):
+        rows = first + tl.arange(0, 32)
+        keys = _rows_of(key, rows, length, stride, HEAD)
+        values = _rows_of(value, rows, length, stride, HEAD)
+        scores = tl.dot(keys, tl.trans(queries)) * (scaling * 1.4426950408889634)  # [C, R]
+        weights = tl.where((rows < length)[:, None], tl.exp2(scores - logs[None]), 0.0)
+        of_weights = tl.dot(values, tl.trans(slopes))
+        dropped = weights
+        if DROPOUT:
+            kept = _kept(tl.load(seed), dropout, program, columns[None], rows[:, None])
+            dropped = tl.where(kept, weights * factor, 0.0)
+            of_weights = tl.where(kept, of_weights * factor, 0.0)
+        of_values = tl.dot(dropped.to(slopes.dtype), slopes)
+        _write_rows(value_slope, of_values, rows, length, stride, HEAD)
+        of_scores = (weights * (of_weights - common[None])).to(queries.dtype)
+        of_keys = tl.dot(of_scores, queries) * scaling
+        _write_rows(key_slope, of_keys, rows, length, stride, HEAD)
+        of_queries += tl.dot(tl.trans(of_scores), keys)
+    _write_rows(query_slope, of_queries * scaling, columns, length, stride, HEAD)
