@@ -13,7 +13,7 @@ from hf_minbert.model.packing import Packing, packed_attention
 
 from .shared import JsonFile, Setting, Table, in_turns, over, report, whole_numbers
 
-LONGEST = 128  # as a recorded step has it, whose batches are filled up to `max_length`
+LONGEST = 128  # and the width of a batch, as recorded steps have them: `max_length`, whatever the batch's lengths
 CALLS = 20  # of a CUDA graph, which takes the time of launches away
 Attention = Callable[..., torch.Tensor]
 
@@ -33,8 +33,10 @@ def attention(
         raise typer.BadParameter("The kernels run on a GPU, and there is none here.")
     from torch.nn.attention.varlen import varlen_attn
 
-    from hf_minbert.model.short_attention import short_attention
+    from hf_minbert.model.short_attention import HEAD_SIZES, short_attention
 
+    if head_size not in HEAD_SIZES:
+        raise typer.BadParameter(f"--head-size must be one of {HEAD_SIZES}. Found {head_size}.")
     setting, scaling = Setting("cuda", bf16=True), head_size**-0.5
     table: Table = {}
     for count in sizes:
@@ -69,11 +71,11 @@ def attention(
 
 
 def _packing(rows: int, tokens: float) -> Packing:
-    """Random lengths, of which about one in a hundred is above twice the mean, and the longest that there may be."""
+    """Sentences of random lengths with about this mean."""
     lengths = np.random.default_rng(0).gamma(6, tokens / 6, rows).round().clip(1, LONGEST)
     described = Packing.describe(np.arange(LONGEST) < lengths[:, None])
     on_gpu = {name: described[name].cuda() for name in ("tokens", "starts")}
-    return Packing(shape=(rows, int(lengths.max())), **on_gpu, longest=LONGEST)
+    return Packing(shape=(rows, LONGEST), **on_gpu, longest=LONGEST)
 
 
 def _recorded(way: Attention, states: tuple, backward: bool, setting: Setting) -> Callable[[], float]:
