@@ -124,7 +124,7 @@ def check_operator(device, dtype):
     (first,) = torch.autograd.grad(
         short_attention.short_attention(*states, starts, 5, 0.0, 0.25), states[0], slope, create_graph=True
     )
-    with pytest.raises(RuntimeError, match="no autograd formula was registered|does not require grad"):
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         torch.autograd.grad(first.sum(), states[0])
 
 

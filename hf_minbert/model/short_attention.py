@@ -147,16 +147,14 @@ def _launch(
         return
     longest = max(32, 1 << (longest - 1).bit_length())  # branches for longer sentences are left out
     constants = (scaling, dropout, 1 / (1 - dropout), size, longest, bool(dropout))
+    options = {"num_warps": 4 if size <= 64 else 8, "num_stages": 1} | ({} if torch.version.hip else {"maxnreg": 128})
     with torch.cuda.device_of(query):  # Triton launches on the current one
-        kernel[(programs,)](
-            *states, starts, starts if seed is None else seed, tokens, heads, *constants,
-            num_warps=4 if size <= 64 else 8, num_stages=1,
-        )  # fmt: skip
+        kernel[(programs,)](*states, starts, starts if seed is None else seed, tokens, heads, *constants, **options)
 
 
 # ---- The kernels ---------------------------------------------------------------------------------------------------
-# A tile goes through 32 queries, or keys, at a time, so that long sentences need no more registers than the GPU has:
-# they would slow down the short ones, as a kernel has as many registers as its hungriest branch.
+# A kernel has the registers and the shared memory of its hungriest branch; the fewer, the more programs run at once.
+# Sentences of more than 64 tokens are rare, so they go by blocks: they cost more than they need to, the others do not.
 
 
 def _jit(function: Any) -> Any:
@@ -177,14 +175,16 @@ def _write_rows(states, rows, tokens, length, stride, HEAD: tl.constexpr):
 
 
 @_jit
-def _kept(seed, dropout, program, queries, keys):
-    """Which probabilities dropout keeps, [R, C] or, with keys in rows, [C, R]: a function of seed, head and places.
+def _kept(seed, dropout, program, queries, first_key, R: tl.constexpr, C: tl.constexpr):
+    """Which probabilities dropout keeps, [R, C]: a function of the seed, sentence and head, query and key.
 
-    Philox of 7 rounds, the fewest that pass all tests of BigCrush (Salmon et al. 2011, "Parallel Random Numbers: As
-    Easy as 1, 2, 3", table 2).
+    Philox makes four numbers at a time. It has 7 rounds, the fewest that pass all tests of BigCrush (Salmon et al.
+    2011, "Parallel Random Numbers: As Easy as 1, 2, 3", table 2).
     """
-    bits, _, _, _ = tl.philox(seed, queries * 128 + keys, program, 0, 0, 7)
-    return tl.uint_to_uniform_float(bits) >= dropout
+    fours = queries[:, None] * 32 + first_key // 4 + tl.arange(0, C // 4)[None]  # of at most 128 keys
+    first, second, third, fourth = tl.philox(tl.load(seed), fours, program, 0, 0, 7)
+    drawn = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(R, C)
+    return tl.uint_to_uniform_float(drawn) >= dropout
 
 
 @_jit
@@ -199,10 +199,7 @@ def _forward(
     length = tl.load(starts + program // heads + 1) - start
     stride = heads * HEAD
     place = start.to(tl.int64) * stride + head * HEAD
-    query, key, value, mixed = query + place, key + place, value + place, mixed + place
-    log_sums += head.to(tl.int64) * tokens + start
-    scaling *= 1.4426950408889634  # of exp2 in the place of exp
-    states = (query, key, value, mixed, log_sums)
+    states = (query + place, key + place, value + place, mixed + place, log_sums + head.to(tl.int64) * tokens + start)
     given = (seed, program, length, stride, scaling, dropout, factor)
     if length <= 32:
         _mix(states, given, HEAD, DROPOUT, 32)
@@ -216,6 +213,7 @@ def _forward(
 
 @_jit
 def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
+    """32 queries at a time, with all keys of the sentence."""
     query, key, value, mixed, log_sums = states
     seed, program, length, stride, scaling, dropout, factor = given
     columns = tl.arange(0, SIZE)
@@ -224,14 +222,13 @@ def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.cons
     for first in range(0, SIZE, 32):
         rows = first + tl.arange(0, 32)
         queries = _rows_of(query, rows, length, stride, HEAD)
-        scores = tl.dot(queries, tl.trans(keys)) * scaling  # [R, C]
+        scores = tl.dot(queries, tl.trans(keys)) * (scaling * 1.4426950408889634)  # for exp2: [R, C] / log 2
         scores = tl.where((columns < length)[None], scores, float("-inf"))
         highest = tl.max(scores, 1)
         weights = tl.exp2(scores - highest[:, None])
         total = tl.sum(weights, 1)
         if DROPOUT:
-            kept = _kept(tl.load(seed), dropout, program, rows[:, None], columns[None])
-            weights = tl.where(kept, weights * factor, 0.0)
+            weights = tl.where(_kept(seed, dropout, program, rows, 0, 32, SIZE), weights * factor, 0.0)
         means = tl.dot(weights.to(values.dtype), values) / total[:, None]  # [R, D]
         _write_rows(mixed, means, rows, length, stride, HEAD)
         tl.store(log_sums + rows, highest + tl.log2(total), mask=rows < length)
@@ -249,49 +246,93 @@ def _backward(
     length = tl.load(starts + program // heads + 1) - start
     stride = heads * HEAD
     place = start.to(tl.int64) * stride + head * HEAD
-    slope, query, key, value, mixed = slope + place, query + place, key + place, value + place, mixed + place
-    query_slope, key_slope, value_slope = query_slope + place, key_slope + place, value_slope + place
-    log_sums += head.to(tl.int64) * tokens + start
-    states = (slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope)
+    of_rows = (query + place, slope + place, mixed + place, log_sums + head.to(tl.int64) * tokens + start)
+    of_columns = (key + place, value + place)
+    slopes = (query_slope + place, key_slope + place, value_slope + place)
     given = (seed, program, length, stride, scaling, dropout, factor)
     if length <= 32:
-        _slopes(states, given, HEAD, DROPOUT, 32)
+        _slopes(of_rows, of_columns, slopes, given, HEAD, DROPOUT, 32)
     elif length <= 64:
         if LONGEST >= 64:
-            _slopes(states, given, HEAD, DROPOUT, 64)
+            _slopes(of_rows, of_columns, slopes, given, HEAD, DROPOUT, 64)
     else:
         if LONGEST >= 128:
-            _slopes(states, given, HEAD, DROPOUT, 128)
+            _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD, DROPOUT)
 
 
 @_jit
-def _slopes(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
-    """Keys stand in rows: two of the three products then take the weights as they are, not transposed."""
-    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope = states
+def _slopes(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
+    """The gradients of a sentence in one tile."""
+    query_slope, key_slope, value_slope = slopes
     seed, program, length, stride, scaling, dropout, factor = given
-    columns = tl.arange(0, SIZE)
-    queries = _rows_of(query, columns, length, stride, HEAD)
-    slopes = _rows_of(slope, columns, length, stride, HEAD)
-    means = _rows_of(mixed, columns, length, stride, HEAD)
-    common = tl.sum(slopes.to(tl.float32) * means.to(tl.float32), 1)  # of all scores of a query, [R]
-    logs = tl.load(log_sums + columns, mask=columns < length, other=0.0)
-    of_queries = tl.zeros((SIZE, HEAD), tl.float32)
-    for first in range(0, SIZE, 32):
-        rows = first + tl.arange(0, 32)
-        keys = _rows_of(key, rows, length, stride, HEAD)
-        values = _rows_of(value, rows, length, stride, HEAD)
-        scores = tl.dot(keys, tl.trans(queries)) * (scaling * 1.4426950408889634)  # [C, R]
-        weights = tl.where((rows < length)[:, None], tl.exp2(scores - logs[None]), 0.0)
-        of_weights = tl.dot(values, tl.trans(slopes))
-        dropped = weights
-        if DROPOUT:
-            kept = _kept(tl.load(seed), dropout, program, columns[None], rows[:, None])
-            dropped = tl.where(kept, weights * factor, 0.0)
-            of_weights = tl.where(kept, of_weights * factor, 0.0)
-        of_values = tl.dot(dropped.to(slopes.dtype), slopes)
-        _write_rows(value_slope, of_values, rows, length, stride, HEAD)
-        of_scores = (weights * (of_weights - common[None])).to(queries.dtype)
-        of_keys = tl.dot(of_scores, queries) * scaling
-        _write_rows(key_slope, of_keys, rows, length, stride, HEAD)
-        of_queries += tl.dot(tl.trans(of_scores), keys)
-    _write_rows(query_slope, of_queries * scaling, columns, length, stride, HEAD)
+    places = tl.arange(0, SIZE)
+    rows = _queries_of(of_rows, given, places, HEAD)
+    columns = _keys_of(of_columns, given, places, HEAD)
+    weights, of_scores = _weights_of(rows, columns, given, places, 0, DROPOUT, SIZE)
+    _write_rows(value_slope, tl.dot(tl.trans(weights), rows[1]), places, length, stride, HEAD)
+    _write_rows(key_slope, tl.dot(tl.trans(of_scores), rows[0]) * scaling, places, length, stride, HEAD)
+    _write_rows(query_slope, tl.dot(of_scores, columns[0]) * scaling, places, length, stride, HEAD)
+
+
+@_jit
+def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
+    """The same of a longer sentence: those of keys and values, with all queries; then those of queries."""
+    query_slope, key_slope, value_slope = slopes
+    seed, program, length, stride, scaling, dropout, factor = given
+    block = tl.arange(0, 64)
+    for first in range(0, 128, 64):
+        columns = _keys_of(of_columns, given, first + block, HEAD)
+        of_values, of_keys = tl.zeros((64, HEAD), tl.float32), tl.zeros((64, HEAD), tl.float32)
+        for other in range(0, 128, 64):
+            rows = _queries_of(of_rows, given, other + block, HEAD)
+            weights, of_scores = _weights_of(rows, columns, given, other + block, first, DROPOUT, 64)
+            of_values += tl.dot(tl.trans(weights), rows[1])
+            of_keys += tl.dot(tl.trans(of_scores), rows[0])
+        _write_rows(value_slope, of_values, first + block, length, stride, HEAD)
+        _write_rows(key_slope, of_keys * scaling, first + block, length, stride, HEAD)
+    for other in range(0, 128, 64):
+        rows = _queries_of(of_rows, given, other + block, HEAD)
+        of_queries = tl.zeros((64, HEAD), tl.float32)
+        for first in range(0, 128, 64):
+            columns = _keys_of(of_columns, given, first + block, HEAD)
+            _, of_scores = _weights_of(rows, columns, given, other + block, first, DROPOUT, 64)
+            of_queries += tl.dot(of_scores, columns[0])
+        _write_rows(query_slope, of_queries * scaling, other + block, length, stride, HEAD)
+
+
+@_jit
+def _queries_of(of_rows, given, places, HEAD: tl.constexpr):
+    """Of some queries: themselves and the gradient of what they got, [R, D]; the part of the gradients of their
+    scores that is the same for all keys; and their denominators.
+    """
+    query, slope, mixed, log_sums = of_rows
+    seed, program, length, stride, scaling, dropout, factor = given
+    queries = _rows_of(query, places, length, stride, HEAD)
+    slopes = _rows_of(slope, places, length, stride, HEAD)
+    means = _rows_of(mixed, places, length, stride, HEAD)
+    common = tl.sum(slopes.to(tl.float32) * means.to(tl.float32), 1)
+    return queries, slopes, common, tl.load(log_sums + places, mask=places < length, other=0.0)
+
+
+@_jit
+def _keys_of(of_columns, given, places, HEAD: tl.constexpr):
+    key, value = of_columns
+    seed, program, length, stride, scaling, dropout, factor = given
+    return _rows_of(key, places, length, stride, HEAD), _rows_of(value, places, length, stride, HEAD)
+
+
+@_jit
+def _weights_of(rows, columns, given, places, first, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
+    """The probabilities of a block after dropout, and the gradients of its scores without `scaling`; [R, C]."""
+    queries, slopes, common, log_sums = rows
+    keys, values = columns
+    seed, program, length, stride, scaling, dropout, factor = given
+    scores = tl.dot(queries, tl.trans(keys)) * (scaling * 1.4426950408889634)
+    weights = tl.where((first + tl.arange(0, SIZE) < length)[None], tl.exp2(scores - log_sums[:, None]), 0.0)
+    of_weights = tl.dot(slopes, tl.trans(values))
+    dropped = weights
+    if DROPOUT:
+        kept = _kept(seed, dropout, program, places, first, SIZE, SIZE)
+        dropped = tl.where(kept, weights * factor, 0.0)
+        of_weights = tl.where(kept, of_weights * factor, 0.0)
+    return dropped.to(slopes.dtype), (weights * (of_weights - common[:, None])).to(queries.dtype)
