@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+#: At most so many fillers make a sentence: attention costs the square of its length.
+FILLERS = 32
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -45,8 +48,9 @@ class Packing:
             return _described(tokens, lengths, int(lengths.max()))
         step = max(64, 2 ** ((len(tokens) - 1).bit_length() - 4))
         fillers = -len(tokens) % step
-        sentences = -(-(step - 1) // width)  # enough for the most fillers there can be: the shape is the same
-        filled = np.clip(fillers - width * np.arange(sentences), 0, width)
+        size = min(width, FILLERS)
+        sentences = -(-(step - 1) // size)  # enough for the most fillers there can be: the shape is the same
+        filled = np.clip(fillers - size * np.arange(sentences), 0, size)
         tokens = np.concatenate([tokens, np.full(fillers, is_token.size)])
         return _described(tokens, np.concatenate([lengths, filled]), width)
 
