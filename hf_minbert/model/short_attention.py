@@ -78,7 +78,7 @@ def _attention(
     dropout: float,
     scaling: float,
 ) -> tuple[Tensor, Tensor]:
-    """The mixed values, and the binary logarithms of the softmax's denominators, [A, S]."""
+    """The mixed values, and the binary logarithms of the softmax's denominators, [S, A]."""
     mixed, log_sums = _attention_like(query, key, value, starts, seed, longest, dropout, scaling)
     _launch(_forward, (query, key, value, mixed, log_sums), query, starts, seed, longest, dropout, scaling)
     return mixed, log_sums
@@ -86,7 +86,7 @@ def _attention(
 
 @_attention.register_fake
 def _attention_like(query, key, value, starts, seed, longest, dropout, scaling):
-    return torch.empty_like(query), query.new_empty(query.shape[1], query.shape[0], dtype=torch.float32)
+    return torch.empty_like(query), query.new_empty(query.shape[:2], dtype=torch.float32)
 
 
 @torch.library.custom_op(f"{_NAMESPACE}::attention_backward", mutates_args=())
@@ -141,15 +141,16 @@ def _launch(
     dropout: float,
     scaling: float,
 ) -> None:
-    tokens, heads, size = query.shape
+    _, heads, size = query.shape
     programs = (len(starts) - 1) * heads
     if not programs:
         return
     longest = max(32, 1 << (longest - 1).bit_length())  # branches for longer sentences are left out
-    constants = (scaling, dropout, 1 / (1 - dropout), size, longest, bool(dropout))
+    factor = 1 / (1 - dropout) if dropout < 1 else 0.0  # on what dropout keeps
+    constants = (scaling, dropout, factor, size, longest, bool(dropout))
     options = {"num_warps": 4 if size <= 64 else 8, "num_stages": 1} | ({} if torch.version.hip else {"maxnreg": 128})
     with torch.cuda.device_of(query):  # Triton launches on the current one
-        kernel[(programs,)](*states, starts, starts if seed is None else seed, tokens, heads, *constants, **options)
+        kernel[(programs,)](*states, starts, starts if seed is None else seed, heads, *constants, **options)
 
 
 # ---- The kernels ---------------------------------------------------------------------------------------------------
@@ -162,15 +163,15 @@ def _jit(function: Any) -> Any:
 
 
 @_jit
-def _rows_of(states, tokens, length, stride, HEAD: tl.constexpr):
+def _rows_of(states, tokens, length, heads, HEAD: tl.constexpr):
     """States of some tokens of a sentence, [R, D]; zeros behind its end."""
-    places = tokens[:, None] * stride + tl.arange(0, HEAD)[None]
+    places = tokens[:, None] * (heads * HEAD) + tl.arange(0, HEAD)[None]
     return tl.load(states + places, mask=(tokens < length)[:, None], other=0.0)
 
 
 @_jit
-def _write_rows(states, rows, tokens, length, stride, HEAD: tl.constexpr):
-    places = tokens[:, None] * stride + tl.arange(0, HEAD)[None]
+def _write_rows(states, rows, tokens, length, heads, HEAD: tl.constexpr):
+    places = tokens[:, None] * (heads * HEAD) + tl.arange(0, HEAD)[None]
     tl.store(states + places, rows.to(states.dtype.element_ty), mask=(tokens < length)[:, None])
 
 
@@ -189,7 +190,7 @@ def _kept(seed, dropout, program, queries, first_key, R: tl.constexpr, C: tl.con
 
 @_jit
 def _forward(
-    query, key, value, mixed, log_sums, starts, seed, tokens, heads, scaling, dropout, factor,
+    query, key, value, mixed, log_sums, starts, seed, heads, scaling, dropout, factor,
     HEAD: tl.constexpr, LONGEST: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """`_attention` of one sentence and head."""
@@ -197,10 +198,10 @@ def _forward(
     head = program % heads
     start = tl.load(starts + program // heads)
     length = tl.load(starts + program // heads + 1) - start
-    stride = heads * HEAD
-    place = start.to(tl.int64) * stride + head * HEAD
-    states = (query + place, key + place, value + place, mixed + place, log_sums + head.to(tl.int64) * tokens + start)
-    given = (seed, program, length, stride, scaling, dropout, factor)
+    number = start.to(tl.int64) * heads + head  # of the first token's head
+    place = number * HEAD
+    states = (query + place, key + place, value + place, mixed + place, log_sums + number)
+    given = (seed, program, length, heads, scaling, dropout, factor)
     if length <= 32:
         _mix(states, given, HEAD, DROPOUT, 32)
     elif length <= 64:
@@ -215,13 +216,13 @@ def _forward(
 def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
     """32 queries at a time, with all keys of the sentence."""
     query, key, value, mixed, log_sums = states
-    seed, program, length, stride, scaling, dropout, factor = given
+    seed, program, length, heads, scaling, dropout, factor = given
     columns = tl.arange(0, SIZE)
-    keys = _rows_of(key, columns, length, stride, HEAD)
-    values = _rows_of(value, columns, length, stride, HEAD)
+    keys = _rows_of(key, columns, length, heads, HEAD)
+    values = _rows_of(value, columns, length, heads, HEAD)
     for first in range(0, SIZE, 32):
         rows = first + tl.arange(0, 32)
-        queries = _rows_of(query, rows, length, stride, HEAD)
+        queries = _rows_of(query, rows, length, heads, HEAD)
         scores = tl.dot(queries, tl.trans(keys)) * (scaling * 1.4426950408889634)  # for exp2: [R, C] / log 2
         scores = tl.where((columns < length)[None], scores, float("-inf"))
         highest = tl.max(scores, 1)
@@ -230,13 +231,13 @@ def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.cons
         if DROPOUT:
             weights = tl.where(_kept(seed, dropout, program, rows, 0, 32, SIZE), weights * factor, 0.0)
         means = tl.dot(weights.to(values.dtype), values) / total[:, None]  # [R, D]
-        _write_rows(mixed, means, rows, length, stride, HEAD)
-        tl.store(log_sums + rows, highest + tl.log2(total), mask=rows < length)
+        _write_rows(mixed, means, rows, length, heads, HEAD)
+        tl.store(log_sums + rows * heads, highest + tl.log2(total), mask=rows < length)
 
 
 @_jit
 def _backward(
-    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope, starts, seed, tokens, heads,
+    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope, starts, seed, heads,
     scaling, dropout, factor, HEAD: tl.constexpr, LONGEST: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """`_attention_backward` of one sentence and head."""
@@ -244,12 +245,12 @@ def _backward(
     head = program % heads
     start = tl.load(starts + program // heads)
     length = tl.load(starts + program // heads + 1) - start
-    stride = heads * HEAD
-    place = start.to(tl.int64) * stride + head * HEAD
-    of_rows = (query + place, slope + place, mixed + place, log_sums + head.to(tl.int64) * tokens + start)
+    number = start.to(tl.int64) * heads + head  # of the first token's head
+    place = number * HEAD
+    of_rows = (query + place, slope + place, mixed + place, log_sums + number)
     of_columns = (key + place, value + place)
     slopes = (query_slope + place, key_slope + place, value_slope + place)
-    given = (seed, program, length, stride, scaling, dropout, factor)
+    given = (seed, program, length, heads, scaling, dropout, factor)
     if length <= 32:
         _slopes(of_rows, of_columns, slopes, given, HEAD, DROPOUT, 32)
     elif length <= 64:
@@ -264,21 +265,21 @@ def _backward(
 def _slopes(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
     """The gradients of a sentence in one tile."""
     query_slope, key_slope, value_slope = slopes
-    seed, program, length, stride, scaling, dropout, factor = given
+    seed, program, length, heads, scaling, dropout, factor = given
     places = tl.arange(0, SIZE)
     rows = _queries_of(of_rows, given, places, HEAD)
     columns = _keys_of(of_columns, given, places, HEAD)
     weights, of_scores = _weights_of(rows, columns, given, places, 0, DROPOUT, SIZE)
-    _write_rows(value_slope, tl.dot(tl.trans(weights), rows[1]), places, length, stride, HEAD)
-    _write_rows(key_slope, tl.dot(tl.trans(of_scores), rows[0]) * scaling, places, length, stride, HEAD)
-    _write_rows(query_slope, tl.dot(of_scores, columns[0]) * scaling, places, length, stride, HEAD)
+    _write_rows(value_slope, tl.dot(tl.trans(weights), rows[1]), places, length, heads, HEAD)
+    _write_rows(key_slope, tl.dot(tl.trans(of_scores), rows[0]) * scaling, places, length, heads, HEAD)
+    _write_rows(query_slope, tl.dot(of_scores, columns[0]) * scaling, places, length, heads, HEAD)
 
 
 @_jit
 def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
     """The same of a longer sentence: those of keys and values, with all queries; then those of queries."""
     query_slope, key_slope, value_slope = slopes
-    seed, program, length, stride, scaling, dropout, factor = given
+    seed, program, length, heads, scaling, dropout, factor = given
     block = tl.arange(0, 64)
     for first in range(0, 128, 64):
         columns = _keys_of(of_columns, given, first + block, HEAD)
@@ -288,8 +289,8 @@ def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DR
             weights, of_scores = _weights_of(rows, columns, given, other + block, first, DROPOUT, 64)
             of_values += tl.dot(tl.trans(weights), rows[1])
             of_keys += tl.dot(tl.trans(of_scores), rows[0])
-        _write_rows(value_slope, of_values, first + block, length, stride, HEAD)
-        _write_rows(key_slope, of_keys * scaling, first + block, length, stride, HEAD)
+        _write_rows(value_slope, of_values, first + block, length, heads, HEAD)
+        _write_rows(key_slope, of_keys * scaling, first + block, length, heads, HEAD)
     for other in range(0, 128, 64):
         rows = _queries_of(of_rows, given, other + block, HEAD)
         of_queries = tl.zeros((64, HEAD), tl.float32)
@@ -297,7 +298,7 @@ def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DR
             columns = _keys_of(of_columns, given, first + block, HEAD)
             _, of_scores = _weights_of(rows, columns, given, other + block, first, DROPOUT, 64)
             of_queries += tl.dot(of_scores, columns[0])
-        _write_rows(query_slope, of_queries * scaling, other + block, length, stride, HEAD)
+        _write_rows(query_slope, of_queries * scaling, other + block, length, heads, HEAD)
 
 
 @_jit
@@ -306,19 +307,19 @@ def _queries_of(of_rows, given, places, HEAD: tl.constexpr):
     scores that is the same for all keys; and their denominators.
     """
     query, slope, mixed, log_sums = of_rows
-    seed, program, length, stride, scaling, dropout, factor = given
-    queries = _rows_of(query, places, length, stride, HEAD)
-    slopes = _rows_of(slope, places, length, stride, HEAD)
-    means = _rows_of(mixed, places, length, stride, HEAD)
+    seed, program, length, heads, scaling, dropout, factor = given
+    queries = _rows_of(query, places, length, heads, HEAD)
+    slopes = _rows_of(slope, places, length, heads, HEAD)
+    means = _rows_of(mixed, places, length, heads, HEAD)
     common = tl.sum(slopes.to(tl.float32) * means.to(tl.float32), 1)
-    return queries, slopes, common, tl.load(log_sums + places, mask=places < length, other=0.0)
+    return queries, slopes, common, tl.load(log_sums + places * heads, mask=places < length, other=0.0)
 
 
 @_jit
 def _keys_of(of_columns, given, places, HEAD: tl.constexpr):
     key, value = of_columns
-    seed, program, length, stride, scaling, dropout, factor = given
-    return _rows_of(key, places, length, stride, HEAD), _rows_of(value, places, length, stride, HEAD)
+    seed, program, length, heads, scaling, dropout, factor = given
+    return _rows_of(key, places, length, heads, HEAD), _rows_of(value, places, length, heads, HEAD)
 
 
 @_jit
@@ -326,7 +327,7 @@ def _weights_of(rows, columns, given, places, first, DROPOUT: tl.constexpr, SIZE
     """The probabilities of a block after dropout, and the gradients of its scores without `scaling`; [R, C]."""
     queries, slopes, common, log_sums = rows
     keys, values = columns
-    seed, program, length, stride, scaling, dropout, factor = given
+    seed, program, length, heads, scaling, dropout, factor = given
     scores = tl.dot(queries, tl.trans(keys)) * (scaling * 1.4426950408889634)
     weights = tl.where((first + tl.arange(0, SIZE) < length)[None], tl.exp2(scores - log_sums[:, None]), 0.0)
     of_weights = tl.dot(slopes, tl.trans(values))
