@@ -138,20 +138,26 @@ def in_the_interpreter():
     check_no_dropout("cpu", torch.float16, 128, [20, 40])
 
 
-def test_it_travels_with_a_model_and_requires_no_triton(caplog):
-    """As the module of a saved model it registers operators of its own: both may be loaded in one process."""
+def as_module(name):
+    """Another copy of the file, as a saved model has it."""
     from hf_minbert.model import short_attention
 
-    file = Path(short_attention.__file__)
+    spec = spec_from_file_location(name, short_attention.__file__)
+    copy = module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+def test_it_travels_with_a_model_and_requires_no_triton(caplog):
+    """The module of a saved model registers operators of its own: both may be loaded in one process."""
+    with caplog.at_level(logging.WARNING):
+        saved = as_module("saved_model-1.short_attention")
+    file = Path(saved.__file__)
     assert get_relative_imports(file.with_name("packing.py")) == [file.stem]
     assert set(get_imports(file)) - sys.stdlib_module_names == {"torch"}
-    spec = spec_from_file_location("saved_model-1.short_attention", file)
-    saved = module_from_spec(spec)
-    with caplog.at_level(logging.WARNING):
-        spec.loader.exec_module(saved)
     assert hasattr(torch.ops.saved_model_1_short_attention, "attention")
     query = torch.zeros(3, 1, 16)
-    assert ("Triton is not installed" in caplog.text) == (find_spec("triton") is None) != saved.fits(query, 3)
+    assert ("Triton cannot be used" in caplog.text) == (find_spec("triton") is None) != saved.fits(query, 3)
     assert not saved.fits(query, 129) and not saved.fits(torch.zeros(3, 1, 24), 3)
 
 
@@ -221,6 +227,23 @@ def test_dropout_on_a_gpu(dtype, size):
 @GPU
 def test_the_operator_on_a_gpu():
     check_operator("cuda", torch.bfloat16)
+
+
+@pytest.mark.gpu
+@GPU
+def test_a_triton_that_cannot_compile_is_said_and_not_used(caplog):
+    from triton.runtime import driver
+
+    class Broken:
+        def get_current_target(self):
+            raise RuntimeError("Failed to find C compiler.")
+
+    driver.set_active(Broken())
+    try:
+        saved = as_module("without_compiler.short_attention")
+    finally:
+        driver.reset_active()
+    assert "Failed to find C compiler." in caplog.text and not saved.fits(torch.zeros(3, 1, 16), 3)
 
 
 @pytest.mark.gpu

@@ -1,8 +1,8 @@
 """Attention inside short sentences of a packed batch, on an NVIDIA or AMD GPU: one Triton kernel each way.
 
 The variable-length flash kernel takes 128 queries at a time, and most of such a tile is empty where a sentence has 30
-tokens. Here one program computes a sentence's head, in a tile of 32, 64 or 128 tokens by the sentence's length. It
-reads that length on the GPU: a CUDA graph has one grid, and the lengths differ from replay to replay.
+tokens. Here one program computes a head of a sentence, in tiles that go by the sentence's length. It reads that length
+on the GPU: a CUDA graph has one grid, and the lengths differ from replay to replay.
 
 This file travels to the Hub with a model: it may import published libraries only. Letters in shapes: N sentences, S
 tokens of all of them together, A attention heads, D head size, R and C queries and keys of a tile.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+from subprocess import CalledProcessError
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:
+
+    if torch.cuda.is_available():
+        triton.runtime.driver.active.get_current_target()  # builds its launcher, for which it needs a C compiler
+except (ImportError, OSError, RuntimeError, CalledProcessError) as error:
     triton = None
     logging.getLogger(__name__).warning(
-        "Triton is not installed, so attention in packed batches runs torch's kernels, which are slower for short "
-        "sentences and, with `attention_probs_dropout_prob` above 0, compute on padding."
+        "Triton cannot be used, so attention in packed batches runs torch's kernels. They are slower for short "
+        "sentences and, with `attention_probs_dropout_prob` above 0, compute on padding: %s",
+        error,
     )
 
 #: Tokens of a sentence that a program takes at most, and head sizes that it knows.
