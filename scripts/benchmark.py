@@ -9,6 +9,7 @@ python scripts/benchmark.py predict --model $MINILM                       answer
 python scripts/benchmark.py all --model $MINILM                           train and predict at several batch sizes
 python scripts/benchmark.py growth --model $MINILM --random-size tiny     time per row as data grows
 python scripts/benchmark.py encoders                                      other encoders, random; needs no `datasets`
+python scripts/benchmark.py attention                                     packed attention on a GPU; the same
 
 Each command is a function in the folder benchmarks; how they measure, print and write is in benchmarks/shared.py.
 """
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 import typer
+from benchmarks.attention import attention
 from benchmarks.encoders import encoders
 from benchmarks.everything import everything
 from benchmarks.growth import growth
@@ -43,7 +45,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-for command in (step, smart, surgery, sharing, train, predict, growth, encoders):
+for command in (step, smart, surgery, sharing, train, predict, growth, encoders, attention):
     app.command()(command)
 app.command("all")(everything)
 

@@ -134,6 +134,15 @@ app(["encoders", "--families", "roberta", "--library", "", "--length", "8", "--b
     assert done.returncode == 0 and "| roberta |" in done.stdout, done.stderr
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_attention_by_each_kernel(bench):
+    _, found = bench("attention", "--rows", "2,3", "--heads", 1, "--head-size", 16, "--rounds", 1)
+    ways = ["flash", "short", "short, dropout", "padded, dropout"]
+    assert [name.split(": ")[1] for name in found["table"]] == 2 * ways
+    assert all(row["us_both"] > 0 for row in found["table"].values())
+
+
 def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
     result = CliRunner().invoke(benchmarks().app, ["train", "--model", str(tiny_bert), "--loops", "stock,faster"])
     assert result.exit_code == 2 and "faster" in result.stderr and "packed" in result.stderr
@@ -152,12 +161,17 @@ def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
         (["encoders", "--families", "bert"], "'bert' is none of roberta"),
         (["encoders", "--library", "roberta"], "computed by hand"),
         (["encoders", "--library", "bart"], "an encoder-decoder"),
+        (["attention", "--rows", "8,0"], "--rows must be whole numbers from 1"),
     ],
 )
 def test_a_wrong_word_is_said_before_anything_is_measured(benchmarks, tiny_bert, monkeypatch, words, said):
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(benchmarks("floor").Hardware, "measure", lambda setting: None)
-    model = [] if words[0] in ("step", "surgery", "encoders") or "--model" in words else ["--model", tiny_bert]
+    model = (
+        []
+        if words[0] in ("step", "surgery", "encoders", "attention") or "--model" in words
+        else ["--model", tiny_bert]
+    )
     result = CliRunner().invoke(benchmarks().app, [*map(str, [*words, *model])])
     assert result.exit_code == 2 and said in result.stderr and not result.stdout
 

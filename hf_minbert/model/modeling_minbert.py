@@ -153,7 +153,8 @@ class MinBertSelfAttention(nn.Module):
         # The fused functions apply the rate they are given whatever the module's mode.
         dropout = self.attention_dropout if self.training else 0.0
         if packing is not None:
-            mixed = packed_attention(self, query, key, value, packing, dropout, self.scaling)
+            fused = self.config._attn_implementation != "eager"
+            mixed = packed_attention(query, key, value, packing, dropout, self.scaling, fused)
             return mixed.reshape(*shape, -1), None
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         mixed, probabilities = attend(

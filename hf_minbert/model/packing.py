@@ -11,8 +11,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
+
+#: At most so many fillers make a sentence: attention costs the square of its length.
+FILLERS = 32
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Packing:
             return _described(tokens, lengths, int(lengths.max()))
         step = max(64, 2 ** ((len(tokens) - 1).bit_length() - 4))
         fillers = -len(tokens) % step
-        sentences = -(-(step - 1) // width)  # enough for the most fillers there can be: the shape is the same
-        filled = np.clip(fillers - width * np.arange(sentences), 0, width)
+        size = min(width, FILLERS)
+        sentences = -(-(step - 1) // size)  # enough for the most fillers there can be: the shape is the same
+        filled = np.clip(fillers - size * np.arange(sentences), 0, size)
         tokens = np.concatenate([tokens, np.full(fillers, is_token.size)])
         return _described(tokens, np.concatenate([lengths, filled]), width)
 
@@ -83,27 +87,34 @@ def _described(tokens: np.ndarray, lengths: np.ndarray, longest: int) -> dict[st
 
 
 def packed_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, scaling: float
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, scaling: float, fused: bool = True
 ) -> Tensor:
     """Attention inside each sentence of a packed batch.
 
-    On CUDA from compute capability 8, in half precision, without dropout it is the variable-length flash kernel; else
-    the sentences are padded for the attention alone, whose share of the work is small.
+    On CUDA from compute capability 8, in half precision, it is a fused kernel: `short_attention` where it fits, else,
+    without dropout, the variable-length flash kernel. In all other cases the sentences are padded for the attention
+    alone, whose share of the work is small.
 
     Args:
         query, key, value: [1, A, S, D].
+        fused: whether to take a fused kernel where there is one. They can be differentiated once.
 
     Returns:
         the mixed values, [1, S, A, D].
     """
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))  # [1, S, A, D]
-    flash = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not dropout
-    if flash and torch.cuda.get_device_capability(query.device) >= (8, 0):
-        from torch.nn.attention.varlen import varlen_attn
+    fused = fused and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    if fused and torch.cuda.get_device_capability(query.device) >= (8, 0):
+        from .short_attention import fits, short_attention  # here, because it imports Triton
 
-        starts, longest = packing.starts, packing.longest
-        mixed = varlen_attn(query[0], key[0], value[0], starts, starts, longest, longest, scale=scaling)
-        return cast(Tensor, mixed)[None]  # a tuple only where more is asked for
+        states, starts, longest = (query[0], key[0], value[0]), packing.starts, packing.longest
+        if fits(query[0], longest):
+            return short_attention(*states, starts, longest, dropout, scaling)[None]
+        if not dropout:
+            from torch.nn.attention.varlen import varlen_attn
+
+            mixed = varlen_attn(*states, starts, starts, longest, longest, scale=scaling)
+            return cast(Tensor, mixed)[None]  # a tuple only where more is asked for
     padded = (packing.unpack(states).transpose(1, 2) for states in (query, key, value))  # [N, A, T, D]
     mask = packing.unpack(torch.ones_like(packing.tokens, dtype=torch.bool)[None])  # [N, T], wherever padding stands
     mixed = F.scaled_dot_product_attention(*padded, attn_mask=mask[:, None, None], dropout_p=dropout, scale=scaling)

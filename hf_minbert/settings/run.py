@@ -67,7 +67,8 @@ class RunSettings:
     attn_implementation: str = key(
         "sdpa",
         "`sdpa` or `eager`, or another of transformers' attention functions. An encoder of the library's that has no "
-        "`sdpa` takes `eager` in its place.",
+        "`sdpa` takes `eager` in its place. With `packing`, attention on a GPU is a fused kernel unless `eager` is "
+        "asked for.",
         resume="free",
     )
     model_revision: str | None = key(None, "Branch, tag or commit of a Hub checkpoint.", resume="contents")

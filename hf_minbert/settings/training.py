@@ -298,9 +298,9 @@ class TrainingKeys:
         False,
         "Compute on real tokens alone, not on the padding that is half of a usual batch. Answers and gradients are "
         "the same up to rounding; it is faster everywhere but for batches without padding. On a GPU in half precision"
-        " it needs `attention_probs_dropout_prob: 0` to be at its fastest: the fast kernel has no dropout. Layers, and"
-        " hooks on them, then see the tokens of a batch in one row, `[1, tokens, hidden]`. For the hand-written "
-        "encoder.",
+        " with `max_length` above 128, it needs `attention_probs_dropout_prob: 0` to be at its fastest: the kernel for"
+        " long sentences has no dropout. Layers, and hooks on them, then see the tokens of a batch in one row, "
+        "`[1, tokens, hidden]`. For the hand-written encoder.",
         resume="free",
     )
     cuda_graphs: CudaGraphs = key(

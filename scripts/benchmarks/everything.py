@@ -10,7 +10,7 @@ import typer
 from .floor import Hardware
 from .loops import check_loops
 from .predict import Answers, pairs_of, run_ways
-from .shared import DEVICE, Bf16, JsonFile, RandomSize, Setting, Table, report
+from .shared import DEVICE, Bf16, JsonFile, RandomSize, Setting, Table, report, whole_numbers
 from .train import DataDir, Model, Steps, make_loops, run_loops
 
 ONE, THREE = "para", "sst,sts,para"
@@ -39,7 +39,7 @@ def everything(
     """Training of one task and of three, and prediction, at several batch sizes: one table."""
     setting, plan = Setting(DEVICE, bf16), {ONE: one_task.split(","), THREE: three_tasks.split(",")}
     check_loops([*plan[ONE], *plan[THREE]])
-    sizes = _whole_numbers(batch_sizes)
+    sizes = whole_numbers("--batch-sizes", batch_sizes)
     hardware, rows = Hardware.measure(setting), pairs_of(data_dir, pairs)
     loops = {tasks: make_loops(model, random_size, data_dir, tasks, setting) for tasks in plan}
     table: Table = {}
@@ -52,10 +52,3 @@ def everything(
         table |= {f"predict {ONE}, {batch_size}: {name}": row for name, row in found.items()}
     heading = f"{random_size or model}; {data_dir}; {steps} steps; {pairs:,} pairs\n{hardware}"
     report(setting, heading, table, json_file, hardware=hardware, steps=steps, pairs=pairs)
-
-
-def _whole_numbers(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"--batch-sizes must be whole numbers from 1, with commas. Found {text!r}.")
-    return list(map(int, parts))

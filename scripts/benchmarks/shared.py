@@ -45,6 +45,14 @@ def _json_file(path: Path | None) -> Path | None:
     return path
 
 
+def whole_numbers(option: str, text: str) -> list[int]:
+    """Those of an option, which stand there with commas."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"{option} must be whole numbers from 1, with commas. Found {text!r}.")
+    return list(map(int, parts))
+
+
 def bert_checkpoint(name: str | None) -> str | None:
     if name is not None:
         load_config(name)

@@ -79,7 +79,7 @@ def on_gpu(make_trainer, tiny_model):
     def make(cuda_graphs, dropout=0.0, fields=None, **arguments):
         torch.manual_seed(0)
         tasks = get_tasks({"sst": None, "para": None, "sts": None} | (fields or {}))
-        model = tiny_model(tasks, hidden_dropout_prob=dropout)
+        model = tiny_model(tasks, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
         given = {"packing": True, "cuda_graphs": cuda_graphs, "use_cpu": False, "max_steps": 12, "learning_rate": 0.01}
         trainer = make_trainer(model, **{**given, **arguments})
         trainer.train()
@@ -147,11 +147,12 @@ def test_dropout_differs_from_replay_to_replay(on_gpu):
 
 
 @GPU
+@pytest.mark.parametrize("half", [{}, {"bf16": True}], ids=str)  # attention has a kernel of its own in half precision
 @pytest.mark.parametrize("regularizer", [{"regularizer": "smart", "smart_steps": 2}, {"regularizer": "fgm"}], ids=str)
-def test_the_passes_of_a_replay_have_one_dropout_mask(on_gpu, regularizer):
+def test_the_passes_of_a_replay_have_one_dropout_mask(on_gpu, regularizer, half):
     """In a ball of no size the outputs of two passes differ by their masks alone; so does a loss at the same words."""
     nothing = {"smart_epsilon": 0.0} if regularizer["regularizer"] == "smart" else {"fgm_epsilon": 0.0}
-    trainer = on_gpu("auto", dropout=0.5, max_steps=8, logging_steps=1, **regularizer, **nothing)
+    trainer = on_gpu("auto", dropout=0.5, max_steps=8, logging_steps=1, **regularizer, **nothing, **half)
     assert trainer.step.graphs._recordings
     name = regularizer["regularizer"]
     logs = [entry for entry in trainer.state.log_history if f"{name}_sst" in entry]
