@@ -109,7 +109,7 @@ def test_growth_of_every_stage(bench, tiny_bert):
 def test_a_whole_job_part_by_part(bench, benchmarks, tiny_bert, tmp_path, monkeypatch):
     """The import, which it is measured beside, is of nothing here: that of the Trainer takes its time twice."""
     monkeypatch.setattr(benchmarks("job"), "IMPORT", ["-c", "pass"])
-    words = [f"model_name_or_path={tiny_bert}", "data_dir=sample", "tasks=[sst]", "max_steps=2"]
+    words = [f"model_name_or_path={tiny_bert}", "data_dir=sample", "tasks=[sst]", "max_steps=2", "max_length=64"]
     never = ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"]
     printed, found = bench("job", "cs224n/baseline", *words, *never, "--rounds", 1)
     rows = {name: row["s"] for name, row in found["table"].items()}
