@@ -8,6 +8,7 @@ python scripts/benchmark.py train --model $MINILM --random-size base      whole 
 python scripts/benchmark.py predict --model $MINILM                       answers to many pairs, in turns
 python scripts/benchmark.py all --model $MINILM                           train and predict at several batch sizes
 python scripts/benchmark.py growth --model $MINILM --random-size tiny     time per row as data grows
+python scripts/benchmark.py job RECIPE KEY=VALUE...                       a whole `minbert train`, part by part
 python scripts/benchmark.py encoders                                      other encoders, random; needs no `datasets`
 python scripts/benchmark.py attention                                     packed attention on a GPU; the same
 
@@ -25,6 +26,7 @@ from benchmarks.attention import attention
 from benchmarks.encoders import encoders
 from benchmarks.everything import everything
 from benchmarks.growth import growth
+from benchmarks.job import job
 from benchmarks.predict import predict
 from benchmarks.step import sharing, smart, step, surgery
 from benchmarks.train import train
@@ -45,7 +47,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-for command in (step, smart, surgery, sharing, train, predict, growth, encoders, attention):
+for command in (step, smart, surgery, sharing, train, predict, growth, encoders, attention, job):
     app.command()(command)
 app.command("all")(everything)
 

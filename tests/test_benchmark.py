@@ -106,6 +106,23 @@ def test_growth_of_every_stage(bench, tiny_bert):
         assert row["16x_over_1x"] == pytest.approx(most / least) and least > 0
 
 
+def test_a_whole_job_part_by_part(bench, benchmarks, tiny_bert, tmp_path, monkeypatch):
+    """The import, which it is measured beside, is of nothing here: that of the Trainer takes its time twice."""
+    monkeypatch.setattr(benchmarks("job"), "IMPORT", ["-c", "pass"])
+    words = [f"model_name_or_path={tiny_bert}", "data_dir=sample", "tasks=[sst]", "max_steps=2", "max_length=64"]
+    never = ["eval_strategy=no", "save_strategy=no", "load_best_model_at_end=false"]
+    printed, found = bench("job", "cs224n/baseline", *words, *never, "--rounds", 1)
+    rows = {name: row["s"] for name, row in found["table"].items()}
+    beside, job, until, after, *parts = rows
+    assert (beside, job, until) == ("import of Trainer", "job", "until first step")
+    assert rows[after] == pytest.approx(rows[until] - rows[beside])
+    assert {"imports", "tokens", "first step", "steps", "scores", "end of process"} <= {*parts}
+    assert sum(rows[name] for name in parts) == pytest.approx(
+        rows[job], abs=0.05
+    )  # rounded, and hundredths at the start
+    assert any(line.startswith("| tokens ") for line in printed.splitlines())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
 def test_other_encoders_beside_what_they_are_compared_with(bench):
     words = ["--families", "roberta,distilbert", "--library", "mpnet", "--length", 8, "--batch-size", 2]

@@ -35,7 +35,7 @@ from hf_minbert.settings.table import TRAITS, names
 ROOT = Path(__file__).parents[1]
 #: Those of the transformers that is installed.
 EVERY_KEY = [f.name for cls in (RunSettings, MultiTaskTrainingArguments) for f in fields(cls)]
-TIMES = {"train_runtime", "train_samples_per_second", "train_steps_per_second"}
+TIMES = {"timeline", "train_runtime", "train_samples_per_second", "train_steps_per_second"}
 MODEL_CODE = {path.name for path in Path(modeling_minbert.__file__).parent.glob("*.py")} - {"__init__.py"}
 FILES = {
     "config.json", "environment.json", "log.jsonl", "metrics.json", "model.safetensors", "predictions", "recipe.yaml",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DivergedError, MinBertError, unknown_name
+from .heavy import importing
 from .input import BatchSize, Columns, DataDir, Read, check_options, file_of
 from .predict import MaxLength
 
@@ -34,13 +35,14 @@ def evaluate(
     max_length: MaxLength = None,
 ) -> None:
     """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""
-    from ..data.encoding import check_max_length
-    from ..evaluation.metrics import has_diverged
-    from ..io import check_writable, write_json
-    from ..pretrained.data import RECIPE, RunData
-    from ..pretrained.loading import load_config, tasks_of
-    from ..pretrained.prediction import Predictor, score
-    from .table import print_metrics
+    with importing():
+        from ..data.encoding import check_max_length
+        from ..evaluation.metrics import has_diverged
+        from ..io import check_writable, write_json
+        from ..pretrained.data import RECIPE, RunData
+        from ..pretrained.loading import load_config, tasks_of
+        from ..pretrained.prediction import Predictor, score
+        from .table import print_metrics
 
     either = "Give either --data-dir FOLDER, or --input FILE and, if the model has several, --task TASK."
     if data_dir is not None and input is not None:

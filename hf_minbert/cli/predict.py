@@ -12,6 +12,7 @@ from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.tasks import Task
 from ..settings.wording import counted
+from .heavy import importing
 from .input import BatchSize, Columns, Read, check_options, file_of
 
 
@@ -75,10 +76,11 @@ def predict(
     """
     _check_words(input, output, text, text_pair, format)
     check_options(input, columns, read)
-    from ..data.stream import RowStream
-    from ..evaluation.submission import CONLL, COURSE, CSV, check_course
-    from ..pretrained.prediction import Predictor
-    from ..pretrained.prediction_file import predict_file, survey
+    with importing():
+        from ..data.stream import RowStream
+        from ..evaluation.submission import CONLL, COURSE, CSV, check_course
+        from ..pretrained.prediction import Predictor
+        from ..pretrained.prediction_file import predict_file, survey
 
     sides = None if text is None else 1 if text_pair is None else 2
     tasks = _chosen(model, task or [], max_length, sides)

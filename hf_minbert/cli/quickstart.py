@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .heavy import importing
+
 
 def quickstart(
     overrides: Annotated[
@@ -23,12 +25,13 @@ def quickstart(
     words = overrides or []
     values = read_recipe("quickstart", words)
     check_words(values)
-    from ..data.files import load_split
-    from ..pretrained.weights import fetch_weights
-    from ..run.quickstart import answers, score_table
-    from ..run.train import train
-    from ..settings.tasks import get_tasks
-    from ..training.args import MultiTaskTrainingArguments
+    with importing():
+        from ..data.files import load_split
+        from ..pretrained.weights import fetch_weights
+        from ..run.quickstart import answers, score_table
+        from ..run.train import train
+        from ..settings.tasks import get_tasks
+        from ..training.args import MultiTaskTrainingArguments
 
     split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))  # a wrong word is answered at once
     if not any(word.startswith("model_name_or_path=") for word in words):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import typer
 
 from ..settings.recipe import read_recipe, recipes_folder
 from ..settings.table import OURS
 from ..settings.words import check_words
+from .heavy import importing
 from .recipe import Overrides, Recipe
+
+logger = logging.getLogger(__name__)
 
 EPILOG = (
     f"Keys of a recipe: {', '.join(OURS)}; and the fields of transformers' TrainingArguments under their own names. "
@@ -22,10 +27,13 @@ def train(
     """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
     check_words(values)
-    from ..run.train import train as carry_out
-    from .table import print_metrics
+    logger.info("Importing torch and transformers.")
+    with importing():
+        from ..run.train import train as carry_out
+        from ..training.timeline import Timeline
+        from .table import print_metrics
 
-    metrics = carry_out(values)
+    metrics = carry_out(values, timeline=Timeline.of_process())
     if metrics:
         print_metrics({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")})
         typer.echo(f"Model, predictions and metrics are in {values['output_dir'].text}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from .words import between, duration, listed, number, percent
 
 #: How far a score from the predictions may be from the one in metrics.json, which other digits were rounded for.
 SAME = 1e-4
+IN_ALL = "in all"  # of a time line
 LOGGED_POINTS = 40  # of a curve that is drawn as means of neighbours
 
 
@@ -345,7 +347,28 @@ def costs(runs: Sequence[Run]) -> list[Block]:
     }
     rows = [[name, *(_cell(of(run)) for run in runs)] for name, of in lines.items()]
     rows = [row for row in rows if any(cell != "not recorded" for cell in row[1:])]
-    return [Table(["", *(run.name for run in runs)], rows)] if rows else [Text("Nothing of it was recorded.")]
+    if not rows:
+        return [Text("Nothing of it was recorded.")]
+    return [Table(["", *(run.name for run in runs)], rows), *_timelines(runs)]
+
+
+def _timelines(runs: Sequence[Run]) -> list[Block]:
+    """Where the time of the whole jobs went, a column each; that of stages is added up."""
+    columns = []
+    for run in runs:
+        columns.append(Counter())
+        for stage in run.stages:
+            if timeline := (stage.metrics or {}).get("timeline"):
+                columns[-1].update({**timeline["parts"], IN_ALL: timeline["total"]})
+    names = dict.fromkeys(name for column in columns for name in column if name != IN_ALL)
+    if not names:
+        return []
+    rows = [
+        [name.replace("_", " "), *(duration(of[name]) if name in of else "" for of in columns)]
+        for name in (*names, IN_ALL)
+    ]
+    said = "Where the time of the process went that finished the run, from its start. Each second counts once."
+    return [Text(said), Table(["part", *(run.name for run in runs)], rows)]
 
 
 def _cell(value: Any) -> str:

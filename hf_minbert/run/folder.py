@@ -3,6 +3,7 @@
 It ends with the model or, with `peft`, the adapter, its tokenizer and `recipe.yaml`, `environment.json` (versions,
 seed, what was trained on), `log.jsonl` (every logged value), `predictions/<task>-dev.csv`, with `proximal_evaluate`
 the model of averaged weights in `averaged`, and, last of all, `metrics.json`: where it stands, the run finished.
+Its `timeline` is of the process that finished it.
 `minbert report` adds `report`.
 """
 

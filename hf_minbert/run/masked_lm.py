@@ -27,6 +27,7 @@ from ..training.graphs import GraphedSteps
 from ..training.neftune import WordNoise
 from ..training.pushing import PushesToHub
 from ..training.terms.base import NoiseKey
+from ..training.timeline import part
 from ..training.trainer import MultiTaskTrainer, tokens_through
 
 METRICS = ("loss", "perplexity")
@@ -73,6 +74,10 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         before = {f"{name}_before": value for name, value in _scores(start).items()}
         output.metrics.update(**_scores(self.evaluate()), **before, **self._about)
         return output
+
+    @part("evaluation")
+    def evaluate(self, *arguments: Any, **named: Any) -> dict[str, float]:
+        return super().evaluate(*arguments, **named)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         texts = train_dataset or self.train_dataset  # which draws its order itself, and fills up the last step

@@ -33,6 +33,7 @@ from ..settings.training import TrainingKeys
 from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import flow_callbacks
 from ..training.data import data_seed_of
+from ..training.timeline import part
 from ..training.trainer import compile_layers
 from .masked_lm import METRICS, MaskedLMTrainer
 
@@ -179,13 +180,15 @@ def make_trainer(
     name, revision = settings.model_name_or_path, settings.model_revision
     tokenizer = load_tokenizer(name, config, revision)
     length = check_max_length(settings.max_length, config, tokenizer=tokenizer)
-    train, dev = (
-        encode(_joined(data[split]), TEXT, tokenizer, length, settings.cache_dir) for split in ("train", "dev")
-    )
+    with part("tokens"):
+        train, dev = (
+            encode(_joined(data[split]), TEXT, tokenizer, length, settings.cache_dir) for split in ("train", "dev")
+        )
     sizes, held_out = ({source: len(texts) for source, texts in data[split].items()} for split in ("train", "dev"))
     fill_to = length if args.uses_graphs else None
     collator = MaskingCollator(tokenizer, settings.mlm_probability, settings.mlm_whole_words, args.packing, fill_to)
-    model = _load_model(settings, config)
+    with part("model"):
+        model = _load_model(settings, config)
     _prepare_arguments(args)
     if args.compile_layers:
         compile_layers(model)

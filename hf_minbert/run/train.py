@@ -37,6 +37,7 @@ from ..training.checkpoints import is_worthless
 from ..training.distributed import check_alike, is_lost, report_interruption
 from ..training.freezing import check_layers
 from ..training.terms.registry import terms_of
+from ..training.timeline import Timeline, part
 from ..training.trainer import MultiTaskTrainer
 from . import pretraining
 from .bars import bar_closed, hide_bars
@@ -48,11 +49,14 @@ from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 logger = logging.getLogger(__name__)
 
 
-def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
+def train(
+    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (), timeline: Timeline | None = None
+) -> dict[str, Any]:
     """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
 
     Args:
         callbacks: of the trainer, in each stage.
+        timeline: of the first stage, where its time began before this call. Each other stage has one of its own.
 
     Returns:
         what `metrics.json` holds; on other processes than the first, an empty dict.
@@ -63,12 +67,15 @@ def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()
             model is the best of those before, everything of the run is written nevertheless.
     """
     plugins.load_named(values)
+    timelines = iter([] if timeline is None else [timeline])
     stages, late = _plan_together(values), []
 
     def run(
         stage: Mapping[str, Value], more: Sequence[TrainerCallback] = (), behind_stage: bool = False
     ) -> dict[str, Any]:
-        metrics, said = _train(stage, [*callbacks, *more], behind_stage)
+        timeline = next(timelines, None) or Timeline()
+        with timeline.active():
+            metrics, said = _train(stage, [*callbacks, *more], behind_stage, timeline)
         late.extend(said)
         return metrics
 
@@ -176,7 +183,7 @@ def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> N
 
 
 def _train(
-    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback], behind_stage: bool
+    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback], behind_stage: bool, timeline: Timeline
 ) -> tuple[dict[str, Any], list[str]]:
     """Carries out one run, perhaps behind a stage. Raises as `train`.
 
@@ -197,8 +204,8 @@ def _train(
     with report_interruption(args, lambda: folder.begun, behind_stage):
         config, data = _prepare_together(folder)
         make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
-        trainer = make(settings, args, config, data, [*callbacks, folder])
-        metrics = _train_and_score(folder, trainer, data)
+        trainer = make(settings, args, config, data, [*callbacks, folder, timeline])
+        metrics = _train_and_score(folder, trainer, data, timeline)
         # The first process alone has scores. All wait for it here.
         diverged = torch.tensor([has_diverged(metrics), _diverged_late(trainer)], dtype=torch.float32)
         model, later = trainer.accelerator.reduce(diverged.to(args.device), "sum").tolist()
@@ -247,13 +254,16 @@ def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
         folder.check()
     config = _config(settings, args, tasks)
     tasks = pinned_tasks(tasks, folder)
-    data = load(folder.settings, args, tasks)
-    if args.should_save:
-        folder.check_rows(data["train"])
+    with part("data"):
+        data = load(folder.settings, args, tasks)
+        if args.should_save:
+            folder.check_rows(data["train"])
     return config, data
 
 
-def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any]) -> dict[str, Any]:
+def _train_and_score(
+    folder: RunFolder, trainer: Trainer, data: Mapping[str, Any], timeline: Timeline
+) -> dict[str, Any]:
     """What `metrics.json` holds, on the first process."""
     args = folder.args
     try:
@@ -264,6 +274,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
             raise
         with explain("Starting to train", "Correct the recipe."):
             raise
+    timeline.begin("files")
     trainer.save_model(_internal_call=True)  # a push comes last, with the scores
     if isinstance(trainer, MultiTaskTrainer) and trainer.proximal is not None and args.proximal_evaluate:
         with trainer.proximal.in_place():
@@ -274,7 +285,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder, trainer, data["scored"]), "leaks": data["leaks"]}
             of_tasks["unknown_tokens"] = trainer.unknown_tokens
-        metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics})
+        metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics}, timeline)
     return metrics
 
 
@@ -302,7 +313,8 @@ def _make_trainer(
 ) -> MultiTaskTrainer:
     tasks = [Task.from_config(saved) for saved in config.tasks or ()]
     trained = args.chosen_tasks("train_tasks", {task.name: task for task in tasks})
-    tokenizer, model = load_model(settings, config, trained)
+    with part("model"):
+        tokenizer, model = load_model(settings, config, trained)
     if settings.max_length is None and length_of(config) < config.max_position_embeddings:
         said = "Inputs are cut to %d tokens, as in the training of %s; `max_length` sets another length."
         logger.info(said, length_of(config), settings.model_name_or_path)
@@ -324,6 +336,7 @@ def _make_trainer(
 # ---- What comes out ---------------------------------------------------------------------------------------------
 
 
+@part("scores")
 def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> dict[str, float]:
     """Scores the saved model, as anybody who loads it will, and writes its predictions; calibrates it before."""
     folder, args, asked = run.path, run.args, _asked(run.settings)
@@ -340,7 +353,8 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
     for name, found in decoded.items():
         task, columns = predictor.task(name), dev[name][:]
         file = folder / "predictions" / f"{name}-dev{ending(task)}"
-        write_predictions(file, task, columns["id"], found, columns[task.text_columns[0]])
+        with part("files"):
+            write_predictions(file, task, columns["id"], found, columns[task.text_columns[0]])
     if args.proximal_evaluate:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
@@ -367,7 +381,7 @@ def _is_finite(model: torch.nn.Module | None) -> bool:
     return model is None or all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, Any]:
+def _finish(folder: Path, trainer: Trainer, found: dict[str, Any], timeline: Timeline) -> dict[str, Any]:
     """Writes what the run came to."""
     state = trainer.state
     metrics = {
@@ -381,5 +395,6 @@ def _finish(folder: Path, trainer: Trainer, found: dict[str, Any]) -> dict[str, 
     }
     if has_diverged(found) or not _is_finite(trainer.model) or not math.isfinite(found.get("eval_loss", 0.0)):
         metrics["diverged"] = True
+    metrics["timeline"] = timeline.record()
     write_json(folder / "metrics.json", metrics)
     return metrics

@@ -23,6 +23,7 @@ from ..evaluation.metrics import has_diverged
 from ..io import INDEX, whole_safetensors
 from .aggregation.conflicts import is_whole
 from .base_args import BaseArguments
+from .timeline import part
 
 if TYPE_CHECKING:
     from .balancing import Balancing
@@ -42,6 +43,7 @@ class WholeCheckpoints(Trainer):
     `trainer_state.json` is written last, when the files of all processes are there: a folder with it is complete.
     """
 
+    @part("checkpoints")
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.args.should_save:  # leftovers of an interrupted run must not be taken for files of this one
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
@@ -53,6 +55,10 @@ class WholeCheckpoints(Trainer):
         ]
         self.state.stateful_callbacks = TrainerState(stateful_callbacks=callbacks).stateful_callbacks
         super()._save_checkpoint(model, trial)
+
+    @part("checkpoints")
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """As the stock one; but what a diverged model scores is not compared, be it the first evaluation."""

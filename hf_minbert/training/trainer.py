@@ -58,6 +58,7 @@ from .terms.base import AnyNoiseKey, Batch, nested, words_of
 from .terms.distillation import with_teacher_logits
 from .terms.proximal import ProximalPoint
 from .terms.registry import terms_of
+from .timeline import part
 
 logger = logging.getLogger(__name__)
 
@@ -228,6 +229,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
         return train, dev
 
+    @part("tokens")
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, EncodedRows]:
         """`{task: encoded rows}` of the wanted tasks, or of all in `datasets`."""
         if not isinstance(datasets, Mapping):
@@ -530,6 +532,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     # ---- Evaluation ------------------------------------------------------------------------------------------
 
+    @part("evaluation")
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:

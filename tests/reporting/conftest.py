@@ -116,7 +116,8 @@ def make_run() -> Callable[..., Path]:
         (folder / "recipe.yaml").write_text(f"{recipe}seed: {seed}\n", encoding="utf-8")
         (folder / "log.jsonl").write_text("".join(map(json_line, _log(flat, random))), encoding="utf-8")
         write_json(folder / "environment.json", {"seed": seed, "device": "cpu", "processes": 1, "versions": {}})
-        write_json(folder / "metrics.json", {**flat, "seed": seed, "global_step": 30})
+        timeline = {"total": 90.0, "first_step_at": 12.0, "parts": {"imports": 8.0, "first_step": 4.0, "steps": 78.0}}
+        write_json(folder / "metrics.json", {**flat, "seed": seed, "global_step": 30, "timeline": timeline})
         return folder
 
     return make

@@ -164,6 +164,8 @@ def test_conflicts_are_the_means_of_the_log(run, sections, table):
     cosines = [entry["cosine_sst_para"] for entry in log if "cosine_sst_para" in entry]
     assert table(sections, "gradients")["sst, para"][1] == f"{np.mean(cosines):+.4f}"
     assert table(sections, "costs")["training"] == ["1 min 15 s"]
+    parts = {"imports": ["8.0 s"], "first step": ["4.0 s"], "steps": ["1 min 18 s"], "in all": ["1 min 30 s"]}
+    assert table(sections, "costs", 1) == parts
 
 
 def test_text_is_escaped_in_the_page_and_in_markdown():
