@@ -275,7 +275,7 @@ def agree(said: str) -> bool:
 
 def go(path: Path, root: Path, words=(), retry=False, **given) -> None:
     study = read_study(path, words=words)
-    run_study(study, begin(study, root, retry), **{"agree": agree, **given})
+    run_study(study, begin(study, root, retry), root, **{"agree": agree, **given})
 
 
 def test_all_rows_have_one_seed_before_the_next_and_a_finished_study_runs_nothing(write, here, tmp_path):

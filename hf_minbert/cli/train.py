@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from ..settings.recipe import read_recipe, recipes_folder
@@ -18,6 +20,10 @@ EPILOG = (
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="How many of the recipe's teachers train at a time; they share the GPUs."),
+    ] = 1,
 ) -> None:
     """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
@@ -25,7 +31,7 @@ def train(
     from ..run.train import train as carry_out
     from .table import print_metrics
 
-    metrics = carry_out(values)
+    metrics = carry_out(values, jobs=jobs)
     if metrics:
         print_metrics({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")})
         typer.echo(f"Model, predictions and metrics are in {values['output_dir'].text}.")

@@ -44,15 +44,17 @@ from .calibrate import answers_of, calibrate
 from .folder import AVERAGED, RunFolder
 from .inputs import arrange, checkpoints_config, load, load_model, model_config, pinned_tasks
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
+from .teachers import ANSWERS, Teachers
 
 logger = logging.getLogger(__name__)
 
 
-def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()) -> dict[str, Any]:
+def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (), jobs: int = 1) -> dict[str, Any]:
     """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
 
     Args:
         callbacks: of the trainer, in each stage.
+        jobs: how many of the teachers that the recipe trains are trained at a time.
 
     Returns:
         what `metrics.json` holds; on other processes than the first, an empty dict.
@@ -63,12 +65,12 @@ def train(values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = ()
             model is the best of those before, everything of the run is written nevertheless.
     """
     plugins.load_named(values)
-    stages, late = _plan_together(values), []
+    stages, teachers, late = _plan_together(values), Teachers(values, jobs), []
 
     def run(
         stage: Mapping[str, Value], more: Sequence[TrainerCallback] = (), behind_stage: bool = False
     ) -> dict[str, Any]:
-        metrics, said = _train(stage, [*callbacks, *more], behind_stage)
+        metrics, said = _train(stage, teachers, [*callbacks, *more], behind_stage)
         late.extend(said)
         return metrics
 
@@ -176,7 +178,7 @@ def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> N
 
 
 def _train(
-    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback], behind_stage: bool
+    values: Mapping[str, Value], teachers: Teachers, callbacks: Sequence[TrainerCallback], behind_stage: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Carries out one run, perhaps behind a stage. Raises as `train`.
 
@@ -195,9 +197,11 @@ def _train(
     launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
     folder = RunFolder(settings, {**given, **launched}, args)
     with report_interruption(args, lambda: folder.begun, behind_stage):
-        config, data = _prepare_together(folder)
-        make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
-        trainer = make(settings, args, config, data, [*callbacks, folder])
+        config, data = _prepare_together(folder, teachers)
+        if settings.objective == "mlm":
+            trainer = pretraining.make_trainer(settings, args, config, data, [*callbacks, folder])
+        else:
+            trainer = _make_trainer(settings, args, config, data, [*callbacks, folder], teachers)
         metrics = _train_and_score(folder, trainer, data)
         # The first process alone has scores. All wait for it here.
         diverged = torch.tensor([has_diverged(metrics), _diverged_late(trainer)], dtype=torch.float32)
@@ -222,11 +226,11 @@ def _diverged_late(trainer: Trainer) -> bool:
     return trainer.args.load_best_model_at_end and bool(evaluations) and is_worthless(evaluations[-1], trainer.args)
 
 
-def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
+def _prepare_together(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict[str, Any]]:
     """`_prepare`, on all processes or on none."""
     prepared, found, error = None, {}, None
     try:
-        config, data = prepared = _prepare(folder)
+        config, data = prepared = _prepare(folder, teachers)
         if folder.args.world_size > 1:
             shape = {key: repr(value) for key, value in config.to_dict().items() if key != "_name_or_path"}
             found = {f"the model's `{key}`": value for key, value in shape.items()} | folder.digests(data)
@@ -237,11 +241,17 @@ def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]
     return prepared
 
 
-def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
+def _prepare(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict[str, Any]]:
     """The config of the model to train, and its data, after all that can be checked before weights load."""
     settings, args = folder.settings, folder.args
     tasks = get_tasks(settings.tasks)
     _check(settings, args, tasks)
+    if args.teachers and settings.objective == "tasks":
+        by_name = {task.name: task for task in tasks}
+        trained = {name: by_name[name] for name in args.chosen_tasks("train_tasks", by_name)}
+        teachers.check(args.teachers, trained, args.world_size)
+    if args.resume_from_checkpoint is True and teachers.were_interrupted(folder):
+        args.resume_from_checkpoint = None
     folder.pin(folder.commits())
     if args.should_save:
         folder.check()
@@ -299,14 +309,20 @@ def _make_trainer(
     config: MinBertConfig,
     data: Mapping[str, Mapping[str, Any]],
     callbacks: Sequence[TrainerCallback],
+    teachers: Teachers,
 ) -> MultiTaskTrainer:
     tasks = [Task.from_config(saved) for saved in config.tasks or ()]
     trained = args.chosen_tasks("train_tasks", {task.name: task for task in tasks})
+    if args.teachers:
+        teachers.train(args.teachers)  # before the student takes any memory
     tokenizer, model = load_model(settings, config, trained)
     if settings.max_length is None and length_of(config) < config.max_position_embeddings:
         said = "Inputs are cut to %d tokens, as in the training of %s; `max_length` sets another length."
         logger.info(said, length_of(config), settings.model_name_or_path)
-    taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
+    taught = None
+    if args.teachers:
+        kept = Path(settings.cache_dir) if settings.cache_dir else teachers.folder / ANSWERS
+        taught = teacher_logits(teachers.folders(args.teachers), tasks, data["train"], kept)
     with explain("Setting up the trainer", "Correct the recipe."):
         return MultiTaskTrainer(
             model,

@@ -254,10 +254,13 @@ class TrainingKeys:
         "How far those are from a sentence's word embeddings, by the l2 norm.",
         objectives="tasks",
     )
-    teachers: list[str] | None = key(
+    teachers: list[str | dict] | None = key(
         None,
-        "Saved models whose answers to the training rows are learnt beside the labels: an ensemble, or models of one "
-        "task each. A task takes the mean of those that have it. They answer once, before training.",
+        "Models whose answers to the training rows are learnt beside the labels: an ensemble, or models of one task "
+        "each. A task takes the mean of those that have it. Each is a saved model, by folder or Hub id; or a recipe "
+        "that is trained first, as `{recipe: cs224n/baseline, seeds: 2}`, see below. They answer once, before "
+        "training; the answers are kept in `cache_dir`, or in the run's folder, for the next student of the same "
+        "teachers.",
         objectives="tasks",
     )
     distill_weight: float = key(0.5, "The teachers' share of the loss, from 0 to 1.", objectives="tasks")
@@ -302,12 +305,14 @@ class TrainingKeys:
         " long sentences has no dropout. Layers, and hooks on them, then see the tokens of a batch in one row, "
         "`[1, tokens, hidden]`. For the hand-written encoder.",
         resume="free",
+        handed_on=True,
     )
     cuda_graphs: CudaGraphs = key(
         "auto",
         "`auto` records the step of a GPU with `packing` once per size of a batch, and replays it: small batches then"
         " cost what they cost the GPU, not what they cost Python. `off` does not.",
         resume="free",
+        handed_on=True,
         objectives="tasks",
     )
     compile_layers: bool = key(
@@ -316,6 +321,7 @@ class TrainingKeys:
         " the first steps take up to a minute longer. `torch_compile`, the stock argument, compiles the model whole, "
         "and anew for each task.",
         resume="free",
+        handed_on=True,
     )
     train_metrics: TrainMetrics = key(
         "none",
