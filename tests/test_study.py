@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -221,52 +220,6 @@ def test_mistakes_in_a_rows_recipe_are_answered_before_anything_runs(write, minb
 
 
 # ---- Which runs there are; trained in this process
-
-
-@dataclass
-class Here:
-    """Stands for a worker, and trains in this process.
-
-    Args:
-        breaks: rows whose runs fail.
-        stop_after: how many runs begin before Ctrl-C.
-    """
-
-    breaks: tuple[str, ...] = ()
-    stop_after: int | None = None
-    trained: list[tuple[str, str, bool]] = field(default_factory=list)
-    is_alive, progress = True, None
-
-    def __call__(self, environment: dict[str, str]) -> Here:
-        return self
-
-    def start(self, folder: Path, resume: bool) -> None:
-        if len(self.trained) == self.stop_after:
-            raise KeyboardInterrupt
-        row = folder.parent.name
-        self.trained.append((row, folder.name, resume))
-        self.outcome = Outcome("It broke." if row in self.breaks else "")
-        if row not in self.breaks:
-            train(read_recipe(folder / "run.yaml", ["resume_from_checkpoint=true" if resume else "overwrite=true"]))
-
-    def poll(self) -> Outcome:
-        return self.outcome
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """`here(...)`: runs of studies are trained in this process from now on."""
-
-    def arrange(**given) -> Here:
-        made = Here(**given)
-        monkeypatch.setattr(workers, "Worker", made)
-        monkeypatch.setattr(workers, "POLL", 0.0)
-        return made
-
-    return arrange
 
 
 def agree(said: str) -> bool:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 FORMAT = 4  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
 KEPT = "kept.json"  # how many inputs were cut, and the hash of each other file
+#: Settings of a tokenizer that say where it came from, what its length is, which is in a key by itself, or what a call
+#: of the one that was saved had left behind. Of these the side is read from the tokenizer.
+NO_CONTENT = (
+    "name_or_path", "model_max_length", "max_length", "stride", "truncation_strategy", "truncation_side",
+)  # fmt: skip
 
 
 class EncodedCache:
@@ -97,9 +102,7 @@ def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     if "tokenizer.json" in files:
         state = json.loads(files["tokenizer.json"])
         files["tokenizer.json"] = {key: value for key, value in state.items() if key not in ("truncation", "padding")}
-    if "tokenizer_config.json" in files:  # its length is in the key by itself, and where it came from is no content
+    if "tokenizer_config.json" in files:
         settings = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = {
-            key: value for key, value in settings.items() if key not in ("name_or_path", "model_max_length")
-        }
-    return {"class": type(tokenizer).__name__, **files}
+        files["tokenizer_config.json"] = {key: value for key, value in settings.items() if key not in NO_CONTENT}
+    return {"class": type(tokenizer).__name__, "truncation_side": tokenizer.truncation_side, **files}
