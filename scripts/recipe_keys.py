@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -29,8 +30,11 @@ from hf_minbert.settings.keys import default_of
 from hf_minbert.settings.recipe import packaged_recipes, type_in_words
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED
+from hf_minbert.settings.stock import STOCK as STOCK_KEYS
 from hf_minbert.settings.study import STUDY_FILE, packaged_studies, read_study
+from hf_minbert.settings.table import OURS, names
 from hf_minbert.settings.tasks import DataFile, Source, Task
+from hf_minbert.settings.teachers import OWN, Teacher
 from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
 from hf_minbert.training.terms.registry import REGULARIZERS
@@ -154,6 +158,36 @@ either order of a pair. A single sentence that occurs there is counted, and drop
 `drop_shared_sentences: true`; `held_out` names further tasks. A task's own training rows stay, and its dev and test
 rows among them are counted. The counts are in `metrics.json`, under `leaks`.
 """
+
+TEACHERS = """An entry of `teachers` is a saved model, or a recipe that `minbert train` trains before the student:
+
+```yaml
+teachers:
+  - runs/ensemble                                                     # a folder, or a Hub id
+  - {recipe: cs224n/baseline, keys: {tasks.sst.pooling: mean}, seeds: 2}
+  - {recipe: cs224n/baseline, name: large, keys: {model_name_or_path: google-bert/bert-large-uncased}}
+```
+
+Such a teacher is a run in `OUTPUT_DIR/teachers/NAME/seed-N`, in a process of its own; `--jobs 2` trains two at a time.
+It leaves its model, log and scores, and no checkpoint. The same command, with or without
+`resume_from_checkpoint=true`, goes on where it was stopped: a teacher that has finished is not trained again, one that
+was cut off goes on from its checkpoint, and one that failed stops the command with its reason and is tried again by
+the next. A teacher whose recipe has changed is refused, or trained anew with `overwrite=true`, which keeps the others.
+With a launcher, teachers must be there before: train them by the command without it. In `minbert study` and
+`minbert search` all rows, seeds and trials that have the same teacher share it, in the folder `teachers` of the whole.
+
+{handed_on}
+
+Answers are kept in `cache_dir`, or in `OUTPUT_DIR/teachers/answers`, under a hash of the teacher's weights, config and
+tokenizer, the task, the length and the texts: another student, seed or resumed run reads them there.
+"""
+
+HANDED_ON = """\
+A teacher's recipe says how it is trained. What the student's recipe says of the checkpoint, the data and the
+machine goes before its lines: {keys}; the trainer's keys about the machine, such as `use_cpu`; and where the
+rows lie of tasks that both have. `plugins` of both are loaded. `keys` of the entry go before both. The dev and
+test rows of the student's tasks are held out of what a teacher borrows. Its tasks must agree with the student's
+in kind, labels, range and text columns, which is checked before anything is trained."""
 
 README = Path(__file__).parents[1] / "recipes" / "README.md"
 MANY = 12  # names that a table's cell takes
@@ -291,6 +325,13 @@ def recipe_lists() -> str:
     return "\n\n".join(parts)
 
 
+def about_teachers() -> str:
+    """`TEACHERS` with the keys that a teacher takes from the student's recipe, those of the stock trainer in words."""
+    keys = (*names(among=OURS, of_teachers=True), *names(among=STOCK_KEYS, handed_on=True))
+    listed = ", ".join(f"`{name}`" for name in dict.fromkeys(keys) if name not in OWN)
+    return TEACHERS.replace("{handed_on}", textwrap.fill(HANDED_ON.format(keys=listed), 119, break_on_hyphens=False))
+
+
 def study_list() -> str:
     rows = [(f"[`{name}`]({name}{STUDY_FILE})", f"{read_study(name).title}.") for name in packaged_studies()]
     return table(("study", "what it is"), rows)
@@ -313,6 +354,9 @@ def render() -> str:
         own_keys(RunSettings, settings),
         "## How the tasks share a step",
         own_keys(MultiTaskTrainingArguments, ours),
+        "### Teachers",
+        about_teachers(),
+        table(("key of an entry", "what it does"), [(f"`{name}`", text) for name, text in docs_of(Teacher).items()]),
         "## A task of your own",
         OWN_TASK,
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from here import Here
 from safetensors.torch import load_file
 
 from hf_minbert import MinBertError
@@ -22,7 +23,7 @@ from hf_minbert.run import study as study_module
 from hf_minbert.run import workers
 from hf_minbert.run.study import begin, run_study
 from hf_minbert.run.train import train
-from hf_minbert.run.workers import Outcome, Progress
+from hf_minbert.run.workers import Progress
 from hf_minbert.settings.recipe import read_recipe
 from hf_minbert.settings.study import read_study, run_folder
 

@@ -305,7 +305,7 @@ ROWS = {
 }
 
 
-def test_answers_that_are_kept_are_those_that_are_computed_and_only_for_the_same_question(saved, tmp_path, monkeypatch):
+def test_answers_that_are_kept_are_those_that_are_computed_for_the_same_question(saved, tmp_path, monkeypatch):
     kept, tasks, asked = tmp_path / "kept", get_tasks(["sst", "sts"]), []
     teachers = [saved(0), saved(1)]
     computed = teacher_logits(teachers, tasks, ROWS)

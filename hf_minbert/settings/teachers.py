@@ -5,9 +5,7 @@
       - {recipe: cs224n/baseline, keys: {tasks.sst.pooling: mean}, seeds: 2}
       - {recipe: teacher.yaml, name: large, keys: {model_name_or_path: google-bert/bert-large-uncased}}
 
-An entry is written as a row of a study: `recipe`, a path (also beside the student's recipe) or a name; `keys` that it
-changes, with dots; `seeds`, how many or a list, one unless given; and `name`, that of its folder, which is the last
-part of the recipe's name unless given.
+An entry is written as a row of a study; its keys are the fields of `Teacher`.
 
 A teacher's recipe says how it is trained. What the student's recipe says of the checkpoint, of the data and of the
 machine goes before its own lines: all keys with the trait `of_teachers`, and where the rows of tasks lie that both
@@ -34,13 +32,13 @@ OWN = ("run_name", "plugins")
 
 @dataclass(frozen=True)
 class Teacher:
-    """A recipe that is trained to teach; its fields are the keys of an entry.
+    """A recipe that is trained to teach.
 
     Args:
-        recipe: path or name; that of the packaged recipes.
-        name: that of its folder.
-        keys: what is changed of the recipe.
-        seeds: one model is trained with each.
+        recipe: its path, also beside the student's recipe, or the name of one that comes with the package.
+        name: that of its folder; the last part of the recipe's name unless given.
+        keys: keys that are changed of the recipe, with dots, as in a row of a study.
+        seeds: how many, 1 and so on, or a list; one model is trained with each. 1 unless given.
     """
 
     recipe: str
