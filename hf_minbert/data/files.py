@@ -109,6 +109,25 @@ def load_split(
     return to_dataset(_rows(tables, task, labelled, strict), task)
 
 
+def read_unlabelled(task: Task, data_dir: str | Path | None) -> list[Row]:
+    """The rows of the files in a task's `unlabelled`, but for those with a blank text. No label is looked at.
+
+    Raises:
+        MinBertError: as `read_rows`; or there is no row with a text.
+    """
+    there = replace(
+        task, files={"train": task.unlabelled}, dataset=None, dataset_config=None, dataset_revision=None, splits={},
+        unlabelled=None,
+    )  # fmt: skip
+    rows = _rows(tables_of(there, data_dir, "train"), there, False, False)
+    kept = [row for row in rows if all(row[name] for name in task.text_columns)]
+    if len(kept) < len(rows):
+        logger.warning("%s: %s of `unlabelled` have a blank text, and are left out.", task.name, len(rows) - len(kept))
+    if not kept:
+        raise MinBertError(f"Task {task.name!r}: `unlabelled` has no row with a text. Leave it out.")
+    return kept
+
+
 def load_task(
     task: Task, data_dir: str | Path | None, splits: Iterable[str] = SPLITS, strict: bool = False
 ) -> datasets.DatasetDict:

@@ -81,7 +81,8 @@ class _Teacher:
         self.folder, self.keep_in, self.predictor = folder, keep_in, Predictor.from_pretrained(folder)
 
     def answers(self, task: Task, rows: Any) -> np.ndarray:
-        """Its outputs for the rows, float32 [rows, outputs]."""
+        """Its outputs for the rows, float32 [rows, outputs]. No label is looked at: some may be missing."""
+        rows = [{name: row[name] for name in task.text_columns} for row in rows]
         if self.keep_in is None:
             return self._computed(task, rows)
         path = self.keep_in / f"answers-{task.name}-{self._key(task.name, rows)}.npy"
@@ -100,10 +101,9 @@ class _Teacher:
             return self.predictor.logits(task.name, rows, advance).astype(np.float32)
 
     def _key(self, task: str, rows: Any) -> str:
-        columns = self.predictor.tasks[task].text_columns
         key = hashlib.sha256(f"{FORMAT} {self._content} {task} {self.predictor.lengths[task]}".encode())
         for row in rows:
-            key.update(json.dumps([row[name] for name in columns]).encode())
+            key.update(json.dumps([*row.values()]).encode())
         return key.hexdigest()[:32]
 
     @cached_property

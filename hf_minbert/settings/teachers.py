@@ -24,7 +24,7 @@ from .dotted import Value, as_value, stage_recipes
 from .recipe import override, read_recipe
 from .study import check_keys, check_name, read_keys, read_mapping, read_seeds
 from .table import names
-from .tasks import DATA_FIELDS
+from .tasks import OWN_DATA
 
 #: Keys that the student's recipe does not replace by its own: one is the name of its run, the other adds up.
 OWN = ("run_name", "plugins")
@@ -76,12 +76,11 @@ def _places(student: Mapping[str, Value], teacher: Mapping[str, Value]) -> dict[
     chosen, known = (of["tasks"].value if "tasks" in of else None for of in (student, teacher))
     if not isinstance(chosen, dict):
         return {}
-    wanted = [name for name in DATA_FIELDS if name != "sources"]
     return {
         f"tasks.{name}.{key}": as_value(entry[key])
         for name, entry in chosen.items()
         if isinstance(entry, dict) and (known is None or name in known)
-        for key in wanted
+        for key in OWN_DATA
         if key in entry
     }
 

@@ -261,6 +261,17 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
             f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
             "would be trained. Give one of them more."
         )
+    for task in trained:
+        for name in ("unlabelled", "unlabelled_pairs"):
+            if not getattr(task, name):
+                continue
+            if args.teachers is None:
+                raise MinBertError(
+                    f"`{name}` of {task.name!r} is learnt from teachers, and there are none. Give `teachers`, or "
+                    "leave it out."
+                )
+            if args.share_rows:
+                raise MinBertError(f"`{name}` of {task.name!r} does not go with `share_rows: true`. Leave one out.")
     for task in (task for task in trained if task.traits.is_tags):
         if args.by_task("task_sampling").get(task.name) == "balanced":
             raise MinBertError(
