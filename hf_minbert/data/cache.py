@@ -22,7 +22,7 @@ from ..settings.tasks import Task
 
 if TYPE_CHECKING:
     import datasets
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FORMAT = 4  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
 KEPT = "kept.json"  # how many inputs were cut, and the hash of each other file
@@ -90,6 +90,19 @@ def _hashes(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file of a folder but `KEPT`, by name."""
     files = [path for path in sorted(folder.iterdir()) if path.name != KEPT]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def model_content(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of a model's weights and config and of its tokenizer, wherever they lie."""
+    import torch
+
+    settings = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    content = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    content.update(json.dumps(tokenizer_content(tokenizer), sort_keys=True).encode())
+    for name, tensor in model.state_dict().items():
+        content.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        content.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return content.hexdigest()
 
 
 def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:

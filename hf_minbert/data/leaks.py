@@ -65,7 +65,7 @@ class HeldOut:
     sentences: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, name: str, texts: Iterable[str | tuple[str, ...]]) -> None:
-        keys = [key for key in map(_key, texts) if key is not None]
+        keys = [key for key in map(key_of, texts) if key is not None]
         # two tasks of one name may share rows, each of which counts as often as one of them has it
         self.rows[name] = self.rows.get(name, Counter()) | Counter(keys)
         self.sentences[name] = self.sentences.get(name, set()) | {text for key in keys for text in key}
@@ -122,7 +122,7 @@ def find_leaks(
     keep = [True] * len(texts)
     matches = {name: {"rows": 0, "sentences": 0} for name in held_out.rows}
     for place, row in enumerate(texts):
-        key = _key(row)
+        key = key_of(row)
         if key is None:
             continue
         for name, found in matches.items():
@@ -138,7 +138,7 @@ def find_leaks(
 
 def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[str, Counter[Key]]:
     """Name of held-out rows to those of them that stand among `texts`, and how often each is held out."""
-    trained = set(map(_key, texts))
+    trained = set(map(key_of, texts))
     found = {
         name: Counter({key: count for key, count in rows.items() if key in trained})
         for name, rows in held_out.rows.items()
@@ -146,7 +146,7 @@ def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[s
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _key(row: str | tuple[str, ...]) -> Key | None:
+def key_of(row: str | tuple[str, ...]) -> Key | None:
     """What equal rows share; `None` for a row with a blank text, which is like no other."""
     texts = sorted(map(plain, [row] if isinstance(row, str) else row))
     return tuple(texts) if all(texts) else None

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..data.cache import tokenizer_content
+from ..data.cache import model_content
 from ..errors import MinBertError, explain
 from ..io import write_atomically
 from ..model.inference import class_logits
@@ -108,15 +108,7 @@ class _Teacher:
 
     @cached_property
     def _content(self) -> str:
-        """A hash of its weights, config and tokenizer."""
-        model = self.predictor.model
-        settings = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
-        content = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-        content.update(json.dumps(tokenizer_content(self.predictor.tokenizer), sort_keys=True).encode())
-        for name, tensor in model.state_dict().items():
-            content.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            content.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return content.hexdigest()
+        return model_content(self.predictor.model, self.predictor.tokenizer)
 
 
 def check_tasks(teacher: str, tasks: Mapping[str, Task], wanted: Mapping[str, Task]) -> list[str]:

@@ -43,6 +43,7 @@ from .bars import bar_closed, hide_bars
 from .calibrate import answers_of, calibrate
 from .folder import AVERAGED, RunFolder
 from .inputs import arrange, checkpoints_config, load, load_model, model_config, pinned_tasks
+from .pairs import with_new_pairs
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
 from .teachers import ANSWERS, Teachers
 
@@ -201,7 +202,7 @@ def _train(
         if settings.objective == "mlm":
             trainer = pretraining.make_trainer(settings, args, config, data, [*callbacks, folder])
         else:
-            trainer = _make_trainer(settings, args, config, data, [*callbacks, folder], teachers)
+            trainer = _make_trainer(folder.settings, args, config, data, [*callbacks, folder], teachers)
         metrics = _train_and_score(folder, trainer, data)
         # The first process alone has scores. All wait for it here.
         diverged = torch.tensor([has_diverged(metrics), _diverged_late(trainer)], dtype=torch.float32)
@@ -313,22 +314,22 @@ def _make_trainer(
 ) -> MultiTaskTrainer:
     tasks = [Task.from_config(saved) for saved in config.tasks or ()]
     trained = args.chosen_tasks("train_tasks", {task.name: task for task in tasks})
-    if args.teachers:
-        teachers.train(args.teachers)  # before the student takes any memory
+    train = data["train"]
+    kept = Path(settings.cache_dir) if settings.cache_dir else teachers.folder / ANSWERS
+    if args.teachers:  # before the student takes any memory
+        teachers.train(args.teachers)
+        train = with_new_pairs(train, get_tasks(settings.tasks), settings, kept)
     tokenizer, model = load_model(settings, config, trained)
     if settings.max_length is None and length_of(config) < config.max_position_embeddings:
         said = "Inputs are cut to %d tokens, as in the training of %s; `max_length` sets another length."
         logger.info(said, length_of(config), settings.model_name_or_path)
-    taught = None
-    if args.teachers:
-        kept = Path(settings.cache_dir) if settings.cache_dir else teachers.folder / ANSWERS
-        taught = teacher_logits(teachers.folders(args.teachers), tasks, data["train"], kept)
+    taught = teacher_logits(teachers.folders(args.teachers), tasks, train, kept) if args.teachers else None
     with explain("Setting up the trainer", "Correct the recipe."):
         return MultiTaskTrainer(
             model,
             args,
             teacher_logits=taught,
-            train_dataset=data["train"],
+            train_dataset=train,
             eval_dataset=data["dev"],
             processing_class=tokenizer,
             max_length=settings.max_length,

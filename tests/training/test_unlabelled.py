@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hf_minbert import MinBertError
-from hf_minbert.data.leaks import HeldOut, load_training
+from hf_minbert.data.leaks import HeldOut, key_of, load_training
 from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 from hf_minbert.settings.tasks import get_tasks
@@ -196,6 +199,52 @@ def test_rows_without_labels_that_are_to_be_scored_are_dropped(course_dir, tmp_p
     assert (columns["sentence"][-1], columns["label"][-1]) == ("new one", None)
     assert len(columns["label"]) == 13 and None not in columns["label"][:-1]
     assert counts["unlabelled"]["sst"]["dropped"] == 1
+
+
+def test_new_pairs_are_of_the_tasks_sentences_and_the_same_for_every_seed(start, course_dir, tmp_path, caplog):
+    kept = []
+    for seed in (1, 2):
+        start("tasks={sst: null, sts: {unlabelled_pairs: 1.0}}", f"seed={seed}")
+        kept.append({path.name: path.read_text() for path in (tmp_path / "student" / "teachers" / "answers").iterdir()
+                     if path.suffix == ".json"})  # fmt: skip
+    ((name, text),) = kept[0].items()
+    assert kept[1] == kept[0] and name.startswith("pairs-sts-")
+    pairs = json.loads(text)
+    rows = [line.split("\t")[2:4] for line in (course_dir / "sts-train.csv").read_text().splitlines()[1:]]
+    held = [line.split("\t")[2:4] for split in ("dev", "test-student")
+            for line in (course_dir / f"sts-{split}.csv").read_text().splitlines()[1:]]  # fmt: skip
+    assert len(pairs) == len(rows) == 8
+    assert {first for first, _ in pairs} <= {row[0].strip() for row in rows}
+    assert not {key_of(tuple(pair)) for pair in pairs} & {key_of(tuple(row)) for row in [*rows, *held]}
+    assert "sts: 8 rows without labels are learnt by the teachers' answers." in caplog.text
+    assert json.loads((tmp_path / "student" / "metrics.json").read_text())["global_step"] == 3
+
+
+def test_new_pairs_change_nothing_of_what_the_student_draws(start, tmp_path):
+    """With teachers that count for nothing the student is, but for rounding, that without new pairs."""
+    found = []
+    for entry in ("null", "{unlabelled_pairs: 1.0}"):
+        start(f"tasks={{sst: null, sts: {entry}}}", "distill_weight=0.0")
+        found.append(load_file(tmp_path / "student" / "model.safetensors"))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["tasks={sst: {unlabelled_pairs: 1}, sts: null}"],
+            "new pairs of the sentences of pairs, and the task has one",
+        ),
+        (["tasks={sst: null, sts: {unlabelled_pairs: 1}}", "teachers=null"], "`unlabelled_pairs` of 'sts' is learnt"),
+        (["tasks={sst: null, sts: {unlabelled_pairs: -1}}"], "`unlabelled_pairs` must be a number from 0. Found -1"),
+        (["tasks={sst: {unlabelled: []}, sts: null}"], "`unlabelled` must be a path or a list of them"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(start, words, said):
+    with pytest.raises(MinBertError, match=said):
+        start(*words)
 
 
 @pytest.mark.parametrize(
