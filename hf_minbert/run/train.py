@@ -276,7 +276,7 @@ def _train_and_score(folder: RunFolder, trainer: Trainer, data: Mapping[str, Any
         with explain("Starting to train", "Correct the recipe."):
             raise
     trainer.save_model(_internal_call=True)  # a push comes last, with the scores
-    if isinstance(trainer, MultiTaskTrainer) and trainer.proximal is not None and args.proximal_evaluate:
+    if isinstance(trainer, MultiTaskTrainer) and trainer.proximal is not None and args.proximal_evaluate is True:
         with trainer.proximal.in_place():
             trainer.save_model(str(folder.path / AVERAGED), _internal_call=True)
     metrics = {}
@@ -358,7 +358,7 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
         task, columns = predictor.task(name), dev[name][:]
         file = folder / "predictions" / f"{name}-dev{ending(task)}"
         write_predictions(file, task, columns["id"], found, columns[task.text_columns[0]])
-    if args.proximal_evaluate:
+    if args.proximal_evaluate is True:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}

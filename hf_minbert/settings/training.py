@@ -21,6 +21,7 @@ Norm = Literal["inf", "l2"]
 Level = Literal["token", "sentence"]
 Form = Literal["paper", "mt-dnn", "smart-pytorch"]
 Proximal = Literal["none", "previous", "momentum"]
+ProximalEvaluate = Literal["instead"]
 CudaGraphs = Literal["auto", "off"]
 TrainMetrics = Literal["running", "full", "none"]
 
@@ -275,18 +276,24 @@ class TrainingKeys:
         "up to `proximal_steps` steps ago; `momentum`: their moving average; `none`.",
         objectives="tasks",
     )
-    proximal_weight: float = key(1.0, "Factor on that term.", objectives="tasks")
+    proximal_weight: float = key(
+        1.0,
+        "Factor on that term. With 0 the term is not computed, which costs no pass: `momentum` is then an average of "
+        "the weights alone (EMA), for `proximal_evaluate`.",
+        objectives="tasks",
+    )
     proximal_steps: int = key(1, "Optimizer steps between two moves of the teacher.", objectives="tasks")
     proximal_momentum: list[float] = key(
         [0.99, 0.999],
         "The share that the average keeps at a move, in the first tenth of the steps and after it.",
         objectives="tasks",
     )
-    proximal_evaluate: bool = key(
+    proximal_evaluate: bool | ProximalEvaluate = key(
         False,
         "Whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`, and `minbert train`"
         " leaves them as a model in the folder `averaged` of the run's. In Python: `with trainer.proximal.in_place():"
-        ' trainer.save_model("averaged")`.',
+        ' trainer.save_model("averaged")`. `instead`: evaluations score the teacher\'s weights in the place of the '
+        "model's, choose the best model by them, and at the end they are the model.",
         resume="after",
         objectives="tasks",
         off=False,

@@ -112,7 +112,7 @@ def _check_tasks(training: Mapping[str, Any], tasks: Mapping[str, Task], setting
             chosen(key, training[key], tasks)
     if (metric := training.get("metric_for_best_model")) is not None:
         evaluated = chosen("eval_tasks", training.get("eval_tasks"), tasks)
-        check_metric(metric, [tasks[name] for name in evaluated], training.get("proximal_evaluate", False))
+        check_metric(metric, [tasks[name] for name in evaluated], training.get("proximal_evaluate", False) is True)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
@@ -401,6 +402,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         finally:
             if self.step.word_noise is not None:
                 self.step.word_noise.remove()
+        if self.proximal is not None and self.args.proximal_evaluate == "instead":
+            self.proximal.become()
         self._tracker.read()  # what came after the last log
         metrics = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
         if on_gpu:
@@ -578,14 +581,18 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         Returns:
             `<prefix>_<task>_<metric>` and `<prefix>_<task>_loss` of each task, `<prefix>_overall` (the mean of the
             tasks' main metrics) and, with sst, para and sts, `<prefix>_leaderboard`. With `args.proximal_evaluate`,
-            once there is a teacher, the same of its weights too, as `<prefix>_averaged_...`.
+            once there is a teacher, the same of its weights too, as `<prefix>_averaged_...`; where that is `instead`,
+            of its weights alone, under the usual names.
         """
         rows = self.eval_dataset if eval_dataset is None else self._encode(eval_dataset, None, "eval_dataset")
         if not rows:
             raise MinBertError("There is nothing to evaluate: pass `eval_dataset={task: rows}`.")
-        metrics = self.evaluator.score(rows, metric_key_prefix, ignore_keys)
-        if self.proximal is not None and self.args.proximal_evaluate and self.proximal.teacher:
-            with self.proximal.in_place():
+        teacher = self.proximal if self.proximal is not None and self.proximal.teacher else None
+        instead = teacher is not None and self.args.proximal_evaluate == "instead"
+        with teacher.in_place() if instead else nullcontext():
+            metrics = self.evaluator.score(rows, metric_key_prefix, ignore_keys)
+        if teacher is not None and self.args.proximal_evaluate is True:
+            with teacher.in_place():
                 metrics |= self.evaluator.score(rows, f"{metric_key_prefix}_averaged", ignore_keys)
         self.log(metrics)
         # One event for all tasks: early stopping counts an evaluation once, and sees every metric.

@@ -149,6 +149,22 @@ def test_without_teachers_a_row_without_a_label_is_refused(make_trainer, toy_row
         make_trainer(train=partly(toy_rows(sst=8), sst=4), train_tasks=["sst"])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("arguments", [{}, {"regularizer": "smart"}, {"regularizer": "fgm"}], ids=str)
+def test_graphs_train_as_single_launches_do(taught, toy_rows, tiny_model, arguments):
+    """A recorded step with rows of both kinds."""
+    found = []
+    for graphs in ("off", "auto"):
+        given = {"packing": True, "use_cpu": False, "max_steps": 12, "learning_rate": 0.01, "cuda_graphs": graphs}
+        trainer = taught(partly(toy_rows(sst=14, sts=8), sst=8), model=tiny_model(), **given, **arguments)
+        trainer.train()
+        found.append(trainer)
+    plain, graphed = found
+    assert plain.step.graphs is None and graphed.step.graphs._recordings
+    for left, right in zip(plain.model.parameters(), graphed.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-3)
+
+
 # ---- Files
 
 
@@ -202,6 +218,7 @@ def test_rows_without_labels_that_are_to_be_scored_are_dropped(course_dir, tmp_p
 
 
 def test_new_pairs_are_of_the_tasks_sentences_and_the_same_for_every_seed(start, course_dir, tmp_path, caplog):
+    caplog.set_level("INFO", "hf_minbert")
     kept = []
     for seed in (1, 2):
         start("tasks={sst: null, sts: {unlabelled_pairs: 1.0}}", f"seed={seed}")
