@@ -188,7 +188,7 @@ def scored_rows(task: Task) -> str:
 
 def load_training(
     tasks: Mapping[str, Task], names: Iterable[str], data_dir: str | Path | None, *, seed: int, held_out: HeldOut,
-    drop_sentences: bool = False, strict: bool = False, together: bool = False,
+    drop_sentences: bool = False, strict: bool = False, together: bool = False, keep_unlabelled: bool = False,
 ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:  # fmt: skip
     """The training rows of the tasks `names`: their own, then those borrowed from their sources.
 
@@ -198,6 +198,7 @@ def load_training(
     Args:
         tasks: all tasks of the recipe, by name: sources may name them.
         together: whether tasks that read the same rows have them together, as `sharing.load_together` gives them.
+        keep_unlabelled: whether own rows with a blank label stay, with the label `None`; unless `strict`.
 
     Returns:
         task to rows; and counts: `given`, task to what `overlap` says of its own rows; `borrowed`, task to a list with
@@ -221,7 +222,9 @@ def load_training(
     for task in (tasks[name] for name in names):
         parts = []
         if has_training_data(task, data_dir):
-            own = shared.get(task.name) or load_split(task, data_dir, "train", strict=strict)
+            own = shared.get(task.name) or load_split(
+                task, data_dir, "train", strict=strict, keep_unlabelled=keep_unlabelled and not strict
+            )
             parts.append(own)
             columns = own[:]  # as lists: a column by itself is read row by row
             texts = zip(*(columns[name] for name in task.text_columns), strict=True)
@@ -235,7 +238,7 @@ def load_training(
             counts["borrowed"].setdefault(task.name, []).append(of_source)
             parts += [to_dataset(rows, task)] if rows else []
         if task.unlabelled is not None:
-            rows = read_unlabelled(task, data_dir)
+            rows = read_unlabelled(task, data_dir, strict)
             rows, of_files = _guarded(rows, task, "takes {} without labels", held_out, drop_sentences)
             counts.setdefault("unlabelled", {})[task.name] = of_files
             parts += [to_dataset([{**row, "label": None} for row in rows], task)] if rows else []

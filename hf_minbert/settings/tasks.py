@@ -236,7 +236,8 @@ class Task:
         sources: further training rows, borrowed from other data; each is a mapping of the keys of `Source`. A task
             that names no training data of its own is trained on these alone.
         unlabelled: with `teachers`, a file or a list of them, as in `files`, of further training rows: their labels,
-            if they have some, are not read, and they are learnt by the teachers' answers alone.
+            if they have some, are not read, and they are learnt by the teachers' answers alone. So are the task's own
+            training rows whose label is blank.
         unlabelled_pairs: with `teachers`, how many new pairs there are to be for each of the task's own training rows,
             such as 1.0: sentences of these rows in new pairs, which are learnt by the teachers' answers alone.
     """
