@@ -253,7 +253,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
                     f"`torch_compile` compiles the pass of labelled rows, and {name!r} has others. Leave one out, or "
                     "take `compile_layers: true`."
                 )
-            logger.info("%s: %s without labels are learnt by the teachers' answers.", name, counted(len(rows), "row"))
+            said = counted(len(rows), "row", "has", "have")
+            logger.info("%s: %s no label: the teachers' answers alone are learnt there.", name, said)
         return {name: rows for name, (rows, _) in apart.items()}
 
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, EncodedRows]:

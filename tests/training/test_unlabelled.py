@@ -126,6 +126,18 @@ def test_the_rest_of_training_goes_with_them(taught, toy_rows, arguments):
         assert_close(found, packed)
 
 
+def test_two_processes_see_the_rows_that_one_with_batches_of_twice_the_size_sees(taught, toy_rows):
+    rows = partly(toy_rows(sst=24), sst=16)
+    one = taught(rows, per_device_train_batch_size=8).get_train_dataloader().dataset
+    two = taught(rows, per_device_train_batch_size=4).get_train_dataloader().dataset
+    two.num_processes = 2
+    for step in range(len(one)):
+        (whole,), parts = one[step].values(), [two[2 * step + rank]["sst"] for rank in range(2)]
+        for kind in ("rows", "unlabelled"):
+            teacher = [getattr(part, kind).teacher for part in parts]
+            assert np.array_equal(getattr(whole, kind).teacher, np.concatenate(teacher))
+
+
 def test_a_frozen_encoder_that_reads_each_row_once_trains_the_same_heads(taught, toy_rows, monkeypatch):
     rows = partly(toy_rows(sst=12, sts=8), sst=8)
     cached = moved(taught(rows, freeze="encoder", max_steps=4))
@@ -233,7 +245,7 @@ def test_new_pairs_are_of_the_tasks_sentences_and_the_same_for_every_seed(start,
     assert len(pairs) == len(rows) == 8
     assert {first for first, _ in pairs} <= {row[0].strip() for row in rows}
     assert not {key_of(tuple(pair)) for pair in pairs} & {key_of(tuple(row)) for row in [*rows, *held]}
-    assert "sts: 8 rows without labels are learnt by the teachers' answers." in caplog.text
+    assert "sts: 8 rows have no label: the teachers' answers alone" in caplog.text
     assert json.loads((tmp_path / "student" / "metrics.json").read_text())["global_step"] == 3
 
 
@@ -245,6 +257,20 @@ def test_new_pairs_change_nothing_of_what_the_student_draws(start, tmp_path):
         found.append(load_file(tmp_path / "student" / "model.safetensors"))
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_own_rows_with_a_blank_label_are_learnt_from_teachers_too(start, tmp_path, caplog):
+    caplog.set_level("INFO", "hf_minbert")
+    texts, labels = ["a good film", "the dog plays", "why is it", "bad", ""], ["0", "", "3", "4", ""]
+    file = write(tmp_path / "own.tsv", texts, labels)
+    task = f"tasks={{sst: {{files: {{train: {file}, dev: ids-sst-dev.csv}}}}, sts: null}}"
+    start(task)
+    assert "sst: 1 row has no label: the teachers' answers" in caplog.text and "1 of 5 rows left out" in caplog.text
+    with pytest.raises(MinBertError, match="must not be blank"):
+        start(task, "strict_data=true")
+    caplog.clear()
+    start(task, "teachers=null")
+    assert "2 of 5 rows left out" in caplog.text
 
 
 @pytest.mark.parametrize(
