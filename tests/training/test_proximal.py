@@ -274,7 +274,7 @@ def test_an_average_with_weight_0_changes_nothing_of_training_and_costs_no_pass(
     plain = trained(make_trainer(tiny_model(**DROPOUT), **given))
     trainer = make_trainer(tiny_model(**DROPOUT), **given, **AVERAGE)
     monkeypatch.setattr(type(trainer.proximal), "in_place", None)  # which a pass of the teacher would need
-    assert trainer.proximal.recordable and trainer.proximal.of_outputs
+    assert trainer.proximal.of_outputs
     assert_equal(trained(trainer), plain)
     assert not logged(trainer, "proximal_sst")
 

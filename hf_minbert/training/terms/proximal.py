@@ -49,7 +49,7 @@ class ProximalPoint(Term, TrainerCallback):
                 "iterate itself, where the term is zero and has no gradient. Raise it, or take `proximal: momentum`."
             )
         self.weight, self.steps, self.momentum = weight, steps, momentum
-        self.recordable = self.of_outputs = weight == 0
+        self.of_outputs = weight == 0
         self.parameters: dict[str, nn.Parameter] = {}
         self.teacher: dict[str, Tensor] = {}
         self.resume_from: str | Path | None = None
