@@ -180,6 +180,17 @@ With a launcher, teachers must be there before: train them by the command withou
 
 Answers are kept in `cache_dir`, or in `OUTPUT_DIR/teachers/answers`, under a hash of the teacher's weights, config and
 tokenizer, the task, the length and the texts: another student, seed or resumed run reads them there.
+
+Rows without labels are learnt by the teachers' answers alone: the files in a task's `unlabelled`, its own training
+rows with a blank label, and `unlabelled_pairs`, new pairs of its sentences. A round takes them beside its batch of
+labelled rows, as many for each as there are (at least one), so that labelled rows come as they would alone. The loss
+is the mean over all these rows, in which such a row has the divergence from the teachers with weight 1, or 0 with
+`distill_weight: 0`. Rows of `unlabelled` that stand in dev or test rows too are dropped, as borrowed ones are.
+
+Of the new pairs one half puts a first sentence beside a second one that is near it, by the cosine of mean-pooled
+states of the checkpoint that the run starts from, and the other half is drawn. None is among the training, dev or
+test rows. They depend on checkpoint and texts, not on `seed`, and are kept beside the answers: all students share
+both.
 """
 
 HANDED_ON = """\
@@ -266,7 +277,7 @@ def type_of(name: str, hint: Any) -> str:
         return "two numbers like [0, 5] or null"
     if hint == float | list[float]:
         return "a number, or a list of numbers like [0.5, 0.4]"
-    if name == "files":
+    if name in ("files", "unlabelled"):
         files = "a path, a mapping like {path: a.tsv, quotes: false}, or a list of them"
         return (
             f"a mapping of train, dev and test to {files}" if typing.get_origin(hint) is dict else f"{files}, or null"
