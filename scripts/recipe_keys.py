@@ -172,9 +172,10 @@ Such a teacher is a run in `OUTPUT_DIR/teachers/NAME/seed-N`, in a process of it
 It leaves its model, log and scores, and no checkpoint. With `resume_from_checkpoint=true`, which is needed only once
 the student has begun, the same command goes on where it was stopped: a teacher that has finished is not trained again,
 one that was cut off goes on from its checkpoint, and one that failed stops the command with its reason and is tried
-again by the next. A teacher whose recipe has changed is refused, or trained anew with `overwrite=true`, which keeps the others.
-With a launcher, teachers must be there before: train them by the command without it. In `minbert study` and
-`minbert search` all rows, seeds and trials that have the same teacher share it, in the folder `teachers` of the whole.
+again by the next. A teacher whose recipe has changed is refused, or trained anew with `overwrite=true`, which keeps
+the others. With a launcher, teachers must be there before: train them by the command without it. In `minbert study`
+and `minbert search` all rows, seeds and trials that have the same teacher share it, in the folder `teachers` of the
+whole.
 
 {handed_on}
 
