@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 import typing
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -29,8 +30,11 @@ from hf_minbert.settings.keys import default_of
 from hf_minbert.settings.recipe import packaged_recipes, type_in_words
 from hf_minbert.settings.run import RunSettings
 from hf_minbert.settings.stock import REFUSED
+from hf_minbert.settings.stock import STOCK as STOCK_KEYS
 from hf_minbert.settings.study import STUDY_FILE, packaged_studies, read_study
+from hf_minbert.settings.table import OURS, names
 from hf_minbert.settings.tasks import DataFile, Source, Task
+from hf_minbert.settings.teachers import OWN, Teacher
 from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
 from hf_minbert.training.terms.registry import REGULARIZERS
@@ -155,6 +159,48 @@ either order of a pair. A single sentence that occurs there is counted, and drop
 rows among them are counted. The counts are in `metrics.json`, under `leaks`.
 """
 
+TEACHERS = """An entry of `teachers` is a saved model, or a recipe that `minbert train` trains before the student:
+
+```yaml
+teachers:
+  - runs/ensemble                                                     # a folder, or a Hub id
+  - {recipe: cs224n/baseline, keys: {tasks.sst.pooling: mean}, seeds: 2}
+  - {recipe: cs224n/baseline, name: large, keys: {model_name_or_path: google-bert/bert-large-uncased}}
+```
+
+Such a teacher is a run in `OUTPUT_DIR/teachers/NAME/seed-N`, in a process of its own; `--jobs 2` trains two at a time.
+It leaves its model, log and scores, and no checkpoint. With `resume_from_checkpoint=true`, which is needed only once
+the student has begun, the same command goes on where it was stopped: a teacher that has finished is not trained again,
+one that was cut off goes on from its checkpoint, and one that failed stops the command with its reason and is tried
+again by the next. A teacher whose recipe has changed is refused, or trained anew with `overwrite=true`, which keeps
+the others. With a launcher, teachers must be there before: train them by the command without it. In `minbert study`
+and `minbert search` all rows, seeds and trials that have the same teacher share it, in the folder `teachers` of the
+whole.
+
+{handed_on}
+
+Answers are kept in `cache_dir`, or in `OUTPUT_DIR/teachers/answers`, under a hash of the teacher's weights, config and
+tokenizer, the task, the length and the texts: another student, seed or resumed run reads them there.
+
+Rows without labels are learnt by the teachers' answers alone: the files in a task's `unlabelled`, its own training
+rows with a blank label, and `unlabelled_pairs`, new pairs of its sentences. A round takes them beside its batch of
+labelled rows, as many for each as there are (at least one), so that labelled rows come as they would alone. The loss
+is the mean over all these rows, in which such a row has the divergence from the teachers with weight 1, or 0 with
+`distill_weight: 0`. Rows of `unlabelled` that stand in dev or test rows too are dropped, as borrowed ones are.
+
+Of the new pairs one half puts a first sentence beside a second one that is near it, by the cosine of mean-pooled
+states of the checkpoint that the run starts from, and the other half is drawn. None is among the training, dev or
+test rows. They depend on checkpoint and texts, not on `seed`, and are kept beside the answers: all students share
+both.
+"""
+
+HANDED_ON = """\
+A teacher's recipe says how it is trained. What the student's recipe says of the checkpoint, the data and the
+machine goes before its lines: {keys}; the trainer's keys about the machine, such as `use_cpu`; and where the
+rows lie of tasks that both have. `plugins` of both are loaded. `keys` of the entry go before both. The dev and
+test rows of the student's tasks are held out of what a teacher borrows. Its tasks must agree with the student's
+in kind, labels, range and text columns, which is checked before anything is trained."""
+
 README = Path(__file__).parents[1] / "recipes" / "README.md"
 MANY = 12  # names that a table's cell takes
 REGISTRIES = {
@@ -232,7 +278,7 @@ def type_of(name: str, hint: Any) -> str:
         return "two numbers like [0, 5] or null"
     if hint == float | list[float]:
         return "a number, or a list of numbers like [0.5, 0.4]"
-    if name == "files":
+    if name in ("files", "unlabelled"):
         files = "a path, a mapping like {path: a.tsv, quotes: false}, or a list of them"
         return (
             f"a mapping of train, dev and test to {files}" if typing.get_origin(hint) is dict else f"{files}, or null"
@@ -291,6 +337,13 @@ def recipe_lists() -> str:
     return "\n\n".join(parts)
 
 
+def about_teachers() -> str:
+    """`TEACHERS` with the keys that a teacher takes from the student's recipe, those of the stock trainer in words."""
+    keys = (*names(among=OURS, of_teachers=True), *names(among=STOCK_KEYS, handed_on=True))
+    listed = ", ".join(f"`{name}`" for name in dict.fromkeys(keys) if name not in OWN)
+    return TEACHERS.replace("{handed_on}", textwrap.fill(HANDED_ON.format(keys=listed), 119, break_on_hyphens=False))
+
+
 def study_list() -> str:
     rows = [(f"[`{name}`]({name}{STUDY_FILE})", f"{read_study(name).title}.") for name in packaged_studies()]
     return table(("study", "what it is"), rows)
@@ -313,6 +366,9 @@ def render() -> str:
         own_keys(RunSettings, settings),
         "## How the tasks share a step",
         own_keys(MultiTaskTrainingArguments, ours),
+        "### Teachers",
+        about_teachers(),
+        table(("key of an entry", "what it does"), [(f"`{name}`", text) for name, text in docs_of(Teacher).items()]),
         "## A task of your own",
         OWN_TASK,
         own_keys(Task, [f.name for f in fields(Task) if f.name != "name"]),

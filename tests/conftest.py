@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from forked import Together, run_together
+from here import Here
 from misaligned import WANTED, misaligned_files
 from trained_tokenizers import KINDS, trained
 from transformers import BertConfig, BertModel, BertTokenizer, PreTrainedTokenizerBase, set_seed
 
 from hf_minbert import MinBertConfig, MinBertForMultiTask, Task, get_tasks
 from hf_minbert.cli import main
+from hf_minbert.run import workers
 from hf_minbert.run.train import train
 from hf_minbert.settings.recipe import read_recipe
 
@@ -203,6 +205,19 @@ def finished_run(tiny_bert, course_dir, tmp_path_factory) -> Path:
 def together(tmp_path_factory) -> Callable[..., Together]:
     """`together(job, processes=2, stop=None)` is `run_together`."""
     return lambda job, **options: run_together(job, tmp_path_factory.mktemp("said"), **options)
+
+
+@pytest.fixture
+def here(monkeypatch) -> Callable[..., Here]:
+    """`here(...)`: runs that a command starts are trained in this process from now on."""
+
+    def arrange(**given) -> Here:
+        made = Here(**given)
+        monkeypatch.setattr(workers, "Worker", made)
+        monkeypatch.setattr(workers, "POLL", 0.0)
+        return made
+
+    return arrange
 
 
 @dataclass(frozen=True)

@@ -261,8 +261,8 @@ def sample(option: Any) -> tuple[Any, Any]:
     if origin is Literal:
         return (typing.get_args(option)[0],) * 2
     if origin is list:
-        given, wanted = sample(typing.get_args(option)[0])
-        return [given, given], [wanted, wanted]
+        samples = [sample(inner) for inner in options(typing.get_args(option)[0])] * 2
+        return tuple([pair[side] for pair in samples] for side in (0, 1))
     if origin is dict:
         samples = [sample(inner) for inner in options(typing.get_args(option)[1])]
         return tuple({str(number): pair[side] for number, pair in enumerate(samples)} for side in (0, 1))

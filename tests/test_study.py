@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from here import Here
 from safetensors.torch import load_file
 
 from hf_minbert import MinBertError
@@ -23,7 +23,7 @@ from hf_minbert.run import study as study_module
 from hf_minbert.run import workers
 from hf_minbert.run.study import begin, run_study
 from hf_minbert.run.train import train
-from hf_minbert.run.workers import Outcome, Progress
+from hf_minbert.run.workers import Progress
 from hf_minbert.settings.recipe import read_recipe
 from hf_minbert.settings.study import read_study, run_folder
 
@@ -223,59 +223,13 @@ def test_mistakes_in_a_rows_recipe_are_answered_before_anything_runs(write, minb
 # ---- Which runs there are; trained in this process
 
 
-@dataclass
-class Here:
-    """Stands for a worker, and trains in this process.
-
-    Args:
-        breaks: rows whose runs fail.
-        stop_after: how many runs begin before Ctrl-C.
-    """
-
-    breaks: tuple[str, ...] = ()
-    stop_after: int | None = None
-    trained: list[tuple[str, str, bool]] = field(default_factory=list)
-    is_alive, progress = True, None
-
-    def __call__(self, environment: dict[str, str]) -> Here:
-        return self
-
-    def start(self, folder: Path, resume: bool) -> None:
-        if len(self.trained) == self.stop_after:
-            raise KeyboardInterrupt
-        row = folder.parent.name
-        self.trained.append((row, folder.name, resume))
-        self.outcome = Outcome("It broke." if row in self.breaks else "")
-        if row not in self.breaks:
-            train(read_recipe(folder / "run.yaml", ["resume_from_checkpoint=true" if resume else "overwrite=true"]))
-
-    def poll(self) -> Outcome:
-        return self.outcome
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """`here(...)`: runs of studies are trained in this process from now on."""
-
-    def arrange(**given) -> Here:
-        made = Here(**given)
-        monkeypatch.setattr(workers, "Worker", made)
-        monkeypatch.setattr(workers, "POLL", 0.0)
-        return made
-
-    return arrange
-
-
 def agree(said: str) -> bool:
     raise AssertionError(said)
 
 
 def go(path: Path, root: Path, words=(), retry=False, **given) -> None:
     study = read_study(path, words=words)
-    run_study(study, begin(study, root, retry), **{"agree": agree, **given})
+    run_study(study, begin(study, root, retry), root, **{"agree": agree, **given})
 
 
 def test_all_rows_have_one_seed_before_the_next_and_a_finished_study_runs_nothing(write, here, tmp_path):

@@ -47,7 +47,7 @@ def affinity(
     runs, measured = begin(study, root, retry), {}
     with alone_in(root):
         try:
-            run_study(study, runs, parallel=jobs, agree=agree)
+            run_study(study, runs, root, parallel=jobs, agree=agree)
             if all(run.has_ended and not run.has_failed for run in runs):
                 measured = conflicts_of(runs, root)
         finally:  # also where it was stopped

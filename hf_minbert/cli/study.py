@@ -53,7 +53,7 @@ def study(
     runs = begin(read, root, retry)
     with alone_in(root):
         try:
-            run_study(read, runs, parallel=jobs, agree=agree)
+            run_study(read, runs, root, parallel=jobs, agree=agree)
         finally:  # also of a study that was stopped
             _write_table(read, root, same_trainings(runs))
     open_ = sum(not run.has_ended for run in runs)

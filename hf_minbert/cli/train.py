@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Annotated
 
 import typer
 
@@ -23,6 +24,10 @@ EPILOG = (
 def train(
     recipe: Recipe,
     overrides: Overrides = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="How many of the recipe's teachers train at a time; they share the GPUs."),
+    ] = 1,
 ) -> None:
     """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
@@ -33,7 +38,7 @@ def train(
         from ..training.timeline import Timeline
         from .table import print_metrics
 
-    metrics = carry_out(values, timeline=Timeline.of_process())
+    metrics = carry_out(values, jobs=jobs, timeline=Timeline.of_process())
     if metrics:
         print_metrics({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")})
         typer.echo(f"Model, predictions and metrics are in {values['output_dir'].text}.")

@@ -22,10 +22,15 @@ from ..settings.tasks import Task
 
 if TYPE_CHECKING:
     import datasets
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FORMAT = 4  # to be raised when `hf_minbert.data.encoding` gives other rows for the same input
 KEPT = "kept.json"  # how many inputs were cut, and the hash of each other file
+#: Settings of a tokenizer that say where it came from, what its length is, which is in a key by itself, or what a call
+#: of the one that was saved had left behind. Of these the side is read from the tokenizer.
+NO_CONTENT = (
+    "name_or_path", "model_max_length", "max_length", "stride", "truncation_strategy", "truncation_side",
+)  # fmt: skip
 
 
 class EncodedCache:
@@ -87,6 +92,19 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def model_content(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of a model's weights and config and of its tokenizer, wherever they lie."""
+    import torch
+
+    settings = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    content = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    content.update(json.dumps(tokenizer_content(tokenizer), sort_keys=True).encode())
+    for name, tensor in model.state_dict().items():
+        content.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        content.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return content.hexdigest()
+
+
 def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """All that is saved of a tokenizer, less what a call of it leaves behind."""
     with tempfile.TemporaryDirectory() as folder:
@@ -97,9 +115,7 @@ def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     if "tokenizer.json" in files:
         state = json.loads(files["tokenizer.json"])
         files["tokenizer.json"] = {key: value for key, value in state.items() if key not in ("truncation", "padding")}
-    if "tokenizer_config.json" in files:  # its length is in the key by itself, and where it came from is no content
+    if "tokenizer_config.json" in files:
         settings = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = {
-            key: value for key, value in settings.items() if key not in ("name_or_path", "model_max_length")
-        }
-    return {"class": type(tokenizer).__name__, **files}
+        files["tokenizer_config.json"] = {key: value for key, value in settings.items() if key not in NO_CONTENT}
+    return {"class": type(tokenizer).__name__, "truncation_side": tokenizer.truncation_side, **files}

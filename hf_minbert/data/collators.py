@@ -13,7 +13,7 @@ from ..model.inference import filled, padded
 from ..model.losses import IGNORED
 from ..settings.tasks import Task
 from .labels import label_value, tag_values
-from .rows import EncodedRows, PooledRows, SharedRows
+from .rows import EncodedRows, PartlyLabelled, PooledRows, SharedRows
 
 
 class PaddedCollator:
@@ -90,19 +90,32 @@ class RoundCollator:
     places in the batch of the `rows` that these are of, unless that is all, and its `share` as in `SharedRows`; or
     `pooled`, of these rows, in the place of `rows`. Where no row has a label, the first one stands for it.
 
+    The batch of a task with rows without labels has these last: `labels` are shorter than the rest.
+
     A round is the item of its dataset, so the `DataLoader` must have `batch_size=1`.
     """
 
     def __init__(self, collators: Mapping[str, PaddedCollator]):
         self.collators = dict(collators)
 
-    def __call__(self, rounds: Sequence[Mapping[str, EncodedRows | SharedRows]]) -> dict[str, dict[str, Any]]:
+    def __call__(
+        self, rounds: Sequence[Mapping[str, EncodedRows | SharedRows | PartlyLabelled]]
+    ) -> dict[str, dict[str, Any]]:
         if len(rounds) != 1:
             raise MinBertError(f"A step takes one round: `batch_size` of the loader must be 1. Found {len(rounds)}.")
-        return {
-            name: self._shared(name, rows) if isinstance(rows, SharedRows) else self.collators[name](rows)
-            for name, rows in rounds[0].items()
-        }
+        return {name: self._batch(name, rows) for name, rows in rounds[0].items()}
+
+    def _batch(self, name: str, rows: EncodedRows | SharedRows | PartlyLabelled) -> dict[str, Any]:
+        if isinstance(rows, SharedRows):
+            return self._shared(name, rows)
+        return self._partly(name, rows) if isinstance(rows, PartlyLabelled) else self.collators[name](rows)
+
+    def _partly(self, name: str, partly: PartlyLabelled) -> dict[str, Any]:
+        collator = self.collators[name]
+        inputs = collator.inputs(partly.inputs)
+        labelled, others = (collator.answers(rows, inputs) for rows in (partly.rows, partly.unlabelled))
+        teacher = torch.cat([labelled["teacher"], others["teacher"]])
+        return {"task": name, **inputs, "labels": labelled["labels"], "teacher": teacher}
 
     def _shared(self, first: str, shared: SharedRows) -> dict[str, Any]:
         inputs: dict[str, Any] = {}

@@ -160,6 +160,14 @@ def with_labels(rows: EncodedRows, dataset: Any, task: Task) -> EncodedRows:
     return replace(rows, labels=column, labelled=None if labelled.all() else labelled)
 
 
+def lacks_labels(dataset: Any, task: Task) -> bool:
+    """Whether some rows that are not encoded have a column of labels with nothing in it."""
+    if not len(dataset):
+        return False
+    column = label_column_in(dataset.column_names if _is_hf_dataset(dataset) else _row(dataset, 0, task), task)
+    return column is not None and None in (column_of(dataset, column) or ())
+
+
 def _label(task: Task, value: Any, words: int, number: int) -> Any:
     """The label of a row of so many words."""
     if not task.traits.is_tags:

@@ -20,6 +20,7 @@ from ..errors import MinBertError, unknown_name
 from ..model.inference import LONE_SURROGATE
 from ..model.spans import split
 from ..settings.tasks import SPLITS, TASKS, DataFile, Task, data_files
+from ..settings.wording import counted
 from . import hub
 from .delimited import shortened
 from .labels import (
@@ -77,8 +78,9 @@ def read_rows(
 
 
 def load_split(
-    task: Task, data_dir: str | Path | None, split: str, *, labelled: bool | None = None, strict: bool = False
-) -> datasets.Dataset:
+    task: Task, data_dir: str | Path | None, split: str, *, labelled: bool | None = None, strict: bool = False,
+    keep_unlabelled: bool = False,
+) -> datasets.Dataset:  # fmt: skip
     """One split of a task as a `datasets.Dataset`; see `read_rows`. Several files become one, in their order.
 
     Args:
@@ -87,6 +89,7 @@ def load_split(
             Hub. These two are for tasks that name no data of their own.
         labelled: whether labels must be there. `None`: they must for any split but `test`. A `test` split
             keeps every row, and has labels only where every one of its rows is complete.
+        keep_unlabelled: whether a row with its texts and a blank label stays, with the label `None`.
 
     Raises:
         MinBertError: as `read_rows`; also if the folder, the split or its labels are missing.
@@ -106,7 +109,29 @@ def load_split(
                 where = tables[0].name
                 logger.warning("%s: some rows are not complete, so split %r is read without labels.", where, split)
             labelled = False
-    return to_dataset(_rows(tables, task, labelled, strict), task)
+    return to_dataset(_rows(tables, task, labelled, strict, keep_unlabelled), task)
+
+
+def read_unlabelled(task: Task, data_dir: str | Path | None, strict: bool = False) -> list[Row]:
+    """The rows of the files in a task's `unlabelled`, but for those with a blank text. No label is looked at.
+
+    Raises:
+        MinBertError: as `read_rows`; there is no row with a text; or, if `strict`, one without.
+    """
+    there = replace(
+        task, files={"train": task.unlabelled}, dataset=None, dataset_config=None, dataset_revision=None, splits={},
+        unlabelled=None,
+    )  # fmt: skip
+    rows = _rows(tables_of(there, data_dir, "train"), there, False, False)
+    kept = [row for row in rows if all(row[name] for name in task.text_columns)]
+    if blank := len(rows) - len(kept):
+        said = f"Task {task.name!r}: a text is blank in {counted(blank, 'row')} of `unlabelled`"
+        if strict:
+            raise MinBertError(f"{said}. Repair the file, or leave `strict_data` out.")
+        logger.warning("%s, which %s left out.", said, "is" if blank == 1 else "are")
+    if not kept:
+        raise MinBertError(f"Task {task.name!r}: `unlabelled` has no row with a text. Leave it out.")
+    return kept
 
 
 def load_task(
@@ -301,17 +326,25 @@ class Record:
     blank: list[str]
 
 
-def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool) -> list[Row]:
+def _rows(tables: list[Table], task: Task, labelled: bool, strict: bool, keep_unlabelled: bool = False) -> list[Row]:
     rows: list[Row] = []
     first_id = 0  # numbers of rows go on from file to file
     for table in tables:
         records = list(read_records(table, task, labels_of(table, task) if labelled else None, first_id))
+        if labelled and keep_unlabelled:
+            records = [*map(_without_label, records)]
         rows += [record.row for record in (complete(records, table, task, strict) if labelled else records)]
         first_id += table.size
     if not rows:
         names = ", ".join(table.name for table in tables)
         raise MinBertError(f"{names} has no row left to use: each has a blank text or label.")
     return rows
+
+
+def _without_label(record: Record) -> Record:
+    """A record that lacks its label alone, with the label `None`."""
+    lacks = "label" not in record.row and len(record.blank) == 1
+    return replace(record, row={**record.row, "label": None}, blank=[]) if lacks else record
 
 
 def read_records(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..errors import MinBertError
 from ..settings.tasks import TASKS, Task, data_files, get_tasks
 from ..settings.wording import counted
-from .files import Row, has_files, has_training_data, load_split, read_texts, to_dataset
+from .files import Row, has_files, has_training_data, load_split, read_texts, read_unlabelled, to_dataset
 from .mappings import borrowed_rows, origin_of
 from .sharing import by_training_rows, load_together
 
@@ -65,7 +65,7 @@ class HeldOut:
     sentences: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, name: str, texts: Iterable[str | tuple[str, ...]]) -> None:
-        keys = [key for key in map(_key, texts) if key is not None]
+        keys = [key for key in map(key_of, texts) if key is not None]
         # two tasks of one name may share rows, each of which counts as often as one of them has it
         self.rows[name] = self.rows.get(name, Counter()) | Counter(keys)
         self.sentences[name] = self.sentences.get(name, set()) | {text for key in keys for text in key}
@@ -122,7 +122,7 @@ def find_leaks(
     keep = [True] * len(texts)
     matches = {name: {"rows": 0, "sentences": 0} for name in held_out.rows}
     for place, row in enumerate(texts):
-        key = _key(row)
+        key = key_of(row)
         if key is None:
             continue
         for name, found in matches.items():
@@ -138,7 +138,7 @@ def find_leaks(
 
 def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[str, Counter[Key]]:
     """Name of held-out rows to those of them that stand among `texts`, and how often each is held out."""
-    trained = set(map(_key, texts))
+    trained = set(map(key_of, texts))
     found = {
         name: Counter({key: count for key, count in rows.items() if key in trained})
         for name, rows in held_out.rows.items()
@@ -146,7 +146,7 @@ def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[s
     return {name: rows for name, rows in found.items() if rows}
 
 
-def _key(row: str | tuple[str, ...]) -> Key | None:
+def key_of(row: str | tuple[str, ...]) -> Key | None:
     """What equal rows share; `None` for a row with a blank text, which is like no other."""
     texts = sorted(map(plain, [row] if isinstance(row, str) else row))
     return tuple(texts) if all(texts) else None
@@ -188,19 +188,22 @@ def scored_rows(task: Task) -> str:
 
 def load_training(
     tasks: Mapping[str, Task], names: Iterable[str], data_dir: str | Path | None, *, seed: int, held_out: HeldOut,
-    drop_sentences: bool = False, strict: bool = False, together: bool = False,
+    drop_sentences: bool = False, strict: bool = False, together: bool = False, keep_unlabelled: bool = False,
 ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:  # fmt: skip
     """The training rows of the tasks `names`: their own, then those borrowed from their sources.
 
-    Borrowed rows that stand in `held_out` are dropped. A task's own rows are left as they are.
+    Borrowed rows that stand in `held_out` are dropped, and so are those without labels, which come last and have the
+    label `None`. A task's own rows are left as they are.
 
     Args:
         tasks: all tasks of the recipe, by name: sources may name them.
         together: whether tasks that read the same rows have them together, as `sharing.load_together` gives them.
+        keep_unlabelled: whether own rows with a blank label stay, with the label `None`; unless `strict`.
 
     Returns:
         task to rows; and counts: `given`, task to what `overlap` says of its own rows; `borrowed`, task to a list with
-        what `drop_leaks` counted for each source, beside its name.
+        what `drop_leaks` counted for each source, beside its name; where there are any, `unlabelled`, task to the
+        same of its rows without labels.
 
     Raises:
         MinBertError: a source cannot be borrowed from, which is said before anything is read, or its data are not as
@@ -219,7 +222,9 @@ def load_training(
     for task in (tasks[name] for name in names):
         parts = []
         if has_training_data(task, data_dir):
-            own = shared.get(task.name) or load_split(task, data_dir, "train", strict=strict)
+            own = shared.get(task.name) or load_split(
+                task, data_dir, "train", strict=strict, keep_unlabelled=keep_unlabelled and not strict
+            )
             parts.append(own)
             columns = own[:]  # as lists: a column by itself is read row by row
             texts = zip(*(columns[name] for name in task.text_columns), strict=True)
@@ -227,9 +232,16 @@ def load_training(
             counts["given"][task.name] = {where: rows.total() for where, rows in found.items()}
         for number in range(1, len(task.sources) + 1):
             rows = borrowed_rows(task, number, tasks, data_dir, seed, strict)
-            rows, of_source = _guarded(rows, task, number, held_out, drop_sentences)
+            source = task.sources[number - 1].name
+            rows, of_source = _guarded(rows, task, f"borrows {{}} from {source}", held_out, drop_sentences)
+            of_source = {"source": source, **of_source}
             counts["borrowed"].setdefault(task.name, []).append(of_source)
             parts += [to_dataset(rows, task)] if rows else []
+        if task.unlabelled is not None:
+            rows = read_unlabelled(task, data_dir, strict)
+            rows, of_files = _guarded(rows, task, "takes {} without labels", held_out, drop_sentences)
+            counts.setdefault("unlabelled", {})[task.name] = of_files
+            parts += [to_dataset([{**row, "label": None} for row in rows], task)] if rows else []
         loaded[task.name] = _joined(parts, task)
     _tell_of_given(given)
     return loaded, counts
@@ -249,15 +261,14 @@ def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
 
 
 def _guarded(
-    rows: list[Row], task: Task, number: int, held_out: HeldOut, drop_sentences: bool
+    rows: list[Row], task: Task, what: str, held_out: HeldOut, drop_sentences: bool
 ) -> tuple[list[Row], dict[str, Any]]:
-    """A source's rows without those that leak, and the counts. Says both."""
-    source = task.sources[number - 1].name
+    """Further rows without those that leak, and the counts. Says both: `what` is what the task does with {} rows."""
     keep, counts = find_leaks(
         [tuple(str(row[c]) for c in task.text_columns) for row in rows], held_out, drop_sentences
     )
     dropped, matches = counts["dropped"], counts["matches"]
-    said = f"{task.name} borrows {counted(len(rows) - dropped, 'row')} from {source}."
+    said = f"{task.name} {what.format(counted(len(rows) - dropped, 'row'))}."
     if dropped:
         is_dropped = (
             "1 more is dropped, as it stands" if dropped == 1 else f"{dropped:,} more are dropped, as they stand"
@@ -272,7 +283,7 @@ def _guarded(
         )  # fmt: skip
         said += f" Found there: {'; '.join(places)}."
     logger.log(logging.WARNING if dropped else logging.INFO, said)
-    return [row for row, stays in zip(rows, keep, strict=True) if stays], {"source": source, **counts}
+    return [row for row, stays in zip(rows, keep, strict=True) if stays], counts
 
 
 def _joined(parts: list[datasets.Dataset], task: Task) -> datasets.Dataset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -17,7 +17,7 @@ from ..errors import MinBertError
 from ..model.registry import Registry
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from .rows import EncodedRows, SharedRows
+from .rows import EncodedRows, PartlyLabelled, SharedRows
 
 if TYPE_CHECKING:
     from _typeshed import SupportsLenAndGetItem
@@ -153,6 +153,20 @@ class RowSampler:
         return np.random.default_rng([self.seed, *when, zlib.crc32(self.task.encode())])
 
 
+class Unlabelled(NamedTuple):
+    """Rows of a task without labels, of which a round takes some beside those with.
+
+    Args:
+        rows: all of them.
+        sampler: their order.
+        size: how many a round takes.
+    """
+
+    rows: SupportsLenAndGetItem
+    sampler: RowSampler
+    size: int
+
+
 class Rounds(Dataset, ABC):
     """A map-style dataset of rounds: item `i` is `{task: rows}`, a pure function of seed, epoch and `i`.
 
@@ -174,6 +188,7 @@ class Rounds(Dataset, ABC):
         epochs: how many there will be, for `Annealed`.
         groups: of tasks that share rows, each with one sampler and one batch size. A round has them under the first
             of them, as `SharedRows`. A task of which no process has a labelled row there is not in it.
+        unlabelled: by task, rows without labels. A round has both kinds as `PartlyLabelled`.
 
     Attributes:
         whole: whether every round has every task.
@@ -192,6 +207,7 @@ class Rounds(Dataset, ABC):
         temperature: float = 2.0,
         epochs: int = 1,
         groups: Sequence[Sequence[str]] = (),
+        unlabelled: Mapping[str, Unlabelled] | None = None,
     ):
         self.datasets = dict(datasets)
         self.batch_sizes = {task: batch_sizes[task] for task in datasets}
@@ -199,6 +215,7 @@ class Rounds(Dataset, ABC):
         self.num_processes = num_processes
         self.seed, self.temperature, self.epochs = seed, temperature, epochs
         self.groups = {task: group for group in groups for task in group}
+        self.unlabelled = dict(unlabelled or {})
         self.epoch = 0
         self._orders: dict[tuple[str, int], np.ndarray] = {}
 
@@ -230,10 +247,15 @@ class Rounds(Dataset, ABC):
     @property
     def num_rows(self) -> int:
         """Rows of all tasks that an epoch shows, those that it shows again counted again."""
-        return sum(self.rounds_with(task) * size for task, size in self.batch_sizes.items())
+        beside = {task: of.size for task, of in self.unlabelled.items()}
+        return sum(self.rounds_with(task) * (size + beside.get(task, 0)) for task, size in self.batch_sizes.items())
 
-    def _batch(self, task: str, index: int) -> Rows:
-        return fetch(self.datasets[task], self._rows(task, index))
+    def _batch(self, task: str, index: int) -> Any:
+        rows = fetch(self.datasets[task], self._rows(task, index))
+        if task not in self.unlabelled:
+            return rows
+        of = self.unlabelled[task]
+        return PartlyLabelled(cast(Any, rows), cast(Any, fetch(of.rows, self._places(of.sampler, of.size, index))))
 
     def _shared(self, group: Sequence[str], index: int) -> SharedRows:
         first, rows, shares = index - index % self.num_processes, {}, {}
@@ -250,14 +272,16 @@ class Rounds(Dataset, ABC):
 
     def _rows(self, task: str, index: int) -> list[int]:
         """Which rows of a task a round has."""
-        size, rows = self.batch_sizes[task], self.samplers[task].rows
-        places = (divmod(position, rows) for position in range(index * size, (index + 1) * size))
-        return [int(self._order(task, number)[place]) for number, place in places]
+        return self._places(self.samplers[task], self.batch_sizes[task], index)
 
-    def _order(self, task: str, number: int) -> np.ndarray:
-        key = (self.samplers[task].task, number)
+    def _places(self, sampler: RowSampler, size: int, index: int) -> list[int]:
+        places = (divmod(position, sampler.rows) for position in range(index * size, (index + 1) * size))
+        return [int(self._order(sampler, number)[place]) for number, place in places]
+
+    def _order(self, sampler: RowSampler, number: int) -> np.ndarray:
+        key = (sampler.task, number)
         if key not in self._orders:
-            self._orders[key] = self.samplers[task].order(self.epoch, number)
+            self._orders[key] = sampler.order(self.epoch, number)
         return self._orders[key]
 
 

@@ -171,6 +171,36 @@ class SharedRows:
     shares: dict[str, float]
 
 
+@dataclass(frozen=True)
+class PartlyLabelled:
+    """What a round takes of a task that has rows without labels.
+
+    Args:
+        rows: with labels.
+        unlabelled: without.
+    """
+
+    rows: EncodedRows | PooledRows
+    unlabelled: EncodedRows | PooledRows
+
+    @property
+    def inputs(self) -> EncodedRows | PooledRows:
+        """Both, one after the other, without labels and teacher."""
+        parts = (self.rows, self.unlabelled)
+        pooled = [of.pooled for of in parts if isinstance(of, PooledRows)]
+        if pooled:
+            return PooledRows(np.concatenate(pooled), None)
+        return EncodedRows.joined([replace(of, labels=None) for of in parts if isinstance(of, EncodedRows)])
+
+
+def apart_by_label(rows: EncodedRows) -> tuple[EncodedRows, EncodedRows | None]:
+    """The rows that have a label, and those that have none, where there are some."""
+    if rows.labelled is None:
+        return rows, None
+    without = rows.take(np.flatnonzero(~rows.labelled))
+    return having_labels(rows), replace(without, labels=None, labelled=None)
+
+
 def having_labels(rows: EncodedRows) -> EncodedRows:
     """The rows that have a label."""
     return rows if rows.labelled is None else replace(rows.take(np.flatnonzero(rows.labelled)), labelled=None)

@@ -714,10 +714,12 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
     def pooled_of(
         self,
         tasks: Sequence[str],
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         packing: dict[str, Any] | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """What several tasks' heads pool of the same inputs, from one pass through the encoder.
 
@@ -730,7 +732,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
         """
         inputs = {
             "input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids,
-            "position_ids": None, "inputs_embeds": None,
+            "position_ids": position_ids, "inputs_embeds": inputs_embeds,
         }  # fmt: skip
         encoded, _ = self._encode(tasks, inputs, packing, output_hidden_states=False)
         return {name: self.heads.get(name).pooled(encoded) for name in tasks}

@@ -17,7 +17,7 @@ from ..errors import MinBertError, explain
 from ..model.configuration_minbert import RECIPE, TASK_DEFAULTS, recipe_of
 from ..settings import plugins
 from ..settings.recipe import read_recipe
-from ..settings.tasks import DATA_FIELDS, TASKS, Task, get_tasks
+from ..settings.tasks import DATA_FIELDS, OWN_DATA, TASKS, Task, get_tasks
 
 if TYPE_CHECKING:
     import datasets
@@ -27,8 +27,6 @@ CALIBRATION = "calibration.json"  # how good probabilities were before they were
 #: The key under which a run and a merged model note the folder that they read relative paths from. It is never
 #: published.
 READ_FROM = "read_from"
-#: Where a task's own rows lie.
-OWN_DATA = [name for name in DATA_FIELDS if name != "sources"]
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,28 @@
-"""What saved models, the teachers of a distillation, answer to rows of text."""
+"""What saved models, the teachers of a distillation, answer to rows of text.
+
+Answers are kept in files that have the name of a hash over all that they come from: the model's weights and config,
+its tokenizer, the task, the length that inputs are cut to, and the texts. Another student of the same teachers reads
+them there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from ..errors import MinBertError
+from ..data.cache import model_content
+from ..errors import MinBertError, explain
+from ..io import write_atomically
 from ..model.inference import class_logits
 from ..model.kinds import KINDS
 from ..settings.tasks import Task
@@ -18,17 +30,21 @@ from .prediction import Predictor, progress_bar
 
 logger = logging.getLogger(__name__)
 
+FORMAT = 1  # to be raised when a model of the same weights gives other answers
 #: What a teacher's task must agree in with the student's for its answers to mean the same.
 SAME = ("kind", "labels", "range", "text_columns")
 
 
-def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def teacher_logits(
+    teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping[str, Any], keep_in: Path | None = None
+) -> dict[str, np.ndarray]:
     """What the teachers answer to rows of text: the mean of those that have the task.
 
     Args:
         teachers: saved models, by folder or Hub id. Each has one or more of the tasks.
         tasks: the student's.
         rows: task to rows with its text columns.
+        keep_in: the folder where answers are kept, and looked for; nowhere unless given.
 
     Returns:
         by task, `[rows, outputs]` as a head gives them: scores are averaged; classes, in order or not, and the two
@@ -36,15 +52,14 @@ def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping
 
     Raises:
         MinBertError: a teacher cannot be loaded, has none of the tasks, or has one of another kind, or with other
-            labels; or no teacher has a task.
+            labels; no teacher has a task; or the answers that are kept cannot be read.
     """
     wanted = {task.name: task for task in tasks if task.name in rows}
     found: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
     for folder in teachers:
-        predictor = Predictor.from_pretrained(folder)
-        for name in _shared(folder, predictor, wanted):
-            with progress_bar(f"{folder}: {name}", len(rows[name])) as advance:
-                found[name].append(predictor.logits(name, rows[name], advance))
+        teacher = _Teacher(folder, keep_in)
+        for name in check_tasks(folder, teacher.predictor.tasks, wanted):
+            found[name].append(teacher.answers(wanted[name], rows[name]))
     for name, answers in found.items():
         if not answers:
             raise MinBertError(
@@ -54,17 +69,69 @@ def teacher_logits(teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping
     return {name: mean_answer(wanted[name].kind, answers) for name, answers in found.items()}
 
 
-def _shared(folder: str, predictor: Predictor, wanted: Mapping[str, Task]) -> list[str]:
-    names = [name for name in wanted if name in predictor.tasks]
+class _Teacher:
+    """A saved model, and what it has answered.
+
+    Args:
+        folder: of the model, or its id on the Hub.
+        keep_in: as for `teacher_logits`.
+    """
+
+    def __init__(self, folder: str, keep_in: Path | None):
+        self.folder, self.keep_in, self.predictor = folder, keep_in, Predictor.from_pretrained(folder)
+
+    def answers(self, task: Task, rows: Any) -> np.ndarray:
+        """Its outputs for the rows, float32 [rows, outputs]. No label is looked at: some may be missing."""
+        rows = [{name: row[name] for name in task.text_columns} for row in rows]
+        if self.keep_in is None:
+            return self._computed(task, rows)
+        path = self.keep_in / f"answers-{task.name}-{self._key(task.name, rows)}.npy"
+        if not path.is_file():
+            text = io.BytesIO()
+            np.save(text, self._computed(task, rows))
+            write_atomically(path, text.getvalue())
+        with explain(f"Reading the answers in {path}", "Delete this file; it is made anew."):
+            kept = np.load(path)
+            if kept.shape != (len(rows), task.num_outputs):
+                raise ValueError(f"they are {list(kept.shape)}")
+        return kept
+
+    def _computed(self, task: Task, rows: Any) -> np.ndarray:
+        with progress_bar(f"{self.folder}: {task.name}", len(rows)) as advance:
+            return self.predictor.logits(task.name, rows, advance).astype(np.float32)
+
+    def _key(self, task: str, rows: Any) -> str:
+        key = hashlib.sha256(f"{FORMAT} {self._content} {task} {self.predictor.lengths[task]}".encode())
+        for row in rows:
+            key.update(json.dumps([*row.values()]).encode())
+        return key.hexdigest()[:32]
+
+    @cached_property
+    def _content(self) -> str:
+        return model_content(self.predictor.model, self.predictor.tokenizer)
+
+
+def check_tasks(teacher: str, tasks: Mapping[str, Task], wanted: Mapping[str, Task]) -> list[str]:
+    """The wanted tasks that a teacher has.
+
+    Args:
+        teacher: what an error calls it.
+        tasks: its own, by name.
+        wanted: the student's.
+
+    Raises:
+        MinBertError: it has none, or one of another kind, or with other labels.
+    """
+    names = [name for name in wanted if name in tasks]
     if not names:
-        has = ", ".join(predictor.tasks)
-        raise MinBertError(f"The teacher {folder} has none of the tasks in training: it has {has}. Leave it out.")
+        has = ", ".join(tasks)
+        raise MinBertError(f"The teacher {teacher} has none of the tasks in training: it has {has}. Leave it out.")
     for name in names:
         for key in SAME:
-            ours, theirs = getattr(wanted[name], key), getattr(predictor.tasks[name], key)
+            ours, theirs = getattr(wanted[name], key), getattr(tasks[name], key)
             if ours != theirs:
                 raise MinBertError(
-                    f"The teacher {folder} cannot teach {name!r}: its `{key}` is {theirs!r}, and here it is {ours!r}."
+                    f"The teacher {teacher} cannot teach {name!r}: its `{key}` is {theirs!r}, and here it is {ours!r}."
                 )
     return names
 

@@ -25,7 +25,7 @@ from ..settings.study import Row, Study, read_words
 from ..settings.tasks import chosen, get_tasks
 from ..training.args import MultiTaskTrainingArguments
 from .conflicts import measure_conflicts
-from .study import Run
+from .runs import Run
 from .workers import FINISHED
 
 logger = logging.getLogger(__name__)

@@ -57,6 +57,7 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
     train, leaks = load_training(
         by_name, args.chosen_tasks("train_tasks", by_name), data_dir, seed=args.seed, held_out=held_out,
         drop_sentences=settings.drop_shared_sentences, strict=strict, together=args.share_rows,
+        keep_unlabelled=args.teachers is not None and not args.share_rows,
     )  # fmt: skip
     evaluated = args.chosen_tasks("eval_tasks", by_name)
     dev, scored = {}, {}

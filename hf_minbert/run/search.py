@@ -3,6 +3,7 @@
 What has happened is read from the trials' folders, so that the same command goes on with a search that was cut off:
 
     search.json           the recipe and the space; another one is refused
+    teachers/             those that the recipe trains, each once for all trials; see `hf_minbert.run.teachers`
     trials/<n>/           a run's folder, with trial.json (its values); see `hf_minbert.run.workers`
     trials.csv, .json     the trials, the best first; trials.png where matplotlib is installed
     best.yaml             the recipe of the best
@@ -23,7 +24,7 @@ from typing import Any
 
 from ..errors import MinBertError, did_you_mean, explain
 from ..io import check_writable, write_atomically, write_json
-from ..settings.dotted import Value, stage_names
+from ..settings.dotted import Value, as_value, stage_names
 from ..settings.metrics import higher_is_better
 from ..settings.recipe import split_recipe, write_recipe
 from ..settings.table import names
@@ -44,11 +45,13 @@ from .search_methods import (
     with_values,
 )
 from .stages import plan
+from .teachers import SharedTeachers, teacher_runs
 from .train import check_stages
 from .workers import FINISHED, RECIPE, Outcome, alone_in, carry_out, failure
 
 logger = logging.getLogger(__name__)
 
+TRIALS = "trials"
 USUAL_TRIALS = 20  # of methods that do not end by themselves
 
 
@@ -95,17 +98,26 @@ def search(
     own = own_values(recipe, space)
     folder.begin(method)
 
+    teachers = SharedTeachers(folder.path)
+
     def next_run(running: Collection[Path]) -> Path | None:
-        busy = {int(path.name) for path in running}
-        number = _next(folder, busy, trials, lambda tried: propose(space, tried, own, seed))
-        if number is None:
-            return None
-        logger.info("Trial %d: %s.", number, in_words(folder.trial(number).values))
-        folder.write_run(number)
-        return folder.of_trial(number)
+        busy = {int(path.name) for path in running if path.parent == folder.path / TRIALS}
+        while (number := _next(folder, busy, trials, lambda tried: propose(space, tried, own, seed))) is not None:
+            place = folder.of_trial(number)
+            start = teachers.start(place, folder.recipe_of(number), running)
+            if start == place:
+                logger.info("Trial %d: %s.", number, in_words(folder.trial(number).values))
+                folder.write_run(number)
+            if start is not None or folder.trial(number).state == "begun":  # it waits for its teachers
+                return start
+        return None
+
+    def ended(path: Path, outcome: Outcome) -> None:
+        if not teachers.ended(path, outcome):
+            _say_how_it_ended(folder, int(path.name), outcome)
 
     with alone_in(folder.path):
-        carry_out(next_run, lambda path, outcome: _say_how_it_ended(folder, int(path.name), outcome), parallel)
+        carry_out(next_run, ended, parallel)
     return folder.finish()
 
 
@@ -221,7 +233,9 @@ class SearchFolder:
         ]
         for values in points:
             try:
-                known = known_metrics(self._of_trial(values, self.path), whole=True)
+                recipe = self._of_trial(values, self.path)
+                known = known_metrics(recipe, whole=True)
+                teacher_runs(recipe, self.path)
             except MinBertError as error:
                 raise MinBertError(f"`--space`, {in_words(values)}: {error}") from error
             if self.metric not in known:
@@ -254,21 +268,27 @@ class SearchFolder:
     # ---- Trials ----------------------------------------------------------------------------------------------
 
     def of_trial(self, number: int) -> Path:
-        return self.path / "trials" / str(number)
+        return self.path / TRIALS / str(number)
 
     def _of_trial(self, values: Mapping[str, Any], output_dir: Path) -> dict[str, Value]:
         """The recipe with these values and that folder."""
         return {**with_values(self.recipe, values), "output_dir": Value(str(output_dir), str(output_dir))}
 
-    def _write_recipe(self, path: Path, values: Mapping[str, Any], output_dir: Path, **more: Value) -> None:
-        recipe = {**more, **self._of_trial(values, output_dir)}
+    def _write_recipe(self, path: Path, recipe: Mapping[str, Value]) -> None:
         settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
         write_recipe(path, settings, {key: value for key, value in given.items() if key not in names(scope="secret")})
 
+    def recipe_of(self, number: int) -> dict[str, Value]:
+        """The recipe of a trial's run."""
+        folder, values = self.of_trial(number), self.trial(number).values
+        own = {"disable_tqdm": as_value(True)}
+        if "teachers" in self.recipe:  # whose answers the trials share
+            own["cache_dir"] = as_value(str(self.path / "cache"))
+        return own | self._of_trial(values, folder)
+
     def write_run(self, number: int) -> None:
         """Writes the recipe that a trial's process reads."""
-        folder = self.of_trial(number)
-        self._write_recipe(folder / RECIPE, self.trial(number).values, folder, disable_tqdm=Value(True, "true"))
+        self._write_recipe(self.of_trial(number) / RECIPE, self.recipe_of(number))
 
     def trial(self, number: int) -> Trial:
         folder = self.of_trial(number)
@@ -284,7 +304,7 @@ class SearchFolder:
 
     def trials(self) -> list[Trial]:
         """Those that there are, by number."""
-        found = (self.path / "trials").glob("*/trial.json")
+        found = (self.path / TRIALS).glob("*/trial.json")
         return [self.trial(number) for number in sorted(int(path.parent.name) for path in found)]
 
     # ---- Results ---------------------------------------------------------------------------------------------
@@ -305,7 +325,7 @@ class SearchFolder:
             table.writerow([trial.number, trial.state, trial.score, *values, trial.error])
         write_atomically(self.path / "trials.csv", text.getvalue())
         if (best := best_of(trials)) is not None:
-            self._write_recipe(self.path / "best.yaml", best.values, self.path / "best")
+            self._write_recipe(self.path / "best.yaml", self._of_trial(best.values, self.path / "best"))
 
     def finish(self) -> list[Trial]:
         """Writes the results and the plot, and gives the trials, ranked."""

@@ -39,6 +39,7 @@ from .folder import RUN_FILES, RunFolder
 logger = logging.getLogger(__name__)
 
 FOLDER = "stages"
+TEACHERS = "teachers"  # of the whole run, beside it
 #: Keys that are of the whole recipe, and no stage's.
 OF_ALL = (*names(scope="start"), "stages")
 #: Fields of a task that say where its dev and test rows lie.
@@ -145,14 +146,14 @@ def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:
     """
     found = []
     for place, stage in enumerate(stages):
-        held_out = _held_out(stage.settings, [later.settings for later in stages[place + 1 :]])
+        held_out = held_out_with(stage.settings, [later.settings for later in stages[place + 1 :]])
         values = stage.values if held_out is None else {**stage.values, "held_out": Value(held_out, None)}
         found.append(_typed(stage.name, values))
     return found
 
 
-def _held_out(settings: RunSettings, later: Sequence[RunSettings]) -> dict[str, Any] | None:
-    """What `held_out` must be; `None` if it need not change."""
+def held_out_with(settings: RunSettings, later: Sequence[RunSettings]) -> dict[str, Any] | None:
+    """What `held_out` of a run must be before those that come later; `None` if it need not change."""
     known = guarded_tasks(get_tasks(settings.tasks), settings.held_out, settings.data_dir)
     there = [scored_rows(task) for task in known]
     more: dict[str, Any] = {}
@@ -256,7 +257,7 @@ def _check_folder(
         raise MinBertError(f"`output_dir` {root} is a file. Give the path of a folder.")
     check_writable(root / "metrics.json")
     holds = [name for name in (FOLDER, *RUN_FILES) if (root / name).exists()]
-    if resumes and not (root / FOLDER).exists():
+    if resumes and not (root / FOLDER).exists() and not (root / TEACHERS).exists():
         raise MinBertError(f"There is no stage in {root} to resume. Leave `resume_from_checkpoint` out to start anew.")
     for path in sorted(root.glob(f"{FOLDER}/*")) if resumes else ():
         if path not in [stage.folder for stage in stages]:

@@ -1,7 +1,8 @@
 """A study carried out: every row of its table with every seed, each an ordinary run in a folder of its own.
 
     runs/<row>/seed-<n>/  a run's folder; see `hf_minbert.run.workers`
-    cache/                tokenized rows, which the runs share
+    teachers/             those that recipes train, each once for all runs; see `hf_minbert.run.teachers`
+    cache/                tokenized rows and answers of teachers, which the runs share
 
 What has happened is read from the runs' folders, so that the same command goes on with a study that was cut off, and
 runs what a changed file has more. How the table is made of the runs is in `hf_minbert.reporting.study`.
@@ -14,58 +15,26 @@ import os
 import shutil
 import statistics
 import time
-import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
-from ..settings.complete import differing_parts
-from ..settings.dotted import Value, as_value
-from ..settings.recipe import read_recipe, split_recipe, write_recipe
-from ..settings.run import RunSettings
+from ..settings.dotted import as_value
+from ..settings.recipe import read_recipe, write_recipe
 from ..settings.study import Study, run_folder
-from ..settings.table import names
 from ..settings.wording import counted
-from ..training.args import MultiTaskTrainingArguments
 from ..training.checkpoints import checkpoints
-from .folder import plain
+from .runs import Run, said, split
 from .search import known_metrics
 from .stages import Stage, linked, plan, with_later_held_out
-from .workers import FAILED, FINISHED, LOG, RECIPE, Outcome, Progress, carry_out, failure
+from .teachers import SharedTeachers, teacher_runs
+from .workers import FAILED, FINISHED, LOG, Outcome, Progress, carry_out, failure
 
 logger = logging.getLogger(__name__)
 
 SURE_ABOVE = 3600.0  # seconds of all GPUs together, above which a study asks
 STEPS_TO_TELL = 100  # of the first run, before its speed is taken for that of all
-
-
-@dataclass(frozen=True)
-class Run:
-    """A row with a seed.
-
-    Args:
-        values: its recipe.
-    """
-
-    row: str
-    seed: int
-    folder: Path
-    values: dict[str, Value]
-
-    @property
-    def name(self) -> str:
-        return f"{self.row}, seed {self.seed}"
-
-    @property
-    def has_failed(self) -> bool:
-        return failure(self.folder) is not None
-
-    @property
-    def has_ended(self) -> bool:
-        return (self.folder / FINISHED).is_file() or self.has_failed
 
 
 def runs_of(study: Study, root: Path) -> list[Run]:
@@ -98,6 +67,7 @@ def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
     for run in runs[: len({run.row for run in runs})]:  # those of one seed
         try:
             known |= dict.fromkeys(known_metrics(run.values))
+            teacher_runs(run.values, run.folder)
         except MinBertError as error:
             raise MinBertError(f"Row {run.row!r}: {error}") from error
     names_of = {name.replace("eval_", end, 1): None for name in known for end in ("", "train_")}
@@ -106,18 +76,25 @@ def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
         if runs and metric not in names_of:
             raise unknown_name("metric", metric, names_of)
     check_writable(root / "study.json")
+    if retry:
+        SharedTeachers(root).retry()
     for run in runs:
-        _check_same(run)
+        run.check_same(
+            f"Row {run.row!r}", "Delete this folder, give the row another name, or give another --output-dir."
+        )
         if retry:
             (run.folder / FAILED).unlink(missing_ok=True)
     return runs
 
 
-def run_study(study: Study, runs: Sequence[Run], *, parallel: int = 1, agree: Callable[[str], bool]) -> None:
+def run_study(
+    study: Study, runs: Sequence[Run], root: Path, *, parallel: int = 1, agree: Callable[[str], bool]
+) -> None:
     """Carries out the runs that have not ended. Those that fail are noted, and the others go on.
 
     Args:
         runs: as `begin` gave them.
+        root: the study's folder, where their teachers are trained.
         parallel: how many run at a time. They share the GPUs that there are.
         agree: whether to go on, from a sentence on how long the whole will take; asked above an hour.
 
@@ -130,21 +107,28 @@ def run_study(study: Study, runs: Sequence[Run], *, parallel: int = 1, agree: Ca
     logger.info("%s: %d have ended, %d are to come.", counted(len(runs), "run"), ended_before, len(waiting))
     if not waiting:
         return
-    shared = SharedStages(runs)
-    clock = _Clock(shared.trainings(waiting), parallel, agree)
+    shared, teachers = SharedStages(runs), SharedTeachers(root)
+    to_teach = teachers.to_come({run.folder: run.values for run in waiting})
+    clock = _Clock(shared.trainings(waiting) + to_teach, parallel, agree)
 
     def next_run(running: Collection[Path]) -> Path | None:
         for run in waiting:
             if run.has_ended or run.folder in running or shared.waits_for(run, running) or shared.take_whole(run):
                 continue
-            shared.take(run)
-            _write_recipe(run, run.folder)
-            clock.begin(run.folder)
-            return run.folder
+            folder = teachers.start(run.folder, run.values, running)
+            if folder is None:
+                continue
+            if folder == run.folder:
+                shared.take(run)
+                run.write_recipe()
+            clock.begin(folder)
+            return folder
         return None
 
     def ended(folder: Path, outcome: Outcome) -> None:
         clock.end(folder, outcome)
+        if teachers.ended(folder, outcome):
+            return
         left, name = sum(not run.has_ended for run in waiting), by_folder[folder].name
         if outcome.lost:
             logger.warning("%s is not finished: %s The same command goes on with it.", name, outcome.error)
@@ -165,49 +149,11 @@ def failures(study: Study, root: Path) -> dict[tuple[str, int], str]:
 def same_trainings(runs: Sequence[Run]) -> dict[str, str]:
     """The rows that are the same training as one before them, whatever their names, and that one."""
     first: dict[str, str] = {}
-    rows = {run.row: first.setdefault(_whole(run), run.row) for run in runs if run.seed == runs[0].seed}
+    rows = {run.row: first.setdefault(run.whole, run.row) for run in runs if run.seed == runs[0].seed}
     return {row: other for row, other in rows.items() if row != other}
 
 
-def _split(values: Mapping[str, Value]) -> tuple[RunSettings, dict[str, Any]]:
-    return split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
-
-
-def _write_recipe(run: Run, folder: Path) -> None:
-    write_recipe(folder / RECIPE, *_split(run.values))
-
-
-def _check_same(run: Run) -> None:
-    """Refuses a folder whose run was begun with another recipe than the study has now. One that failed is cleared."""
-    path = run.folder / RECIPE
-    if not path.is_file():
-        return
-    old, new = ({**vars(s), **g} for s, g in map(_split, (read_recipe(path), run.values)))
-    for key in names(among={**old, **new}, scope=("run", "seed"), records=False):
-        if old.get(key) == new.get(key):
-            continue
-        if failure(run.folder) is not None:
-            shutil.rmtree(run.folder)
-            return
-        part, then, now = differing_parts(key, old.get(key), new.get(key))[0]
-        raise MinBertError(
-            f"Row {run.row!r} has {part} = {plain(now)}, and {run.folder} was begun with {plain(then)}. Delete this "
-            "folder, give the row another name, or give another --output-dir."
-        )
-
-
 # ---- Trainings that rows share -----------------------------------------------------------------------------------
-
-
-def _whole(run: Run) -> str:
-    return _said(run.folder, *_split(run.values))
-
-
-def _said(folder: Path, settings: RunSettings, given: Mapping[str, Any]) -> str:
-    """What a run or a stage is, however the run's folder is called."""
-    keys = {**vars(settings), **given}
-    kept = {key: keys[key] for key in names(among=keys, scope=("run", "seed")) if key != "run_name"}
-    return repr(sorted(kept.items())).replace(str(folder), "")
 
 
 class SharedStages:
@@ -219,7 +165,7 @@ class SharedStages:
 
     def __init__(self, runs: Iterable[Run]):
         self.runs = {run.folder: run for run in runs}
-        self._whole = {folder: _whole(run) for folder, run in self.runs.items()}
+        self._whole = {folder: run.whole for folder, run in self.runs.items()}
         self._stages = {folder: self._plan(run) for folder, run in self.runs.items()}
         self._keys = {folder: self._prefixes(folder, stages) for folder, stages in self._stages.items()}
 
@@ -236,7 +182,7 @@ class SharedStages:
         found = []
         for stage in stages:
             before = found[-1] if found else ""
-            found.append(before + _said(folder, stage.settings, stage.given))
+            found.append(before + said(folder, stage.settings, stage.given))
         return found
 
     def _twins(self, run: Run) -> list[Path]:
@@ -276,9 +222,9 @@ class SharedStages:
         part = run.folder.with_name(f".{run.folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         shutil.copytree(source, part, copy_function=linked, ignore=_left_out)
-        _write_recipe(run, part)
+        run.write_recipe(part)
         values = read_recipe(part / "recipe.yaml") | {"output_dir": as_value(str(run.folder))}
-        write_recipe(part / "recipe.yaml", *_split(values))
+        write_recipe(part / "recipe.yaml", *split(values))
         part.rename(run.folder)
         logger.info("%s is the same training as %s, and taken from there.", run.name, self.runs[source].name)
         return True

@@ -44,19 +44,25 @@ from .bars import bar_closed, hide_bars
 from .calibrate import answers_of, calibrate
 from .folder import AVERAGED, RunFolder
 from .inputs import arrange, checkpoints_config, load, load_model, model_config, pinned_tasks
+from .pairs import with_new_pairs
 from .stages import OF_ALL, Stage, carry_out, plan, with_later_held_out
+from .teachers import ANSWERS, Teachers
 
 logger = logging.getLogger(__name__)
 
 
 def train(
-    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback] = (), timeline: Timeline | None = None
+    values: Mapping[str, Value],
+    callbacks: Sequence[TrainerCallback] = (),
+    timeline: Timeline | None = None,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
 
     Args:
         callbacks: of the trainer, in each stage.
         timeline: of the first stage, where its time began before this call. Each other stage has one of its own.
+        jobs: how many of the teachers that the recipe trains are trained at a time.
 
     Returns:
         what `metrics.json` holds; on other processes than the first, an empty dict.
@@ -68,14 +74,14 @@ def train(
     """
     plugins.load_named(values)
     timelines = iter([] if timeline is None else [timeline])
-    stages, late = _plan_together(values), []
+    stages, teachers, late = _plan_together(values), Teachers(values, jobs), []
 
     def run(
         stage: Mapping[str, Value], more: Sequence[TrainerCallback] = (), behind_stage: bool = False
     ) -> dict[str, Any]:
         timeline = next(timelines, None) or Timeline()
         with timeline.active():
-            metrics, said = _train(stage, [*callbacks, *more], behind_stage, timeline)
+            metrics, said = _train(stage, teachers, [*callbacks, *more], behind_stage, timeline)
         late.extend(said)
         return metrics
 
@@ -183,7 +189,11 @@ def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> N
 
 
 def _train(
-    values: Mapping[str, Value], callbacks: Sequence[TrainerCallback], behind_stage: bool, timeline: Timeline
+    values: Mapping[str, Value],
+    teachers: Teachers,
+    callbacks: Sequence[TrainerCallback],
+    behind_stage: bool,
+    timeline: Timeline,
 ) -> tuple[dict[str, Any], list[str]]:
     """Carries out one run, perhaps behind a stage. Raises as `train`.
 
@@ -202,9 +212,11 @@ def _train(
     launched = {key: True for key in ("bf16", "fp16") if getattr(args, key)}  # perhaps by the launcher alone
     folder = RunFolder(settings, {**given, **launched}, args)
     with report_interruption(args, lambda: folder.begun, behind_stage):
-        config, data = _prepare_together(folder)
-        make = pretraining.make_trainer if settings.objective == "mlm" else _make_trainer
-        trainer = make(settings, args, config, data, [*callbacks, folder, timeline])
+        config, data = _prepare_together(folder, teachers)
+        if settings.objective == "mlm":
+            trainer = pretraining.make_trainer(settings, args, config, data, [*callbacks, folder, timeline])
+        else:
+            trainer = _make_trainer(folder.settings, args, config, data, [*callbacks, folder, timeline], teachers)
         metrics = _train_and_score(folder, trainer, data, timeline)
         # The first process alone has scores. All wait for it here.
         diverged = torch.tensor([has_diverged(metrics), _diverged_late(trainer)], dtype=torch.float32)
@@ -229,11 +241,11 @@ def _diverged_late(trainer: Trainer) -> bool:
     return trainer.args.load_best_model_at_end and bool(evaluations) and is_worthless(evaluations[-1], trainer.args)
 
 
-def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
+def _prepare_together(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict[str, Any]]:
     """`_prepare`, on all processes or on none."""
     prepared, found, error = None, {}, None
     try:
-        config, data = prepared = _prepare(folder)
+        config, data = prepared = _prepare(folder, teachers)
         if folder.args.world_size > 1:
             shape = {key: repr(value) for key, value in config.to_dict().items() if key != "_name_or_path"}
             found = {f"the model's `{key}`": value for key, value in shape.items()} | folder.digests(data)
@@ -244,11 +256,17 @@ def _prepare_together(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]
     return prepared
 
 
-def _prepare(folder: RunFolder) -> tuple[MinBertConfig, dict[str, Any]]:
+def _prepare(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict[str, Any]]:
     """The config of the model to train, and its data, after all that can be checked before weights load."""
     settings, args = folder.settings, folder.args
     tasks = get_tasks(settings.tasks)
     _check(settings, args, tasks)
+    if args.teachers and settings.objective == "tasks":
+        by_name = {task.name: task for task in tasks}
+        trained = {name: by_name[name] for name in args.chosen_tasks("train_tasks", by_name)}
+        teachers.check(args.teachers, trained, args.world_size)
+    if args.resume_from_checkpoint is True and teachers.were_interrupted(folder):
+        args.resume_from_checkpoint = None
     folder.pin(folder.commits())
     if args.should_save:
         folder.check()
@@ -276,7 +294,7 @@ def _train_and_score(
             raise
     timeline.begin("files")
     trainer.save_model(_internal_call=True)  # a push comes last, with the scores
-    if isinstance(trainer, MultiTaskTrainer) and trainer.proximal is not None and args.proximal_evaluate:
+    if isinstance(trainer, MultiTaskTrainer) and trainer.proximal is not None and args.proximal_evaluate is True:
         with trainer.proximal.in_place():
             trainer.save_model(str(folder.path / AVERAGED), _internal_call=True)
     metrics = {}
@@ -310,21 +328,31 @@ def _make_trainer(
     config: MinBertConfig,
     data: Mapping[str, Mapping[str, Any]],
     callbacks: Sequence[TrainerCallback],
+    teachers: Teachers,
 ) -> MultiTaskTrainer:
     tasks = [Task.from_config(saved) for saved in config.tasks or ()]
     trained = args.chosen_tasks("train_tasks", {task.name: task for task in tasks})
+    train = data["train"]
+    kept = Path(settings.cache_dir) if settings.cache_dir else teachers.folder / ANSWERS
+    if args.teachers:  # before the student takes any memory
+        with part("teachers"):
+            teachers.train(args.teachers)
+            train = with_new_pairs(train, get_tasks(settings.tasks), settings, kept)
     with part("model"):
         tokenizer, model = load_model(settings, config, trained)
     if settings.max_length is None and length_of(config) < config.max_position_embeddings:
         said = "Inputs are cut to %d tokens, as in the training of %s; `max_length` sets another length."
         logger.info(said, length_of(config), settings.model_name_or_path)
-    taught = teacher_logits(args.teachers, tasks, data["train"]) if args.teachers else None
+    taught = None
+    if args.teachers:
+        with part("teachers"):
+            taught = teacher_logits(teachers.folders(args.teachers), tasks, train, kept)
     with explain("Setting up the trainer", "Correct the recipe."):
         return MultiTaskTrainer(
             model,
             args,
             teacher_logits=taught,
-            train_dataset=data["train"],
+            train_dataset=train,
             eval_dataset=data["dev"],
             processing_class=tokenizer,
             max_length=settings.max_length,
@@ -355,7 +383,7 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
         file = folder / "predictions" / f"{name}-dev{ending(task)}"
         with part("files"):
             write_predictions(file, task, columns["id"], found, columns[task.text_columns[0]])
-    if args.proximal_evaluate:
+    if args.proximal_evaluate is True:
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}

@@ -30,6 +30,8 @@ class Traits:
         travels: whether the saved model's config keeps it.
         by_task: whether it names tasks: a list of them, or a mapping from them.
         records: whether it changes only what is logged, kept or uploaded, neither the model nor its scores.
+        handed_on: whether a teacher that the recipe trains has its value too, as it has of all `contents` and of the
+            `machine`.
         off: its value in a run that only measures: nothing is scored, written or stopped early.
     """
 
@@ -40,7 +42,13 @@ class Traits:
     travels: bool = False
     by_task: bool = False
     records: bool = False
+    handed_on: bool = False
     off: Any = KEPT
+
+    @property
+    def of_teachers(self) -> bool:
+        """Whether teachers that a recipe trains have the value that it says."""
+        return self.handed_on or self.resume == "contents" or self.scope == "machine"
 
 
 def key(default: Any, sentence: str, **traits: Any) -> Any:

@@ -48,7 +48,7 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
     found["private_layers"] = found["private_layers"] or 0
     found["model_name_or_path"] = _place(found["model_name_or_path"])
     if found.get("teachers"):
-        found["teachers"] = [*map(_place, found["teachers"])]
+        found["teachers"] = [each if isinstance(each, dict) else _place(each) for each in found["teachers"]]
     best = (found["metric_for_best_model"] or "eval_overall").removeprefix("eval_")
     found["metric_for_best_model"] = best
     if found["greater_is_better"] is None:

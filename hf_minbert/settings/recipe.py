@@ -169,6 +169,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
             recipe's line where the stage has none, and goes before those for all.
 
     Plugins that lie beside the recipe or in the working directory are named with their folder. None is imported.
+    Recipes of `teachers` that lie beside the recipe are named with it too.
 
     Raises:
         MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
@@ -192,7 +193,24 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     override(values, words)
     if "plugins" in values:
         values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
+    for lines in (values, *_stages(values)):
+        if "teachers" in lines:
+            _locate_teachers(lines, path.parent)
     return values
+
+
+def beside(recipe: str, folder: Path) -> str:
+    """A recipe that a file names: its path where it lies in the file's folder, else as it is named."""
+    return str(folder / recipe) if recipe and (folder / recipe).is_file() else recipe
+
+
+def _locate_teachers(lines: dict[str, Any], folder: Path) -> None:
+    """Names the recipes of `teachers` by their paths. What is wrong there is said where they are read."""
+    line = lines["teachers"]
+    entries = line.value if isinstance(line, Value) else line
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("recipe"), str):
+            entry["recipe"] = beside(entry["recipe"], folder)
 
 
 def override(values: dict[str, Value], words: Mapping[str, Value], absent: bool = False) -> None:
@@ -372,7 +390,7 @@ def _words(option: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is list:
-        return f"a list of {_words(args[0])} like [a, b]"
+        return f"a list of {type_in_words(args[0])} like [a, b]"
     if origin is dict:
         return f"a mapping to {type_in_words(args[1])} like {{sts: ...}}"
     plain = {

@@ -70,6 +70,7 @@ class RunSettings:
         "`sdpa` takes `eager` in its place. With `packing`, attention on a GPU is a fused kernel unless `eager` is "
         "asked for.",
         resume="free",
+        handed_on=True,
     )
     model_revision: str | None = key(None, "Branch, tag or commit of a Hub checkpoint.", resume="contents")
     peft: dict[str, Any] | None = key(
@@ -84,7 +85,7 @@ class RunSettings:
     cache_dir: str | None = key(
         None,
         "Where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length` starts "
-        "sooner. Nothing is kept unless given.",
+        "sooner, and answers of `teachers`. Unless given no rows are kept, and the answers in the run's folder.",
         resume="free",
         scope="machine",
     )
@@ -113,6 +114,7 @@ class RunSettings:
         "parts are the same for every seed. Unless given, all dev rows do both, and scores of the best model are a "
         "little too high.",
         objectives="tasks",
+        handed_on=True,
     )
     calibrate: Calibrate = key(
         "none",

@@ -30,9 +30,11 @@ STOCK: dict[str, Traits] = {
     **dict.fromkeys((
         "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
         "optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-        "max_grad_norm", "bf16", "fp16", "neftune_noise_alpha", "accelerator_config", "ignore_data_skip",
+        "max_grad_norm", "neftune_noise_alpha", "accelerator_config", "ignore_data_skip",
         "greater_is_better", "logging_first_step",
     ), Traits()),
+    "bf16": Traits(handed_on=True), "fp16": Traits(handed_on=True),
+    "tf32": Traits(resume="free", handed_on=True),
     "per_device_eval_batch_size": AFTER,
     **dict.fromkeys((
         "push_to_hub", "hub_private_repo", "hub_model_id", "hub_revision",
@@ -48,7 +50,7 @@ STOCK: dict[str, Traits] = {
         "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "debug", "skip_memory_metrics",
     ), MACHINE),
     **dict.fromkeys((
-        "bf16_full_eval", "fp16_full_eval", "tf32", "activation_checkpointing", "activation_checkpointing_kwargs",
+        "bf16_full_eval", "fp16_full_eval", "activation_checkpointing", "activation_checkpointing_kwargs",
         "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile", "torch_compile_backend",
         "torch_compile_mode", "eval_steps", "eval_delay", "eval_use_gather_object", "eval_accumulation_steps",
         "save_steps", "enable_jit_checkpoint", "restore_callback_states_from_checkpoint", "full_determinism",

@@ -20,12 +20,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MinBertError, unknown_name
 from .dotted import Value, as_value
-from .recipe import find_packaged, override, read_recipe, read_value, recipes_folder
+from .recipe import beside, find_packaged, override, read_recipe, read_value, recipes_folder
 from .table import names
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 STUDY_FILE = ".study.yaml"  # endings of those that come with the package
 OVERRIDES_FILE = ".overrides.yaml"
@@ -151,16 +154,16 @@ def read_study(path: str | Path, overrides: str | Path | None = None, words: Ite
     if found is None:
         raise MinBertError(f"Study {path}: there is no such file. Give the path of a .yaml file with `rows`.")
     where, read = f"Study {path}", _read(found)
-    _check_keys(where, read, Study, without=("overrides", "words"))
-    rows = _mapping(f"{where}: `rows`", read.get("rows"))
+    check_keys(where, read, Study, without=("overrides", "words"))
+    rows = read_mapping(f"{where}: `rows`", read.get("rows"))
     if len({*map(str, rows)}) < len(rows):
         raise MinBertError(f"{where}: `rows` has a name twice, as text. Found {', '.join(map(repr, rows))}.")
     if not rows:
         raise MinBertError(f"{where}: `rows` must name one row or more, like `sum: {{recipe: cs224n/baseline}}`.")
     given = {key: value for key, value in read.items() if key in ("title", "source")}
-    given["keys"] = _keys(f"{where}: `keys`", read.get("keys"))
+    given["keys"] = read_keys(f"{where}: `keys`", read.get("keys"))
     given["rows"] = tuple(_row(f"{where}: row {name!r}", str(name), row, found) for name, row in rows.items())
-    given["seeds"] = _seeds(where, read.get("seeds", 3))
+    given["seeds"] = read_seeds(where, read.get("seeds", 3))
     given["metrics"] = tuple(_list(f"{where}: `metrics`", read.get("metrics")))
     given["reduction"] = read.get("reduction", "best")
     if given["reduction"] not in REDUCTIONS:
@@ -187,7 +190,7 @@ def read_words(words: Iterable[str]) -> dict[str, Value]:
         if not equals or not key:
             raise MinBertError(f"{word!r} is not `key=value`. Write for example learning_rate=1e-4.")
         found[key] = read_value(text, f"`{key}`")
-    _keys("On the command line", found)
+    read_keys("On the command line", found)
     return found
 
 
@@ -201,12 +204,12 @@ def _overrides(given: str | Path) -> dict[str, dict[str, Any]]:
             raise MinBertError(f"{where}: {unknown_name('key', key, ('keys', 'recipes', 'rows'))}")
     by_name = {
         part: {
-            str(name): _keys(f"{where}: `{part}.{name}`", keys)
-            for name, keys in _mapping(f"{where}: `{part}`", read.get(part)).items()
+            str(name): read_keys(f"{where}: `{part}.{name}`", keys)
+            for name, keys in read_mapping(f"{where}: `{part}`", read.get(part)).items()
         }
         for part in ("recipes", "rows")
     }
-    return {"keys": _keys(f"{where}: `keys`", read.get("keys")), **by_name}
+    return {"keys": read_keys(f"{where}: `keys`", read.get("keys")), **by_name}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -214,27 +217,31 @@ def _read(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:
         raise MinBertError(f"{path}: cannot be read as UTF-8 text: {error}.") from error
-    return _mapping(str(path), read_value(text, str(path)).value)
+    return read_mapping(str(path), read_value(text, str(path)).value)
 
 
 def _row(where: str, name: str, given: Any, path: Path) -> Row:
-    if not name or Path(name).name != name or name.startswith("."):
-        raise MinBertError(f"{where}: the name becomes a folder's. Use letters, digits, `-`, `_`, `+` and spaces.")
-    read = _mapping(where, given)
-    _check_keys(where, read, Row, without=("name", "place"))
+    check_name(where, name)
+    read = read_mapping(where, given)
+    check_keys(where, read, Row, without=("name", "place"))
     if not read.get("recipe") and not read.get("not_run"):
         raise MinBertError(f"{where}: `recipe` is missing. Give a recipe, or `not_run` with the reason.")
     recipe = str(read.get("recipe", ""))
-    beside = path.parent / recipe
-    reported = _mapping(f"{where}: `reported`", read.get("reported"))
+    reported = read_mapping(f"{where}: `reported`", read.get("reported"))
     for metric, score in reported.items():
         if isinstance(score, bool) or not isinstance(score, int | float):
             raise MinBertError(f"{where}: `reported.{metric}` must be a number. Found {score!r}.")
     return Row(
-        name, recipe, _keys(f"{where}: `keys`", read.get("keys")), reported, str(read.get("against", "")),
+        name, recipe, read_keys(f"{where}: `keys`", read.get("keys")), reported, str(read.get("against", "")),
         str(read.get("note", "")), str(read.get("not_run", "")),
-        str(beside) if recipe and beside.is_file() else recipe,
+        beside(recipe, path.parent),
     )  # fmt: skip
+
+
+def check_name(where: str, name: str) -> None:
+    """Raises `MinBertError` unless a name can be a folder's."""
+    if not name or Path(name).name != name or name.startswith("."):
+        raise MinBertError(f"{where}: the name becomes a folder's. Use letters, digits, `-`, `_`, `+` and spaces.")
 
 
 def _check_against(where: str, row: Row, rows: Mapping[str, Row]) -> None:
@@ -251,8 +258,8 @@ def _check_against(where: str, row: Row, rows: Mapping[str, Row]) -> None:
 
 
 def _claim(where: str, given: Any, rows: Mapping[str, Row], reference: str) -> Claim:
-    read = _mapping(where, given)
-    _check_keys(where, read, Claim, without=())
+    read = read_mapping(where, given)
+    check_keys(where, read, Claim, without=())
     said = read.get("says")
     if not isinstance(said, str) or not said.endswith("."):
         raise MinBertError(f"{where}: `says` must be a sentence that ends with a full stop. Found {said!r}.")
@@ -280,7 +287,8 @@ def _claim(where: str, given: Any, rows: Mapping[str, Row], reference: str) -> C
     return Claim(said, name, metrics, finds, within)
 
 
-def _seeds(where: str, given: Any) -> tuple[int, ...]:
+def read_seeds(where: str, given: Any) -> tuple[int, ...]:
+    """The seeds from how many there are, 1 and so on, or from a list. Raises `MinBertError` if it is neither."""
     seeds = [*range(1, given + 1)] if type(given) is int else given
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise MinBertError(f"{where}: `seeds` must be how many, or a list like [1, 2, 3]. Found {given!r}.")
@@ -289,15 +297,21 @@ def _seeds(where: str, given: Any) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _keys(where: str, given: Any) -> dict[str, Any]:
-    keys = _mapping(where, given)
+def read_keys(where: str, given: Any, by: str = "the study") -> dict[str, Any]:
+    """Keys that a row, or the like, changes of its recipe. Raises `MinBertError` for one that is not its own.
+
+    Args:
+        where: what an error begins with.
+        by: what gives each run its folder and its seed.
+    """
+    keys = read_mapping(where, given)
     for key in keys:
         if key in (*names(scope="start"), "seed"):
-            raise MinBertError(f"{where}: `{key}` is given to each run by the study. Leave it out.")
+            raise MinBertError(f"{where}: `{key}` is given to each run by {by}. Leave it out.")
     return keys
 
 
-def _mapping(where: str, given: Any) -> dict[str, Any]:
+def read_mapping(where: str, given: Any) -> dict[str, Any]:
     if not (given is None or isinstance(given, dict)):
         raise MinBertError(f"{where} must be a mapping, `key: value`. Found {given!r}.")
     return given or {}
@@ -309,7 +323,8 @@ def _list(where: str, given: Any) -> list[str]:
     return given or []
 
 
-def _check_keys(where: str, read: Mapping[str, Any], kind: type[Study | Row | Claim], without: Iterable[str]) -> None:
+def check_keys(where: str, read: Mapping[str, Any], kind: type[DataclassInstance], without: Iterable[str]) -> None:
+    """Raises `MinBertError` for a key that is no field of `kind`, or one of those `without`."""
     known = [f.name for f in fields(kind) if f.name not in without]
     for key in read:
         if key not in known:

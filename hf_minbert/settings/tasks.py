@@ -20,7 +20,12 @@ SPLITS = ("train", "dev", "test")
 #: How a recipe names a file: its path, or a mapping of the fields of `DataFile`.
 FileEntry = str | dict[str, Any]
 #: Where a task's data lies. None of it stays with a saved model: a model knows no paths.
-DATA_FIELDS = ("files", "dataset", "dataset_config", "dataset_revision", "splits", "columns", "sources")
+DATA_FIELDS = (
+    "files", "dataset", "dataset_config", "dataset_revision", "splits", "columns", "sources", "unlabelled",
+    "unlabelled_pairs",
+)  # fmt: skip
+#: Those of them that say where its own rows lie, and not what is trained on beside them.
+OWN_DATA = DATA_FIELDS[:6]
 #: What a task says that may have any of its labels, and no other.
 OF_SETS = ("label_delimiter",)
 #: What two tasks must agree in for the weights of their heads to mean the same.
@@ -230,6 +235,11 @@ class Task:
             `labels`, `label` may be a list: a column of 0 and 1 for each label, in their order.
         sources: further training rows, borrowed from other data; each is a mapping of the keys of `Source`. A task
             that names no training data of its own is trained on these alone.
+        unlabelled: with `teachers`, a file or a list of them, as in `files`, of further training rows: their labels,
+            if they have some, are not read, and they are learnt by the teachers' answers alone. So are the task's own
+            training rows whose label is blank.
+        unlabelled_pairs: with `teachers`, how many new pairs there are to be for each of the task's own training rows,
+            such as 1.0: sentences of these rows in new pairs, which are learnt by the teachers' answers alone.
     """
 
     name: str
@@ -259,6 +269,8 @@ class Task:
     splits: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str | list[str]] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
+    unlabelled: FileEntry | list[FileEntry] | None = None
+    unlabelled_pairs: float = 0.0
 
     @property
     def traits(self) -> Kind:
@@ -356,6 +368,17 @@ class Task:
         known = {"files": SPLITS, "splits": SPLITS, "columns": (*self.text_columns, "label", "id")}
         for name, keys in known.items():
             _check_names(where, name, getattr(self, name), keys)
+        if self.unlabelled is not None:
+            data_files(self.unlabelled, f"{where}: `unlabelled`")
+        if type(self.unlabelled_pairs) not in (int, float) or not 0 <= self.unlabelled_pairs < inf:
+            raise MinBertError(
+                f"{where}: `unlabelled_pairs` must be a number from 0. Found {self.unlabelled_pairs!r}."
+            )
+        if self.unlabelled_pairs and not self.is_pair:
+            raise MinBertError(
+                f"{where}: `unlabelled_pairs` makes new pairs of the sentences of pairs, and the task has one text. "
+                "Leave it out."
+            )
         if self.files and self.dataset:
             raise MinBertError(f"{where}: give either `files` or `dataset`, not both.")
         for name in ("dataset_config", "splits"):

@@ -21,6 +21,7 @@ Norm = Literal["inf", "l2"]
 Level = Literal["token", "sentence"]
 Form = Literal["paper", "mt-dnn", "smart-pytorch"]
 Proximal = Literal["none", "previous", "momentum"]
+ProximalEvaluate = Literal["instead"]
 CudaGraphs = Literal["auto", "off"]
 TrainMetrics = Literal["running", "full", "none"]
 
@@ -254,10 +255,13 @@ class TrainingKeys:
         "How far those are from a sentence's word embeddings, by the l2 norm.",
         objectives="tasks",
     )
-    teachers: list[str] | None = key(
+    teachers: list[str | dict] | None = key(
         None,
-        "Saved models whose answers to the training rows are learnt beside the labels: an ensemble, or models of one "
-        "task each. A task takes the mean of those that have it. They answer once, before training.",
+        "Models whose answers to the training rows are learnt beside the labels: an ensemble, or models of one task "
+        "each. A task takes the mean of those that have it. Each is a saved model, by folder or Hub id; or a recipe "
+        "that is trained first, as `{recipe: cs224n/baseline, seeds: 2}`, see below. They answer once, before "
+        "training; the answers are kept in `cache_dir`, or in the run's folder, for the next student of the same "
+        "teachers.",
         objectives="tasks",
     )
     distill_weight: float = key(0.5, "The teachers' share of the loss, from 0 to 1.", objectives="tasks")
@@ -272,18 +276,24 @@ class TrainingKeys:
         "up to `proximal_steps` steps ago; `momentum`: their moving average; `none`.",
         objectives="tasks",
     )
-    proximal_weight: float = key(1.0, "Factor on that term.", objectives="tasks")
+    proximal_weight: float = key(
+        1.0,
+        "Factor on that term. With 0 the term is not computed, which costs no pass: `momentum` is then an average of "
+        "the weights alone (EMA), for `proximal_evaluate`.",
+        objectives="tasks",
+    )
     proximal_steps: int = key(1, "Optimizer steps between two moves of the teacher.", objectives="tasks")
     proximal_momentum: list[float] = key(
         [0.99, 0.999],
         "The share that the average keeps at a move, in the first tenth of the steps and after it.",
         objectives="tasks",
     )
-    proximal_evaluate: bool = key(
+    proximal_evaluate: bool | ProximalEvaluate = key(
         False,
         "Whether evaluations score the teacher's weights too, as `eval_averaged_<task>_<metric>`, and `minbert train`"
         " leaves them as a model in the folder `averaged` of the run's. In Python: `with trainer.proximal.in_place():"
-        ' trainer.save_model("averaged")`.',
+        ' trainer.save_model("averaged")`. `instead`: evaluations score the teacher\'s weights in the place of the '
+        "model's, choose the best model by them, and at the end they are the model.",
         resume="after",
         objectives="tasks",
         off=False,
@@ -302,12 +312,14 @@ class TrainingKeys:
         " long sentences has no dropout. Layers, and hooks on them, then see the tokens of a batch in one row, "
         "`[1, tokens, hidden]`. For the hand-written encoder.",
         resume="free",
+        handed_on=True,
     )
     cuda_graphs: CudaGraphs = key(
         "auto",
         "`auto` records the step of a GPU with `packing` once per size of a batch, and replays it: small batches then"
         " cost what they cost the GPU, not what they cost Python. `off` does not.",
         resume="free",
+        handed_on=True,
         objectives="tasks",
     )
     compile_layers: bool = key(
@@ -316,6 +328,7 @@ class TrainingKeys:
         " the first steps take up to a minute longer. `torch_compile`, the stock argument, compiles the model whole, "
         "and anew for each task.",
         resume="free",
+        handed_on=True,
     )
     train_metrics: TrainMetrics = key(
         "none",

@@ -14,13 +14,14 @@ from typing import Any
 from ..errors import MinBertError, unknown_name
 from ..model.registry import unknown_in_words
 from . import plugins
-from .dotted import Value, stage_recipes
+from .dotted import Value, as_value, stage_recipes
 from .recipe import split_recipe
 from .run import RunSettings
 from .services import check_services
 from .stock import refusal, stock_hints
 from .table import names
 from .tasks import Task, check_metric, chosen, get_tasks
+from .teachers import teachers_to_train
 from .training import TrainingKeys
 
 #: Where the names are declared that a key's value may be.
@@ -50,6 +51,11 @@ def check_words(values: Mapping[str, Value]) -> None:
     common = {key: value for key, value in values.items() if key != "stages"}
     plugins.load_named(values)
     _check(common, hints)
+    for name, (_, recipe) in teachers_to_train(values).items():
+        try:
+            check_words({"output_dir": as_value(name), **recipe})  # a recipe that only teaches may have none
+        except MinBertError as error:
+            raise MinBertError(f"Teacher {name!r}: {error}") from error
     stages = values["stages"].value if "stages" in values else None
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         return  # what is wrong then is said where stages are planned
@@ -106,7 +112,7 @@ def _check_tasks(training: Mapping[str, Any], tasks: Mapping[str, Task], setting
             chosen(key, training[key], tasks)
     if (metric := training.get("metric_for_best_model")) is not None:
         evaluated = chosen("eval_tasks", training.get("eval_tasks"), tasks)
-        check_metric(metric, [tasks[name] for name in evaluated], training.get("proximal_evaluate", False))
+        check_metric(metric, [tasks[name] for name in evaluated], training.get("proximal_evaluate", False) is True)
 
 
 @cache

@@ -65,5 +65,5 @@ class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible
     def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
         """Names of what an evaluation during training reports on these tasks."""
         names = metric_names(tasks)
-        averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate else []
+        averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate is True else []
         return [f"eval_{name}" for name in names] + averaged

@@ -181,8 +181,14 @@ def _check_terms(args: BaseArguments) -> None:
             f"`smart_form: {args.smart_form}` works by a hook, which compiled models pass by. Leave one out."
         )
     if args.proximal_evaluate and args.proximal == "none":
-        raise MinBertError("`proximal_evaluate: true` needs a teacher. Set `proximal`.")
-    if args.proximal_evaluate and args.eval_strategy == "no":
+        asked = str(args.proximal_evaluate).lower()
+        raise MinBertError(f"`proximal_evaluate: {asked}` needs a teacher. Set `proximal`.")
+    if args.proximal_evaluate == "instead" and args.load_best_model_at_end and args.save_only_model:
+        raise MinBertError(
+            "`proximal_evaluate: instead` takes the teacher of the best checkpoint, which `save_only_model: true` "
+            "leaves out. Leave one out."
+        )
+    if args.proximal_evaluate is True and args.eval_strategy == "no":
         raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
 
 
@@ -261,6 +267,17 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
             f"`task_weights` are 0 for all tasks in training: {', '.join(task.name for task in trained)}. Nothing "
             "would be trained. Give one of them more."
         )
+    for task in trained:
+        for name in ("unlabelled", "unlabelled_pairs"):
+            if not getattr(task, name):
+                continue
+            if args.teachers is None:
+                raise MinBertError(
+                    f"`{name}` of {task.name!r} is learnt from teachers, and there are none. Give `teachers`, or "
+                    "leave it out."
+                )
+            if args.share_rows:
+                raise MinBertError(f"`{name}` of {task.name!r} does not go with `share_rows: true`. Leave one out.")
     for task in (task for task in trained if task.traits.is_tags):
         if args.by_task("task_sampling").get(task.name) == "balanced":
             raise MinBertError(
@@ -278,7 +295,7 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
         raise MinBertError(reason)
     if args.metric_for_best_model is not None:
         evaluated = [tasks[name] for name in args.chosen_tasks("eval_tasks", tasks)]
-        check_metric(args.metric_for_best_model, evaluated, args.proximal_evaluate)
+        check_metric(args.metric_for_best_model, evaluated, args.proximal_evaluate is True)
 
 
 def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:

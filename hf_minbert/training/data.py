@@ -14,6 +14,7 @@ from ..data.rounds import (
     Drawn,
     Rounds,
     RowSampler,
+    Unlabelled,
     inverse_batch_size_weights,
     label_groups,
     proportional_batch_sizes,
@@ -133,11 +134,14 @@ def rounds_of(
     tasks: Mapping[str, Task],
     rows: Mapping[str, EncodedRows | PooledRows] | None,
     groups: Sequence[Sequence[str]] = (),
+    unlabelled: Mapping[str, EncodedRows | PooledRows] | None = None,
 ) -> Rounds:
     """The rounds of an epoch, in the order of `args.mixing`.
 
     Args:
         groups: of tasks that share rows.
+        unlabelled: rows without labels, by task. Beside those with labels a round takes as many as there are for each,
+            at least one.
 
     Raises:
         MinBertError: there are no rows, or too few of a task.
@@ -145,15 +149,20 @@ def rounds_of(
     if rows is None:
         raise MinBertError("There is nothing to train on: pass `train_dataset={task: rows}`.")
     samplers = samplers_of(args, tasks, rows, groups)
+    sizes, beside = batch_sizes_of(args, samplers), {}
+    for name, of in (unlabelled or {}).items():
+        sampler = RowSampler(f"{name} without labels", len(of), seed=data_seed_of(args))
+        beside[name] = Unlabelled(of, sampler, max(1, round(sizes[name] * len(of) / len(rows[name]))))
     return MIXING[args.mixing](
         rows,
-        batch_sizes_of(args, samplers),
+        sizes,
         samplers,
         num_processes=args.world_size,
         seed=data_seed_of(args),
         temperature=args.mixing_temperature,
         epochs=math.ceil(args.num_train_epochs),
         groups=groups,
+        unlabelled=beside,
     )
 
 

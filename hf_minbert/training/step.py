@@ -21,7 +21,7 @@ from .graphs import GraphedSteps
 from .metric_tracker import MetricTracker
 from .neftune import WordNoise
 from .protocol import TaskModel
-from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term, word_size
+from .terms.base import AnyNoiseKey, Batch, NoiseKey, RecordedNoiseKey, Term, rows_in, word_size
 
 #: From the model, a task's batch and the key of its noise to the `loss`, the task's `own_loss` without terms, the
 #: `logits` and other values to log.
@@ -121,7 +121,7 @@ class RoundStep:
             elif name not in ("logits", "own_loss"):
                 self.tracker.add(f"{name}_{task}", value)
         if self.scores is not None and batch.get("share", 1.0) > 0:
-            self.scores.add(task, outputs["logits"], batch["labels"])
+            self.scores.add(task, outputs["logits"][: len(batch["labels"])], batch["labels"])
 
     def _pass(
         self, batch: Batch, step: int, accumulated: int, balanced: Mapping[str, Tensor]
@@ -139,7 +139,7 @@ class RoundStep:
 
     def _backward(self, task: str, batch: Batch, step: int, factor: float, weight: Tensor | None) -> dict[str, Tensor]:
         """Adds the gradient of `factor` and `weight` times the loss. Returns what `task_loss` does, detached."""
-        key = self._key(step, len(batch["labels"]))
+        key = self._key(step, rows_in(batch))
         inputs: dict[str, Any] = {"batch": batch}
         if self.word_noise is not None:
             inputs["noise"] = self.word_noise.draw(batch, word_size(self.model(), task), key)

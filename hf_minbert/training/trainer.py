@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,13 +19,22 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
 from ..data.collators import PaddedCollator, RoundCollator
-from ..data.encoding import MANY_UNKNOWN, check_max_length, encode, unknown_in_words, unknown_share
+from ..data.encoding import (
+    MANY_UNKNOWN,
+    check_max_length,
+    encode,
+    lacks_labels,
+    unknown_in_words,
+    unknown_share,
+    with_labels,
+)
 from ..data.rounds import Rounds
-from ..data.rows import EncodedRows, PooledRows, having_labels
+from ..data.rows import EncodedRows, PooledRows, apart_by_label, having_labels
 from ..data.sharing import encode_together
 from ..errors import MinBertError, unknown_name
 from ..evaluation.metrics import task_metrics
 from ..settings.tasks import Task
+from ..settings.wording import counted
 from .aggregation.conflicts import ConflictMeter, EpochTotals, is_whole
 from .aggregation.registry import make_aggregator
 from .aggregation.smoothing import Smoothing
@@ -75,7 +85,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         train_dataset: `{task: rows}`. Rows are a `datasets.Dataset`, a map-style torch dataset or a list of dicts,
             with the task's text columns and its label, or encoded already (`input_ids`, `labels`). Rows alone are
             accepted where the model has one task or an active one. With `args.share_rows`, tasks with the same texts
-            may be given the same rows, with a column for each label, in which some may be `None`.
+            may be given the same rows, with a column for each label, in which some may be `None`. With
+            `args.teachers`, rows whose label is `None` are learnt by the teachers' answers alone.
         eval_dataset: likewise.
         processing_class: the tokenizer; saved with every checkpoint.
         max_length: longest input in tokens. Unless given, what the model was trained for before, else all its
@@ -134,6 +145,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         self.cache_dir = cache_dir
         self._choose_tasks(train_dataset, eval_dataset)
         self.collators = self._make_collators()
+        self.unlabelled: dict[str, EncodedRows] = {}  # training rows of a task without labels
         self.sharing: list[list[str]] = []  # tasks with the same rows and layers, where they share them
         self.unknown_tokens: dict[str, float] = {}  # the share of them among those of each task's training rows
         rows, eval_rows = self._prepare_rows(train_dataset, eval_dataset, teacher_logits)
@@ -220,6 +232,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             train = with_teacher_logits(self.args, self.tasks, train, teacher_logits)
             if self.args.share_rows:
                 train, self.sharing = shared_groups(self.args, self.model, train)
+            else:
+                train = self._apart_by_label(train)
             self._count_unknown(train)
             prepare_losses(self.args, self.model.config, self.tasks, train, self.sharing)
         if dev is not None:
@@ -228,6 +242,21 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if self.args.eval_strategy != "no" and not dev:
             raise MinBertError("`eval_strategy` asks for evaluations. Pass `eval_dataset={task: rows}`.")
         return train, dev
+
+    def _apart_by_label(self, train: Mapping[str, EncodedRows]) -> dict[str, EncodedRows]:
+        """The training rows that have a label, after those that have none were set apart."""
+        apart = {name: apart_by_label(rows) for name, rows in train.items()}
+        self.unlabelled = {name: without for name, (_, without) in apart.items() if without is not None}
+        for name, rows in self.unlabelled.items():
+            require(self.model, "pooled", "unlabelled")
+            if self.args.torch_compile:
+                raise MinBertError(
+                    f"`torch_compile` compiles the pass of labelled rows, and {name!r} has others. Leave one out, or "
+                    "take `compile_layers: true`."
+                )
+            said = counted(len(rows), "row", "has", "have")
+            logger.info("%s: %s no label: the teachers' answers alone are learnt there.", name, said)
+        return {name: rows for name, (rows, _) in apart.items()}
 
     @part("tokens")
     def _encode(self, datasets: Any, wanted: list[str] | None, argument: str) -> dict[str, EncodedRows]:
@@ -254,7 +283,12 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             rows = encode_together(chosen, self.tasks, partial(encoded_rows, labels=False))
             training = argument == "train_dataset"
             return {name: of if training else having_labels(of) for name, of in rows.items()}
-        encoded = {name: encoded_rows(dataset, self.tasks[name]) for name, dataset in chosen.items()}
+        encoded = {}
+        for name, dataset in chosen.items():
+            task = self.tasks[name]
+            taught = self.args.teachers is not None and argument == "train_dataset" and lacks_labels(dataset, task)
+            rows = encoded_rows(dataset, task, labels=not taught)
+            encoded[name] = with_labels(rows, dataset, task) if taught else rows
         for name, rows in encoded.items():
             if rows.labels is None:
                 raise MinBertError(f"`{argument}`: the rows of {name!r} have no labels. Add a column `label`.")
@@ -307,18 +341,21 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     def get_train_dataloader(self) -> DataLoader:
         """Rounds in the order of `args.mixing`, dealt whole to the processes."""
-        rounds = rounds_of(self.args, self.tasks, self._rows_of_steps(), self.sharing)
+        rounds = rounds_of(
+            self.args, self.tasks, self._rows_of_steps(self.train_dataset), self.sharing,
+            self._rows_of_steps(self.unlabelled),
+        )  # fmt: skip
         collate = RoundCollator({name: self.collators[name] for name in rounds.datasets})
         return self.accelerator.prepare(data_loader(self.args, rounds, batch_size=1, collate=collate))
 
-    def _rows_of_steps(self) -> Mapping[str, EncodedRows | PooledRows] | None:
-        """The training rows; cached outputs of a frozen encoder, where these are the same at every step."""
+    def _rows_of_steps(self, rows: Mapping[str, EncodedRows] | None) -> Mapping[str, EncodedRows | PooledRows] | None:
+        """Training rows; cached outputs of a frozen encoder, where these are the same at every step."""
         model = self.accelerator.unwrap_model(self.model)
         autocast = self.accelerator.autocast
         with autocast():
-            if self.train_dataset is None or not is_constant(self.args, model, self.train_dataset):
-                return self.train_dataset
-        return cache_features(model, self.train_dataset, self.collators, self.args.eval_batch_size, autocast)
+            if not rows or not is_constant(self.args, model, rows):
+                return rows
+        return cache_features(model, rows, self.collators, self.args.eval_batch_size, autocast)
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """Rows an epoch of this loader shows; the stock count would be of rounds."""
@@ -328,7 +365,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Rows of all tasks that an optimizer step sees, over all processes; a mean, where tasks leave the rounds."""
-        rounds = rounds_of(self.args, self.tasks, self.train_dataset, self.sharing)
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset, self.sharing, self.unlabelled)
         return round(rounds.num_rows / len(rounds) * args.gradient_accumulation_steps * args.world_size)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -368,6 +405,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         finally:
             if self.step.word_noise is not None:
                 self.step.word_noise.remove()
+        if self.proximal is not None and self.args.proximal_evaluate == "instead":
+            self.proximal.become()
         self._tracker.read()  # what came after the last log
         metrics = {name: mean for name, mean in self._tracker.totals().items() if not name.startswith("loss_")}
         if on_gpu:
@@ -389,7 +428,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
                 weights of another kind.
         """
         self._begin_measuring()
-        rounds = rounds_of(self.args, self.tasks, self.train_dataset, self.sharing)
+        rounds = rounds_of(self.args, self.tasks, self.train_dataset, self.sharing, self.unlabelled)
         weights = loss_weights_of(self.args, rounds)
         warn_of_left_out(self.args, rounds)
         recorded = self.args.uses_graphs and all(term.recordable for term in self.terms)
@@ -546,14 +585,18 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         Returns:
             `<prefix>_<task>_<metric>` and `<prefix>_<task>_loss` of each task, `<prefix>_overall` (the mean of the
             tasks' main metrics) and, with sst, para and sts, `<prefix>_leaderboard`. With `args.proximal_evaluate`,
-            once there is a teacher, the same of its weights too, as `<prefix>_averaged_...`.
+            once there is a teacher, the same of its weights too, as `<prefix>_averaged_...`; where that is `instead`,
+            of its weights alone, under the usual names.
         """
         rows = self.eval_dataset if eval_dataset is None else self._encode(eval_dataset, None, "eval_dataset")
         if not rows:
             raise MinBertError("There is nothing to evaluate: pass `eval_dataset={task: rows}`.")
-        metrics = self.evaluator.score(rows, metric_key_prefix, ignore_keys)
-        if self.proximal is not None and self.args.proximal_evaluate and self.proximal.teacher:
-            with self.proximal.in_place():
+        teacher = self.proximal if self.proximal is not None and self.proximal.teacher else None
+        instead = teacher is not None and self.args.proximal_evaluate == "instead"
+        with teacher.in_place() if instead else nullcontext():
+            metrics = self.evaluator.score(rows, metric_key_prefix, ignore_keys)
+        if teacher is not None and self.args.proximal_evaluate is True:
+            with teacher.in_place():
                 metrics |= self.evaluator.score(rows, f"{metric_key_prefix}_averaged", ignore_keys)
         self.log(metrics)
         # One event for all tasks: early stopping counts an evaluation once, and sees every metric.

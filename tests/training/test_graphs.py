@@ -120,6 +120,7 @@ def on_gpu(make_trainer, tiny_model):
         {"compile_layers": True, "aggregator": "pcgrad"},
         {"freeze": "encoder", "unfreeze": {3: 1, 6: "none"}},
         {"freeze": "embeddings", "unfreeze": {6: "none"}, "aggregator": "row_sum"},
+        {"proximal": "momentum", "proximal_weight": 0, "proximal_evaluate": "instead"},
     ],
     ids=str,
 )

@@ -152,9 +152,6 @@ def test_only_what_is_trained_is_copied(make_trainer, tiny_model):
 def test_the_term_is_added_with_its_weight_and_beside_a_regularizer(make_trainer, tiny_model, aggregator):
     given = {"max_steps": 3, "aggregator": aggregator, "learning_rate": 0.05}
     plain = trained(make_trainer(tiny_model(**DROPOUT), **given))
-    nothing = make_trainer(tiny_model(**DROPOUT), proximal="momentum", proximal_weight=0.0, **given)
-    assert_equal(trained(nothing), plain)
-    assert logged(nothing, "proximal_para")[-1] > 0
     smart = {"regularizer": "smart", "smart_epsilon": 0.05}
     both = make_trainer(tiny_model(**DROPOUT), proximal="momentum", proximal_weight=5.0, **smart, **given)
     found = trained(both)
@@ -264,6 +261,50 @@ def test_the_best_model_may_be_that_of_the_averaged_weights(make_trainer):
     assert trainer.evaluate()["eval_averaged_sts_loss"] == pytest.approx(losses[best])
     with pytest.raises(MinBertError, match="Unknown metric 'averaged_stt_loss'"):
         make_trainer(**{**given, "metric_for_best_model": "averaged_stt_loss"}, proximal_evaluate=True)
+
+
+# ---- an average of the weights alone
+
+
+AVERAGE = {"proximal": "momentum", "proximal_weight": 0, "proximal_momentum": [0.5, 0.75]}
+
+
+def test_an_average_with_weight_0_changes_nothing_of_training_and_costs_no_pass(make_trainer, tiny_model, monkeypatch):
+    given = {"max_steps": 12, "learning_rate": 0.05, "regularizer": "r_drop"}
+    plain = trained(make_trainer(tiny_model(**DROPOUT), **given))
+    trainer = make_trainer(tiny_model(**DROPOUT), **given, **AVERAGE)
+    monkeypatch.setattr(type(trainer.proximal), "in_place", None)  # which a pass of the teacher would need
+    assert trainer.proximal.of_outputs
+    assert_equal(trained(trainer), plain)
+    assert not logged(trainer, "proximal_sst")
+
+
+def test_an_average_that_is_scored_instead_chooses_the_model_and_becomes_it(make_trainer, tmp_path):
+    given = {
+        **AVERAGE, "dev": DEV, "max_steps": 5, "learning_rate": 0.5, "eval_strategy": "steps", "eval_steps": 1,
+        "save_strategy": "steps", "save_steps": 1, "metric_for_best_model": "eval_sts_loss", "packing": True,
+    }  # fmt: skip
+    both = make_trainer(**given, proximal_evaluate=True)
+    raw = trained(both)
+    trainer = make_trainer(**given, proximal_evaluate="instead", load_best_model_at_end=True)
+    trainer.train()
+    losses = logged(both, "eval_averaged_sts_loss")
+    assert logged(trainer, "eval_sts_loss") == losses and losses != logged(both, "eval_sts_loss")
+    assert trainer.state.best_global_step == losses.index(min(losses)) + 1
+    assert_equal(weights_of(trainer), load_file(trainer.state.best_model_checkpoint + f"/{TEACHER}"))
+    assert not torch.equal(weights_of(trainer)["heads.sts.linear.bias"], raw["heads.sts.linear.bias"])
+    assert trainer.evaluate()["eval_sts_loss"] == pytest.approx(min(losses))
+    with pytest.raises(MinBertError, match="`save_only_model: true` leaves out"):
+        make_trainer(**given, proximal_evaluate="instead", load_best_model_at_end=True, save_only_model=True)
+
+
+def test_an_average_is_resumed_to_the_same_bits(make_trainer, tiny_model, tmp_path):
+    given = {**AVERAGE, "proximal_evaluate": "instead", "max_steps": 6, "save_strategy": "steps", "save_steps": 4}
+    expected = trained(make_trainer(tiny_model(**DROPOUT), **given))
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    resumed = make_trainer(tiny_model(seed=3, **DROPOUT), **given)
+    resumed.train(resume_from_checkpoint=True)
+    assert_equal(weights_of(resumed), expected)
 
 
 @pytest.mark.parametrize("momentum", [[0.9], [0.9, 1.1], [-0.1, 0.5], 0.9, None, ["a", "b"], {0.9: 1, 0.99: 2}])

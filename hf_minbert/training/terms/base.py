@@ -76,9 +76,35 @@ LossFunction = Callable[[TaskModel, Batch], TaskLoss]
 
 
 def own_loss(model: TaskModel, batch: Batch) -> TaskLoss:
-    """The task's own loss, without any term."""
-    outputs = outputs_of(model, batch)
+    """The task's own loss, without any term: of the rows that have a label."""
+    outputs = outputs_of(model, batch) if not unlabelled_in(batch) else _with_unlabelled(model, batch)
     return TaskLoss(outputs["loss"], outputs)
+
+
+def rows_in(batch: Batch) -> int:
+    """How many rows a batch has."""
+    return len(next(batch[name] for name in ("pooled", "input_ids", "inputs_embeds") if name in batch))
+
+
+def unlabelled_in(batch: Batch) -> int:
+    """How many rows of a batch have no label. They are its last ones."""
+    return rows_in(batch) - len(batch["labels"]) if "labels" in batch else 0
+
+
+def _with_unlabelled(model: TaskModel, batch: Batch) -> dict[str, Tensor]:
+    """What the model says of a batch: of its labelled rows with their loss, of the others without.
+
+    One pass through the encoder, and then the head by itself on either kind, so that no loss, be it one that compares
+    rows, sees a row without a label.
+    """
+    task, labels = batch["task"], batch["labels"]
+    pooled = batch.get("pooled")
+    if pooled is None:
+        inputs = {name: value for name, value in batch.items() if name not in ("task", "labels")}
+        pooled = model.pooled_of([task], **inputs)[task]
+    known = outputs_of(model, {"task": task, "pooled": pooled[: len(labels)], "labels": labels})
+    others = outputs_of(model, {"task": task, "pooled": pooled[len(labels) :]})
+    return {"loss": known["loss"], "logits": torch.cat([known["logits"], others["logits"]])}
 
 
 class Term(ABC):

@@ -18,7 +18,7 @@ from ...model.kinds import KINDS
 from ...settings.tasks import Task
 from ..base_args import BaseArguments
 from ..protocol import Head, TaskModel
-from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, own_loss, unlabelled_in
 
 
 def with_teacher_logits(
@@ -52,6 +52,10 @@ class Distillation(Term):
     probabilities whose logits a head gives. The task's own loss alone has the factor: terms within it keep their
     weights. The teacher's outputs are the batch's `teacher`, `[B, C]`.
 
+    A row without a label has the divergence alone, with weight 1, or 0 where the teacher's share is 0. The loss is
+    the mean over all rows: with l that of the L labelled rows and d the mean divergence of the U others,
+    (L * l + U * d) / (L + U).
+
     Args:
         weight: the teacher's share of the loss.
         temperature: what logits are divided by. T^2 keeps the gradient's size (Hinton et al., section 2).
@@ -77,8 +81,17 @@ class Distillation(Term):
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         plain = inner(model, {name: value for name, value in batch.items() if name != "teacher"})
-        term = self.divergence(model.heads.get(batch["task"]), plain.outputs["logits"], batch["teacher"])
-        loss = self.mixed(plain.loss, plain.outputs["loss"], term)
+        head, own = model.heads.get(batch["task"]), plain.outputs["loss"]
+        logits, teacher, unlabelled = plain.outputs["logits"], batch["teacher"], unlabelled_in(batch)
+        count = len(logits) - unlabelled
+        term = self.divergence(head, logits[:count], teacher[:count])
+        loss = self.mixed(plain.loss, own, term)
+        if unlabelled:
+            share = unlabelled / len(logits)
+            others = self.divergence(head, logits[count:], teacher[count:])
+            if self.weight:
+                loss = loss + share * (others - self.mixed(own, own, term))
+            term = (1 - share) * term + share * others
         return TaskLoss(loss, plain.outputs, {**plain.logged, self.name: term})
 
     def divergence(self, head: Head, logits: Tensor, teacher: Tensor) -> Tensor:

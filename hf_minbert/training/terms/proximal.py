@@ -26,6 +26,8 @@ class ProximalPoint(Term, TrainerCallback):
     average `beta * teacher + (1 - beta) * weights`. Weights that are not trained are shared with the model; the
     teacher's own are in float32.
 
+    With a weight of 0 there is no term, and no pass for it: the teacher is an average of the weights, to be scored.
+
     Args:
         weight: of the term, the paper's mu.
         steps: S, optimizer steps between two moves of the teacher.
@@ -47,6 +49,7 @@ class ProximalPoint(Term, TrainerCallback):
                 "iterate itself, where the term is zero and has no gradient. Raise it, or take `proximal: momentum`."
             )
         self.weight, self.steps, self.momentum = weight, steps, momentum
+        self.of_outputs = weight == 0
         self.parameters: dict[str, nn.Parameter] = {}
         self.teacher: dict[str, Tensor] = {}
         self.resume_from: str | Path | None = None
@@ -73,6 +76,8 @@ class ProximalPoint(Term, TrainerCallback):
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         plain = inner(model, batch)
+        if not self.weight:
+            return plain
         inputs = {name: value for name, value in batch.items() if name not in ("labels", "teacher")}
         with in_mode(model, training=False), self.in_place(), torch.no_grad():
             fixed = model(**inputs)["logits"]
@@ -88,6 +93,12 @@ class ProximalPoint(Term, TrainerCallback):
             yield
         finally:
             self._put(weights)
+
+    def become(self) -> None:
+        """Makes the teacher's weights the model's, in the dtype of its own."""
+        for name, parameter in self.parameters.items():
+            parameter.data.copy_(self.teacher[name])
+        torch.clear_autocast_cache()
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, parameter in self.parameters.items():

@@ -1,0 +1,261 @@
+"""Teachers that a recipe trains before the student, as `hf_minbert.settings.teachers` reads them.
+
+    teachers/<name>/seed-<n>/   a teacher's run, in the student's folder; see `hf_minbert.run.workers`
+    teachers/answers/           what teachers answered, unless there is a `cache_dir`
+
+In the folder of a study or a search each teacher is trained once, as `teachers/<name>/seed-<n>-<what it is>/`, and
+every run that has it gets a copy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import MinBertError
+from ..io import write_json
+from ..pretrained.teachers import check_tasks
+from ..settings.dotted import Value, as_value, stage_recipes
+from ..settings.tasks import Task, get_tasks
+from ..settings.teachers import Teacher, read_teachers, teachers_to_train
+from ..settings.wording import counted
+from ..training.checkpoints import checkpoints
+from .folder import RunFolder
+from .runs import Run, split
+from .stages import FOLDER, TEACHERS, held_out_with, linked
+from .workers import FAILED, FINISHED, LOG, Outcome, alone_in, carry_out, failure
+
+logger = logging.getLogger(__name__)
+
+ANSWERS = "answers"
+
+
+def teacher_runs(values: Mapping[str, Value], folder: Path) -> list[Run]:
+    """The runs of a recipe's teachers, whose rows to be scored the student's are beside their own.
+
+    Args:
+        values: the student's recipe, whole.
+        folder: of its teachers.
+
+    Raises:
+        MinBertError: a teacher's recipe is wrong.
+    """
+    found = []
+    for name, (teacher, recipe) in teachers_to_train(values).items():
+        students = [split(own)[0] for _, own in stage_recipes(values)] or [split(values)[0]]
+        recipe = {**recipe, "output_dir": as_value(str(folder / name))}
+        try:
+            held_out = held_out_with(split(recipe)[0], students)
+        except MinBertError as error:
+            raise MinBertError(f"Teacher {name!r}: {error}") from error
+        more = {} if held_out is None else {"held_out": as_value(held_out)}
+        for seed in teacher.seeds:
+            place = folder / name / f"seed-{seed}"
+            own = {"output_dir": str(place), "seed": seed, "disable_tqdm": True}
+            found.append(Run(name, seed, place, {**recipe, **more, **{key: as_value(own[key]) for key in own}}))
+    return found
+
+
+class Teachers:
+    """The teachers of one run.
+
+    Args:
+        values: its recipe, whole.
+        jobs: how many are trained at a time.
+
+    Raises:
+        MinBertError: as `teacher_runs`.
+    """
+
+    def __init__(self, values: Mapping[str, Value], jobs: int = 1):
+        self.folder = Path(split(values)[0].output_dir) / TEACHERS
+        self.runs, self.jobs = teacher_runs(values, self.folder), jobs
+        self.overwrites = "overwrite" in values and bool(values["overwrite"].value)
+
+    def folders(self, entries: Sequence[Any]) -> list[str]:
+        """All models that the entries of `teachers` mean: saved ones, and those of runs."""
+        found: list[str] = []
+        for entry in read_teachers(entries):
+            found += [str(run.folder) for run in self._of(entry)] if isinstance(entry, Teacher) else [entry]
+        return found
+
+    def _of(self, teacher: Teacher) -> list[Run]:
+        return [run for run in self.runs if run.row == teacher.name]
+
+    def _named(self, entries: Sequence[Any]) -> list[Run]:
+        return [run for entry in read_teachers(entries) if isinstance(entry, Teacher) for run in self._of(entry)]
+
+    def check(self, entries: Sequence[Any], tasks: Mapping[str, Task], processes: int) -> None:
+        """Raises `MinBertError` for what would be wrong with teachers only once they are trained.
+
+        Args:
+            entries: as in `teachers`.
+            tasks: those in training, by name.
+            processes: of the run.
+        """
+        taught: set[str] = set()
+        runs = self._named(entries)
+        for run in runs:
+            last = [own for _, own in stage_recipes(run.values)][-1:] or [run.values]
+            theirs = {task.name: task for task in get_tasks(split(last[0])[0].tasks)}
+            taught.update(check_tasks(repr(run.row), theirs, tasks))
+            if not self.overwrites:
+                self._check_same(run)
+        if len({run.row for run in runs}) == len(entries) and (missing := [*{*tasks} - taught]):
+            raise MinBertError(
+                f"No recipe of `teachers` has the task {missing[0]!r}. Add one that has it, or leave it out of "
+                "`train_tasks`."
+            )
+        if processes > 1 and not all(_has_finished(run.folder) for run in runs):
+            raise MinBertError(
+                "`teachers` that are recipes are trained in processes of their own. Run the command without a "
+                "launcher until the student trains; with them in its folder it may go on with a launcher."
+            )
+
+    def were_interrupted(self, student: RunFolder) -> bool:
+        """Whether a command that is to resume has trained teachers so far, and the student not yet."""
+        return self.folder.is_dir() and student.checkpoint is None and not student.holds_run()
+
+    def _check_same(self, run: Run) -> None:
+        remedy = "Delete this folder, give the teacher another `name`, or train all anew by overwrite=true."
+        run.check_same(f"Teacher {run.row!r}", remedy)
+
+    def train(self, entries: Sequence[Any]) -> None:
+        """Trains those that have not finished, or goes on with them.
+
+        Raises:
+            MinBertError: one failed; those beside it go on with the next command.
+        """
+        runs = self._named(entries)
+        for run in runs:
+            try:
+                self._check_same(run)
+            except MinBertError:
+                if not self.overwrites:
+                    raise
+                shutil.rmtree(run.folder)
+        waiting = {run.folder: run for run in runs if not _has_finished(run.folder)}
+        if not waiting:
+            return
+        there = len(runs) - len(waiting)
+        logger.info("%s: %d have been trained, %d are to come.", counted(len(runs), "teacher"), there, len(waiting))
+        begun: dict[Path, float] = {}
+
+        def next_run(running: Collection[Path]) -> Path | None:
+            folder = next((folder for folder in waiting if folder not in running and folder not in begun), None)
+            if folder is not None:
+                begun[folder] = time.monotonic()
+                waiting[folder].write_recipe()
+                logger.info("Teacher %s: in %s.", waiting[folder].name, folder)
+            return folder
+
+        def ended(folder: Path, outcome: Outcome) -> None:
+            check_end(folder, waiting[folder].name, outcome)
+            logger.info("Teacher %s: %.1f s.", waiting[folder].name, time.monotonic() - begun[folder])
+
+        with alone_in(self.folder):
+            for folder in waiting:
+                (folder / FAILED).unlink(missing_ok=True)  # the same command tries it again
+            carry_out(next_run, ended, min(self.jobs, len(waiting)))
+
+
+def check_end(folder: Path, name: str, outcome: Outcome) -> None:
+    """Deletes what a teacher that has finished needs no more. Raises `MinBertError` for one that has not."""
+    if outcome.lost:
+        raise MinBertError(f"Teacher {name} is not finished: {outcome.error} The same command goes on with it.")
+    if (error := failure(folder)) is not None:
+        raise MinBertError(f"Teacher {name} failed: {error} See {folder / LOG}.")
+    for path in (*checkpoints(folder), folder / FOLDER):  # a teacher has only to answer
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_finished(folder: Path) -> bool:
+    return (folder / FINISHED).is_file() and failure(folder) is None
+
+
+class SharedTeachers:
+    """Teachers that several runs have in common: trained once, in a folder of all, and taken over by each run.
+
+    Args:
+        root: the folder of the study or search.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root / TEACHERS
+        self._shared: dict[Path, list[tuple[Run, Path]]] = {}
+        self._names: dict[Path, str] = {}
+
+    def of(self, folder: Path, values: Mapping[str, Value]) -> list[tuple[Run, Path]]:
+        """The teachers of a run, each with the folder of all. Raises as `teacher_runs`."""
+        if folder not in self._shared:
+            runs = teacher_runs(values, folder / TEACHERS)
+            self._shared[folder] = [(run, self._place(run)) for run in runs]
+            self._names |= {place: run.name for run, place in self._shared[folder]}
+        return self._shared[folder]
+
+    def _place(self, run: Run) -> Path:
+        """Named by what the teacher is: another recipe is another teacher."""
+        return self.root / run.row / f"seed-{run.seed}-{hashlib.sha256(run.whole.encode()).hexdigest()[:12]}"
+
+    def to_come(self, runs: Mapping[Path, Mapping[str, Value]]) -> int:
+        """How many teachers of these runs are still to be trained."""
+        places = {place for folder, values in runs.items() for _, place in self.of(folder, values)}
+        return sum(not _has_finished(place) for place in places)
+
+    def retry(self) -> None:
+        """Lets those that failed run again."""
+        for path in self.root.glob(f"*/*/{FAILED}"):
+            path.unlink()
+
+    def ended(self, folder: Path, outcome: Outcome) -> bool:
+        """Says how a teacher ended, and tidies up behind it. Whether the folder is one's: the run's own is not."""
+        if folder not in self._names:
+            return False
+        try:
+            check_end(folder, self._names[folder], outcome)
+        except MinBertError as error:
+            logger.warning("%s", error)
+        else:
+            logger.info("Teacher %s is trained, in %s.", self._names[folder], folder)
+        return True
+
+    def start(self, folder: Path, values: Mapping[str, Value], running: Collection[Path]) -> Path | None:
+        """What is to start for a run: a teacher, the run itself where all its teachers are there, or nothing now.
+
+        The run gets those that have finished. Where one of them failed, the run is noted as failed too.
+
+        Args:
+            folder: of the run.
+            values: its recipe.
+            running: the folders of those going on, or lost.
+        """
+        waits = False
+        for run, place in self.of(folder, values):
+            if (run.folder / FINISHED).is_file():
+                continue
+            if (error := failure(place)) is not None:
+                write_json(folder / FAILED, {"error": f"Its teacher {run.name} failed: {error}"})
+                return None
+            if (place / FINISHED).is_file():
+                _take(place, run)
+            elif place in running:
+                waits = True
+            else:
+                there = {**run.values, "output_dir": as_value(str(place))}
+                Run(run.row, run.seed, place, there).write_recipe()
+                return place
+        return None if waits else folder
+
+
+def _take(place: Path, run: Run) -> None:
+    part = run.folder.with_name(f".{run.folder.name}.part")
+    for path in (part, run.folder):  # one that has begun there is not needed
+        shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(place, part, copy_function=linked)
+    run.write_recipe(part)
+    part.rename(run.folder)
