@@ -305,6 +305,7 @@ def render() -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
     parts = [
         HEAD,
+        "## Recipes of the package",
         recipe_lists(),
         "### Studies",
         STUDIES,
