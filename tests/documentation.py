@@ -15,7 +15,7 @@ from hf_minbert.run.stages import forget_accelerator
 from hf_minbert.run.train import train
 from hf_minbert.run.workers import RECIPE, Outcome
 from hf_minbert.settings.dotted import as_value
-from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.settings.recipe import packaged_recipes, read_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,7 +30,7 @@ SHORT = [*SMALL, "max_steps=2", "eval_strategy=steps", "eval_steps=2", "save_str
 #: Commands that take a recipe's keys: keys before those of the page, and options behind them.
 SHORTER = {
     "train": (SHORT, []), "search": (SHORT, []), "study": (SHORT, []), "conflicts": (SHORT, ["--steps", "2"]),
-    "affinity": (SMALL, ["--steps", "2", "--seeds", "1"]),
+    "affinity": ([*SMALL, "train_tasks=[sst,sts]"], ["--steps", "2", "--seeds", "1"]),
 }  # fmt: skip
 
 
@@ -147,6 +147,8 @@ class Reader:
             return
         assert program == "minbert", f"{shlex.join(words)}: say in the block's first line what it needs."
         keys, options = SHORTER.get(rest[0], ([], []))
+        if keys and rest[1] in packaged_recipes() and not any(word.startswith("model_name") for word in rest):
+            keys = [f"model_name_or_path={self.variables['MINILM']}", *keys]
         rest = [*rest[:2], *keys, *rest[2:], *options]
         self.used |= {*rest}
         ended = self.minbert(*rest)
