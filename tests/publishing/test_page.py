@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
+from documentation import commands_of
 from hub_server import TOKEN
 from transformers import AutoTokenizer
 
@@ -94,8 +94,7 @@ def test_the_pipeline_asks_all_tasks(run, predictor):
 
 @pytest.fixture(scope="module")
 def published(blocks, publisher, hub, finished_run):
-    for line in blocks["bash"][0].splitlines():
-        verb, *words = shlex.split(line.replace(NAME, str(finished_run)), comments=True)
+    for verb, *words in commands_of(blocks["bash"][0].replace(NAME, str(finished_run)), {}):
         assert verb == "minbert"
         status, out, err = publisher.minbert(*words)
         assert status == 0, err
@@ -110,8 +109,7 @@ def test_a_model_is_published(published):
 
 def test_two_processes_train_on(blocks, published, publisher, course_dir, tmp_path):
     """What the launcher makes of the line, in two processes that know the test's Hub; it itself is run elsewhere."""
-    command = blocks["bash"][1].replace("$CS224N_DATA", str(course_dir)).replace("\\\n", " ")
-    accelerate, launch, *words = shlex.split(command)
+    ((accelerate, launch, *words),) = commands_of(blocks["bash"][1], {"CS224N_DATA": str(course_dir)})
     assert (accelerate, launch) == ("accelerate", "launch")
     asked = launch_command_parser().parse_args(words)
     assert asked.multi_gpu and asked.num_processes == 2
