@@ -20,8 +20,14 @@ from hf_minbert.settings.recipe import packaged_recipes, read_recipe
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-#: What a block may need that the tests lack; CONTRIBUTING.md has the same list.
-NEEDS = ("a GPU", "several GPUs", "the Hub", "an installation", "a browser", "Docker")
+#: First lines of blocks that the tests do not run; CONTRIBUTING.md has the same list.
+MARKS = tuple(
+    f"# {mark}."
+    for mark in (
+        "Installs packages", "Needs the Hub", "Needs a GPU", "Needs several GPUs", "Needs a browser", "Needs Docker",
+        "Needs Sphinx",
+    )
+)  # fmt: skip
 #: The checkpoint of the pages, for which the tests' tiny one stands.
 CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
 #: Arguments that make a training of the pages a short one on a CPU.
@@ -49,10 +55,9 @@ class Block:
     line: int
 
     @property
-    def needs(self) -> str:
-        """What its first line says that it needs; empty if nothing."""
-        found = re.match(r"# Needs (.+)\.\n", self.text)
-        return found[1] if found else ""
+    def runs(self) -> bool:
+        """Whether the tests run it."""
+        return self.text.partition("\n")[0] not in MARKS
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -145,7 +150,7 @@ class Reader:
             name, _, value = rest[0].partition("=")
             self.variables.setdefault(name, value)
             return
-        assert program == "minbert", f"{shlex.join(words)}: say in the block's first line what it needs."
+        assert program == "minbert", f"{shlex.join(words)}: say in the block's first line why it does not run."
         keys, options = SHORTER.get(rest[0], ([], []))
         if keys and rest[1] in packaged_recipes() and not any(word.startswith("model_name") for word in rest):
             keys = [f"model_name_or_path={self.variables['MINILM']}", *keys]

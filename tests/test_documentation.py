@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documentation import CHECKPOINT, NEEDS, NOTEBOOKS, PAGES, ROOT, InProcess, Reader, blocks_of, cells_of
+from documentation import CHECKPOINT, MARKS, NOTEBOOKS, PAGES, ROOT, InProcess, Reader, blocks_of, cells_of
 
 import hf_minbert
 from hf_minbert.model.heads import HEADS
@@ -63,10 +63,10 @@ def test_the_code_of_a_page_runs(page, reader):
     if page in NOTEBOOKS:
         reader.places = {CHECKPOINT: reader.places[CHECKPOINT]}  # their data are the package's sample
     for block in blocks:
-        if not block.needs:
+        if block.runs:
             reader.do(block)
     for block in blocks:
-        if block.file.endswith(".yaml") and block.file not in reader.used and not block.needs:
+        if block.file.endswith(".yaml") and block.file not in reader.used:
             check_recipe(block.file)
 
 
@@ -83,25 +83,26 @@ def check_recipe(path: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_block_runs_or_says_what_it_needs(page):
+def test_a_block_runs_or_says_why_not(page):
     for block in blocks_of(read(page)):
         where = f"{name_of(page)}, line {block.line}"
         assert block.language in RUNNABLE, where
-        assert not block.needs or block.needs in NEEDS, where
+        assert block.runs or block.language in ("bash", "python"), where
+        assert not block.runs or not re.match(r"# (Needs|Installs) ", block.text), where
         if block.language in ("yaml", "csv"):
             assert block.file, f"{where}: name the file in the line before the block, as in `pairs.csv`:"
 
 
-def test_contributing_lists_what_a_block_may_need():
-    said = " ".join(read(ROOT / "CONTRIBUTING.md").split())
-    assert [need for need in NEEDS if f"`# Needs {need}.`" not in said] == []
+def test_contributing_lists_why_a_block_may_not_run():
+    said = re.findall(r"`(# .*?)`", read(ROOT / "CONTRIBUTING.md"))
+    assert said == [*MARKS]
 
 
-def test_blocks_are_found_with_their_files_and_needs():
+def test_blocks_are_found_with_their_files_and_marks():
     text = "`a/b.csv`:\n\n```csv\nx\n```\n\nText.\n\n```bash\n# Needs a GPU.\nls\n```\n```{toctree}\npage\n```\n"
     table, command = blocks_of(text)
-    assert (table.language, table.file, table.text, table.needs) == ("csv", "a/b.csv", "x\n", "")
-    assert (command.language, command.file, command.needs) == ("bash", "", "a GPU")
+    assert (table.language, table.file, table.text, table.runs) == ("csv", "a/b.csv", "x\n", True)
+    assert (command.language, command.file, command.runs) == ("bash", "", False)
 
 
 # ---- Facts
@@ -162,7 +163,8 @@ def test_every_page_is_on_the_site_and_the_command_is_the_same_everywhere():
     index = read(ROOT / "docs" / "index.md")
     for page in PAGES:
         relative = Path(page.name) if page.parent == ROOT / "docs" else Path("..", page.name)
-        assert page.name == "index.md" or f"\n{relative.with_suffix('').as_posix()}\n" in index
+        name = re.escape(relative.with_suffix("").as_posix())
+        assert page.name == "index.md" or re.search(rf"^(.* <)?{name}>?$", index, re.MULTILINE), page
     for place in ("README.md", "CONTRIBUTING.md", ".github/workflows/docs.yml", "docs/conf.py"):
         assert "python -m sphinx -W -c docs . build/site" in read(ROOT / place), place
 
