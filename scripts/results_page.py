@@ -1,4 +1,4 @@
-"""Writes recipes/results/README.md from the tables of the studies.
+"""Writes recipes/results/README.md from the tables of the studies, and the counts of claims in the README.
 
     cp runs/studies/reports/004/table/study.json recipes/results/studies/reports-004-table.json
     python scripts/results_page.py
@@ -9,6 +9,7 @@ A study that was not run has no file, and is listed as such.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ from hf_minbert.settings.recipe import recipes_folder
 from hf_minbert.settings.study import Claim, Study, packaged_studies, read_study
 
 FOLDER = recipes_folder() / "results"
+README = FOLDER.parents[1] / "README.md"
+BEGIN, END = "<!-- claims, written by scripts/results_page.py -->", "<!-- end -->"
+COUNTS = """
+  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. The opposite is true of
+  {opposite}. {smaller} effects are not as large as claimed. The others are undecided or not measured yet.
+  """
 REPORTS, OTHERS = "reports/", "Further comparisons"
 OVERRIDES = "reports/small"  # with which the reports' studies ran
 NOT_YET = "not measured yet"
@@ -122,6 +129,17 @@ class Judged:
     metric: str
     record: Mapping[str, Any]
     said: str
+
+
+def readme(page: str) -> str:
+    """The README of the repository, with the counts of claims that are in the summary of `page`."""
+    total = re.search(r"^\| all \|(.*)\|$", page, re.MULTILINE)
+    assert total is not None
+    claims, holds, opposite, smaller, *_ = (f"**{count.strip()}**" for count in total[1].split("|"))
+    said = COUNTS.format(claims=claims, holds=holds, opposite=opposite, smaller=smaller)
+    text = README.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}{said}{END}{rest.split(END)[1]}"
 
 
 def page() -> str:
@@ -319,4 +337,5 @@ def _notes(made: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    (FOLDER / "README.md").write_text(page(), encoding="utf-8")
+    (FOLDER / "README.md").write_text(written := page(), encoding="utf-8")
+    README.write_text(readme(written), encoding="utf-8")

@@ -124,13 +124,6 @@ def test_the_numbers_of_readme_are_those_of_the_results():
         assert {*numbers} <= {*re.findall(r"[\d.,]*\d", results)}
 
 
-def test_readme_sums_up_the_claims_as_the_results_do():
-    found = re.search(r"^\| all \|(.*)\|$", read(ROOT / "recipes" / "results" / "README.md"), re.MULTILINE)[1]
-    claims, holds, opposite, smaller, *_ = (cell.strip() for cell in found.split("|"))
-    fact = re.search(r"\*\*It tests claims\..*?(?=^- |^## )", read(ROOT / "README.md"), re.DOTALL | re.MULTILINE)[0]
-    assert re.findall(r"\*\*(\d+)\*\*", fact) == [claims, holds, opposite, smaller]
-
-
 def test_each_kind_of_task_is_on_its_page():
     table = read(ROOT / "docs" / "data.md").split("## Kinds of tasks\n\n| `kind`")[1].split("###")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(KINDS)
