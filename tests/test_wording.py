@@ -38,7 +38,10 @@ AVOID = {
     r"hf-minbert|HF MinBERT": "hf_minbert",
 }
 #: Pages without code of their own to run. In recipes/README.md the tables come from the docstrings of keys.
-FURTHER = [ROOT / "CODE_OF_CONDUCT.md", ROOT / "recipes" / "README.md"]
+FURTHER = [
+    ROOT / "CODE_OF_CONDUCT.md",
+    *(ROOT / "recipes" / name for name in ("README.md", "accelerate/README.md", "glue/README.md")),
+]
 #: Nobody should have to read a sentence twice. Tables and code are not counted.
 MOST_WORDS = 28
 
