@@ -30,8 +30,8 @@ FOLDER = recipes_folder() / "results"
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- claims, written by scripts/results_page.py -->", "<!-- end -->"
 COUNTS = """
-  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. The opposite of {opposite} holds.
-  Effects of {smaller} are not as large as claimed. The others are undecided or not measured yet.
+  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. The opposite of {opposite}
+  holds. Effects of {smaller} are not as large as claimed. The others are undecided or not measured yet.
   """
 REPORTS, OTHERS = "reports/", "Further comparisons"
 OVERRIDES = "reports/small"  # with which the reports' studies ran
