@@ -49,6 +49,8 @@ EXPORT = ["onnx>=1.19", "onnxscript>=0.6", "onnxruntime>=1.32"]
 # they find differs from version to version.
 TEST = ["pytest>=8.2", "pytest-xdist>=3.8", "hypothesis>=6.100", "ruff>=0.17.6", "ty>=0.0.108", "playwright>=1.50"]
 TEST += [*TORCHJD, *SEARCH, *REPORT, *TENSORBOARD, *DEMO, *EXPORT, "sentence-transformers>=5.2"]
+# The documentation's site: CONTRIBUTING.md has the command. The tests do without.
+DOCS = ["sphinx>=9.0.4", "furo>=2025.12.19", "myst-parser>=5.2"]
 
 
 class BuildWithRecipes(build_py):
@@ -80,7 +82,8 @@ setup(
         "demo": DEMO,
         "export": EXPORT,
         "test": TEST,
-        "all": TEST,
+        "docs": DOCS,
+        "all": [*TEST, *DOCS],
     },
     entry_points={"console_scripts": ["minbert = hf_minbert.cli:main"]},
     keywords=["bert", "multitask learning", "fine-tuning", "transformers", "sentence similarity", "paraphrase"],

@@ -18,4 +18,4 @@ make_environment plain
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}
 say "Step 2 of 2: weights, training, scores (the same as: $venv/bin/minbert quickstart overwrite=true $*)"
 "$venv/bin/minbert" quickstart overwrite=true "$@" || fail "the run did not succeed: the reason is above."
-say "Done. To go on, first: source $venv/bin/activate. The model is in $root/runs/quickstart unless you gave another output_dir. README.md goes on from here."
+say "Done. To go on, first: source $venv/bin/activate. The model is in $root/runs/quickstart unless you gave another output_dir. docs/quickstart.md goes on from here."

@@ -39,7 +39,8 @@ from hf_minbert.training.aggregation.registry import AGGREGATORS
 from hf_minbert.training.args import MultiTaskTrainingArguments
 from hf_minbert.training.terms.registry import REGULARIZERS
 
-OWN_TASK = """`tasks` can be a mapping of a task's name to these keys. For a task of the package they replace its own.
+OWN_TASK = """\
+`tasks` can be a mapping from the name of a task to the keys below. For a task of the package, they replace its own.
 
 ```yaml
 tasks:
@@ -55,66 +56,99 @@ tasks:
 data_dir: sample                              # the data of sst
 ```
 
-A label cell is a name from `labels` or its id, which is its position there, from 0. Names that are numbers
-themselves, such as 1 to 5 for stars, are always read as names. A boolean, or text that spells one, is the label that
-spells it in any capitals; where none of two labels does, false is 0 and true is 1, and a message says so. The names of
-a `ClassLabel` column count, whatever their capitals. A row with a blank text or label is left out of
-training and scoring, and a message says which (`strict_data: true` makes it an error); in prediction every row stays.
-Of `kind: labels` a cell names any number of labels, with `label_delimiter` between them, and an empty one none; in
-JSON, Parquet and datasets it may be a list of names or ids, and a null is a blank label. Without a column `id`, rows
-are numbered from 0. A malformed cell is an error that names file and line.
+**Labels.** A label is a name from `labels`, or its position there, from 0.
+
+- If names are numbers themselves, such as 1 to 5 for stars, a number is always a name.
+- A boolean is the label with that name, in upper or lower case. If no label has such a name, false is 0 and true is
+  1, and a message says so. Text that spells a boolean counts as one.
+- Values of a `ClassLabel` column are matched by their names, in upper or lower case.
+- For `kind: labels`, a cell has any number of names with `label_delimiter` between them. An empty cell has no label.
+  In JSON, Parquet and datasets, the cell may also be a list of names or positions; null is a blank label.
+
+**Blank cells.** A row with a blank text or a blank label is left out of training and scoring, and a message counts
+such rows. With `strict_data: true` it is an error. Prediction keeps every row.
+
+**Ids.** Without a column `id`, rows are numbered from 0.
+
+An error about a cell names the file and the line.
 """
 
-TAGS = """`kind: tags` is for entities, parts of speech and chunks: one of `labels` for each word of a text, such as
+TAGS = """Use `kind: tags` for entities, parts of speech and chunks. Each word of a text has one of `labels`, such as
 `labels: [O, B-PER, I-PER]`. [`examples/ner_and_intent`](examples/ner_and_intent.yaml) explains such a recipe.
 
-- A `.conll` file has a word a line, its columns separated by tabs or spaces, and a blank line between sentences; lines
-  with `-DOCSTART-` are skipped. `tokens` is its first column and `tags` its last; each has its number too, from 0:
-  `columns: {tokens: "1", label: "3"}`.
-- In `.jsonl`, `.parquet`, saved datasets and the Hub's, both are lists: `columns: {label: ner_tags}`. Tags are names
-  or ids, and ids of a `ClassLabel` count by its names. In `.csv` both are text with spaces between words.
-- A word of a list or of a column file is one word with one tag, whatever spaces stand within it (`10 000`).
-- A tag that is none of the labels, more or fewer tags than words, a blank word, and to train or to score a sentence
-  without a word are errors that name file and line. In prediction such a sentence is answered without tags.
-- The first piece of a word has its label and gives its answer; other pieces have none. The loss is the mean over the
-  labelled words of a batch; of a step with several batches or processes, the mean of theirs. SMART, R-Drop and
-  `proximal` are means over the same words.
-- Words behind `max_length`, and those that the tokenizer drops, are not read: they are counted in a message, count as
-  wrong in scores (`unread_words`), and are answered with `O`, or the first label where there is no `O`.
-- With `B-` and `I-` (or `E-`, `S-`, `L-`, `U-`) scores are by entity, `entity_f1` (the default metric),
-  `entity_precision` and `entity_recall`, as conlleval counts: an `I-` behind `O` or another type begins an entity;
-  and `accuracy` by word. Of other labels, `accuracy` and `macro_f1` by word.
-- There is no `pooling`, and no pair. `task_sampling: balanced` and `teachers` are for other kinds. The tokenizer must
-  be a fast one.
+**Files.**
+
+- A `.conll` file has one word in each line, columns separated by tabs or spaces, and a blank line between sentences.
+  Lines with `-DOCSTART-` are skipped. `tokens` is the first column and `tags` the last. Columns can also be named by
+  their number, from 0: `columns: {tokens: "1", label: "3"}`.
+- In `.jsonl`, `.parquet` and datasets, tokens and tags are lists: `columns: {label: ner_tags}`. Tags are names or
+  ids. The ids of a `ClassLabel` column are matched by their names.
+- In `.csv`, tokens and tags are text with spaces between words.
+- A word in a list or in a column file may contain spaces (`10 000`). It is still one word with one tag.
+
+**Errors.** These are errors that name file and line: a tag that is not in `labels`, a different number of tags and
+words, a blank word. A sentence without words is an error in training and scoring. In prediction it gets no tags.
+
+**Training.**
+
+- The first piece of a word has its label and gives its answer. Other pieces have none.
+- The loss of a batch is the mean over its labelled words. For several batches or processes it is the mean of their
+  losses. SMART, R-Drop and `proximal` are means over the same words.
+- There is no `pooling`, and a text is never a pair. `task_sampling: balanced` and `teachers` are not available. The
+  tokenizer must be a fast one.
+
+**Unread words.** Words beyond `max_length` are not read, and neither are words that the tokenizer drops. A message
+counts them. Their answer is `O`, or the first label if there is no `O`. In scores they count as wrong
+(`unread_words`).
+
+**Scores.** If labels start with `B-` and `I-` (or `E-`, `S-`, `L-`, `U-`), scores are by entity, as conlleval counts
+them. An `I-` after `O` or after another type starts an entity. The metrics are `entity_f1` (the default),
+`entity_precision` and `entity_recall`, and `accuracy` by word. For other labels they are `accuracy` and `macro_f1` by
+word.
 """
 
-SHARED = """With `share_rows: true`, tasks whose training rows are the same texts share them: those with the same
-training files (or `dataset`) and text columns, without `sources`.
+SHARED = """\
+With `share_rows: true`, tasks share their training rows if these are the same texts. Such tasks have the same
+training files (or `dataset`), the same text columns and no `sources`.
 [`examples/shared_rows`](examples/shared_rows.yaml) explains such a recipe.
 
-- The training file is read once and each text is tokenized once. In a round all these tasks take the same rows, and
-  their heads read one forward pass of the encoder. A message names the groups. Other tasks, and those with layers of
-  their own (`private_layers`), draw rows of their own.
-- Each task's gradient is that of a pass of its own, up to rounding. One dropout mask of the encoder and one noise of
-  NEFTune serve all tasks; the heads' dropouts are their own. With `aggregator: sum` there is one backward pass too;
-  with an aggregator of rows there is one for each task, through the one graph.
-- A label may be blank: the row counts for the other tasks. A task's loss is the mean over its labelled rows of a
-  batch; several processes weigh theirs by how many they have, so that they do what one does on all. Where a batch
-  has none, the task has no loss in that round, which counts as 0 in the mean over accumulated rounds. A row with a
-  blank text, or without a label of any of the tasks, is left out (`strict_data: true` makes it an error). Of kind
-  `labels` an empty cell of a text file is a row with none of the labels, and not blank. Dev rows are each task's own
-  labelled ones.
-- As the rows are the same, `task_batch_sizes` and `rows_per_epoch` must be, and `task_sampling` is `shuffle`.
-- Teachers answer for labelled rows. A frozen encoder without dropout reads each row once for each task, and then no
-  more. Shared passes are not recorded as CUDA graphs.
-- Refused in one line: `regularizer` and `proximal`, whose passes are of one task; a `mixing` with one task a step;
-  `torch_compile`; `compile_layers` with an aggregator of rows, as compiled layers are differentiated once; where a
-  label is missing, `task_weights` that follow the losses, and on several processes `train_metrics: running`.
+**What is shared.**
+
+- The training file is read once, and each text is tokenized once. A message names the groups of tasks.
+- In a round, all tasks of a group take the same rows. Their heads read one forward pass of the encoder.
+- Other tasks draw rows of their own, and so do tasks with `private_layers`.
+- Teachers answer the labelled rows. A frozen encoder without dropout reads each row once for each task. Shared passes
+  are not recorded as CUDA graphs.
+
+**Gradients.** Each task's gradient is that of a separate pass, up to rounding. All tasks share one dropout mask of
+the encoder and one noise of NEFTune. Each head has its own dropout. With `aggregator: sum` there is one backward
+pass. An aggregator of separate gradients needs one backward pass for each task.
+
+**Missing labels.**
+
+- A row may lack the labels of some tasks. It then counts for the other tasks.
+- The loss of a task is the mean over its labelled rows of a batch. Several processes weigh their losses by these
+  numbers, so that they compute what one process computes on all rows.
+- If a batch has no labelled row of a task, the task has no loss in that round. This counts as 0 in the mean over
+  accumulated rounds.
+- A row is left out if its text is blank or if it has no label at all. With `strict_data: true` this is an error.
+- For `kind: labels`, an empty cell of a text file is a row without labels. It is not a missing label.
+- Dev rows of a task are its own labelled rows.
+
+**Restrictions.** `task_batch_sizes` and `rows_per_epoch` must be the same for these tasks, and `task_sampling` must
+be `shuffle`. The following are refused:
+
+- `regularizer` and `proximal`, whose passes are of one task;
+- a `mixing` with one task in each step;
+- `torch_compile`;
+- `compile_layers` with an aggregator of separate gradients;
+- if labels are missing: `task_weights` that follow the losses, and `train_metrics: running` on several processes.
 """
 
-A_FILE = """Wherever a recipe names a file of rows, in `files` of a task, of `held_out` and of `sources`, a mapping of
-these keys can stand for its path. `minbert predict` and `evaluate` take the same for `--input`, as
-`--read '{quotes: false}'`.
+A_FILE = """\
+A recipe names files of rows in `files` of a task, of `held_out` and of `sources`. A mapping of the keys below can
+replace the path of a file. `minbert predict` and `minbert evaluate` take the same keys for their `--input`, for
+example `--read '{quotes: false}'`.
 
 ```yaml
 tasks:
@@ -128,15 +162,17 @@ tasks:
     columns: {first: "#1 String", second: "#2 String", label: Quality}
 ```
 
-Unless `quotes` is `false`, files of cells follow RFC 4180: a cell in double quotes may hold separators, line breaks
-and doubled quotes. A line break inside a cell is read as a space, and a message counts such rows. A quote that is not
-closed, text after a closing quote and a row of another width are errors, where pandas guesses or skips. One fault is
-valid CSV: a quote that was never closed meets one at the end of a later row, and the rows in between become one cell.
-So a cell is refused if its lines could be rows by themselves, by the number and look of their cells; in a file of one
-column every line could. `line_breaks: true` allows such cells.
+Unless `quotes` is `false`, files of cells follow RFC 4180. A cell in double quotes may contain separators, line
+breaks and doubled quotes. A line break inside a cell is read as a space, and a message counts such rows.
+
+These are errors: a quote that is not closed, text after a closing quote, and a row with another number of cells.
+
+One mistake is valid CSV. If a quote is never closed, it ends at a quote in a later row, and the rows between them
+become one cell. Therefore a cell is refused if its lines could be rows themselves, by the number and the look of
+their cells. In a file with one column, every line could be a row. `line_breaks: true` accepts such cells.
 """
 
-BORROWED = """What may stand in an entry of a task's `sources`, which names a `task`, `files` or a `dataset`:
+BORROWED = """Each entry of `sources` names a `task`, `files` or a `dataset`:
 
 ```yaml
 tasks:
@@ -152,11 +188,14 @@ tasks:
   sst: {sources: [{files: yelp.csv, mapping: stars_to_classes, fraction: 0.1}]}
 ```
 
-The column names of these corpora are known; `columns` gives others. A borrowed row that occurs whole in a dev or test
-row of any task, also of a later stage's, is dropped: compared without case, quotes, punctuation and spaces, and in
-either order of a pair. A single sentence that occurs there is counted, and drops its row with
-`drop_shared_sentences: true`; `held_out` names further tasks. A task's own training rows stay, and its dev and test
-rows among them are counted. The counts are in `metrics.json`, under `leaks`.
+The column names of these corpora are known. `columns` gives other names.
+
+**Leaks.** A borrowed row is dropped if the whole row occurs in a dev or test row of any task, also of a later stage.
+The comparison ignores case, quotes, punctuation, spaces and the order of a pair. A row that shares only one sentence
+is counted. With `drop_shared_sentences: true` it is dropped too. `held_out` names further tasks to compare with.
+
+The training rows of the task itself are kept. Those that are also dev or test rows are counted. All counts are in
+`metrics.json`, under `leaks`.
 """
 
 TEACHERS = """An entry of `teachers` is a saved model, or a recipe that `minbert train` trains before the student:
@@ -215,39 +254,43 @@ HEAD = """# Recipes
 
 <!-- Written by scripts/recipe_keys.py. Edit that, or the docstrings that it reads, and run it again. -->
 
-A recipe is a YAML file of `key: value` lines. `minbert train` takes its path, or the name of one of those here, and
-after it words that replace its lines:
+A recipe is a YAML file with lines of the form `key: value`. `minbert train` takes its path, or the name of a recipe
+of the package. Further arguments replace lines of the recipe:
 
 ```bash
 minbert train cs224n/baseline data_dir=data learning_rate=2e-5 task_batch_sizes='{sts: 16}'
 ```
 
-A key with dots reaches into a line and keeps the rest of it: `tasks.sst.head=mlp`, `tasks.sts.sources.0.rows=100`,
-`stages.heads.max_steps=2`. A mapping is merged into the one that is there, and `null` takes a part away. What has no
-line begins with its default, and in a stage with the recipe's line. A key for all stages changes a stage's own line
-only if that line has the task, or the name, that it reaches into.
+**Keys with dots** change a part of a line: `tasks.sst.head=mlp`, `tasks.sts.sources.0.rows=100`,
+`stages.heads.max_steps=2`. A mapping is merged into the existing one. `null` removes a part. A key that the recipe
+does not have starts with its default, or in a stage with the recipe's line. A key for all stages changes the line of
+a stage only if that line has the task or the name.
 
-The scalars are those of YAML 1.2: `3e-5` is a number, `no` is a word, `null` is nothing. A key that is not below is
-refused, with the nearest one that is; so is one that stands twice. A run's folder keeps its recipe, complete, as
-`recipe.yaml`.
+**Values** are those of YAML 1.2: `3e-5` is a number, `no` is a word, `null` is nothing.
+
+**Mistakes.** An unknown key is refused, and the message names the nearest known key. A key that occurs twice is
+refused.
+
+The folder of a run contains its complete recipe as `recipe.yaml`.
 """
 
-STUDIES = """A study is a table: rows, each a recipe and the keys that it changes, and seeds. Those in
-`reports` are the tables of five reports, for BERT-base, with their published scores;
-[`reports/small`](reports/small.overrides.yaml) has what changes for a small checkpoint. Those in `comparisons` are our
-own, on the small checkpoint. What came of all is in [results](results/README.md).
+STUDIES = """\
+A study is a table of rows. Each row is a recipe with changed keys, and is trained with several seeds. The studies in
+`reports` are the tables of five reports, for BERT-base, with their published scores.
+[`reports/small`](reports/small.overrides.yaml) changes them for a small checkpoint. The studies in `comparisons` are
+our own, for the small checkpoint. [Results](results/README.md) shows what was found.
 """
 
 STOCK = """## The trainer's keys
 
-These are the fields of `TrainingArguments` in transformers {version}, whose documentation explains them. The defaults
-are the ones in force here.
+These keys are fields of `TrainingArguments` in transformers {version}. Its documentation explains them. The defaults
+are those of this package.
 """
 
 NOT_TAKEN = """## Keys that are refused
 
-A step of several tasks cannot honour these fields of `TrainingArguments`. Only the value that asks for nothing is
-taken, and then the key can as well be left out.
+These fields of `TrainingArguments` do not work with several tasks in a step. Only the value that switches them off is
+accepted.
 """
 
 
@@ -358,6 +401,7 @@ def render() -> str:
     version = ".".join(transformers.__version__.split(".")[:2])
     parts = [
         HEAD,
+        "## Recipes of the package",
         recipe_lists(),
         "### Studies",
         STUDIES,
@@ -386,9 +430,10 @@ def render() -> str:
             ("mapping", "what becomes of the labels"),
             [(f"`{name}`", " ".join(inspect.getdoc(mapping).split())) for name, mapping in MAPPINGS.items()],
         ),
-        "### What stands on the encoder",
-        "A task's `pooling`, `head` and `loss`, and what may stand in their `pooling_options`, `head_options` and "
-        "`loss_options`: `sts: {pair_encoding: bi, pooling: mean, head: cosine, head_options: {mapping: relu}}`.",
+        "### Pooling, heads and losses",
+        "These are the choices for `pooling`, `head` and `loss` of a task. Each takes its options in "
+        "`pooling_options`, `head_options` or `loss_options`, for example "
+        "`sts: {pair_encoding: bi, pooling: mean, head: cosine, head_options: {mapping: relu}}`.",
         options(),
         STOCK.format(version=version),
         table(

@@ -1,4 +1,4 @@
-"""Writes recipes/results/README.md from the tables of the studies.
+"""Writes recipes/results/README.md from the tables of the studies, and the counts of claims in the README.
 
     cp runs/studies/reports/004/table/study.json recipes/results/studies/reports-004-table.json
     python scripts/results_page.py
@@ -9,6 +9,7 @@ A study that was not run has no file, and is listed as such.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ from hf_minbert.settings.recipe import recipes_folder
 from hf_minbert.settings.study import Claim, Study, packaged_studies, read_study
 
 FOLDER = recipes_folder() / "results"
+README = FOLDER.parents[1] / "README.md"
+BEGIN, END = "<!-- claims, written by scripts/results_page.py -->", "<!-- end -->"
+COUNTS = """
+  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. The opposite of {opposite}
+  holds, and the effects of {smaller} are not as large as claimed. The others are undecided or not measured yet.
+  """
 REPORTS, OTHERS = "reports/", "Further comparisons"
 OVERRIDES = "reports/small"  # with which the reports' studies ran
 NOT_YET = "not measured yet"
@@ -38,72 +45,106 @@ MEANS = (
 CONFLICTS = " Conflicts: the share of steps in which two tasks' gradients point against each other, mean over pairs."
 INTRODUCTION = """# What is claimed, and what is found here
 
-Five student reports fine-tuned BERT on sentiment (`sst`), paraphrases (`para`) and similarity (`sts`), and state
-scores of one run a row. Here their rows were trained again, with several seeds each, and what they claim was judged
-by the differences that are found. Further comparisons judge what papers claim of the methods.
+Five student reports fine-tuned BERT on sentiment (`sst`), paraphrases (`para`) and similarity (`sts`). They state the
+scores of one run for each row of a table. Here their rows were trained again, with several seeds each. Their claims
+are judged by the differences that are found. Further comparisons judge what papers claim of the methods.
 
-**What was run.** Each table is a study, and each of its rows a recipe. On one GPU:
+## In short
+
+- **Pairs.** To read both sentences of a pair in one input is the large and sure gain: `para` +.09 to +.10 and `sts`
+  +.51 over vectors that are concatenated (reports 002 and 003). A trained cosine reaches .83 on `sts` (report 004),
+  and one input .85 to .86 (report 003). These are rows of two tables, which are not tested against each other.
+- **Frozen encoders.** Under linear layers, a frozen encoder is far below one that is fine-tuned (reports 001 and
+  003). Under Siamese layers and a cosine its `sts` is higher: .79 and .82 beside .73 and .77 (report 001). This is
+  not tested yet.
+- **Gradient surgery** brings no gain of 0.01 in the mean of the tasks beside a plain sum. This was tested at three
+  learning rates, though tasks' gradients conflict in 45 % of steps.
+- **Weights of tasks.** Three of four kinds bring no gain of 0.01 either. Of `uncertainty` it cannot be told.
+- **SMART, R-Drop and FGM** (short step) end .006 to .010 above none. None of it is significant by Holm's method
+  (p .055, .111 and .077). Uncorrected, the intervals of SMART and FGM exclude 0. The step of FGM was chosen on these
+  dev rows.
+- **LoRA** ends .007 below full fine-tuning (-.014 to -.001, not significant by Holm's method). Neither a loss nor
+  equality within 0.01 is shown.
+
+## How it was measured
+
+Each table is a study, and each of its rows a recipe. On one GPU:
 
     minbert study reports/NAME --overrides reports/small data_dir=$CS224N_DATA model_name_or_path=$MINILM
     minbert study comparisons/NAME data_dir=$CS224N_DATA model_name_or_path=$MINILM
 
-**On what.** On all-MiniLM-L6-v2, a checkpoint of 6 layers and 384 dimensions, with 14,150 rows of `para`. The reports
-have BERT-base, of 12 layers and 768 dimensions, and 141,506 rows. The small checkpoint was trained by its authors on
-Quora's duplicates and on pairs of inference, so its `para` and `sts` begin higher. What else changes is in
-[small.overrides.yaml](../reports/small.overrides.yaml). So a claim that does not hold here may hold for BERT-base,
-and the other way round.
+| | here | in the reports |
+| --- | --- | --- |
+| checkpoint | all-MiniLM-L6-v2: 6 layers, 384 dimensions | BERT-base: 12 layers, 768 dimensions |
+| training rows of `para` | 14,150 | 141,506 |
 
-**How a claim is judged.** A row is compared with one other row of its table, the one that the report compares it
-with. The difference is the row's mean less that of the other, over `n` seeds each, on dev rows: 1,101 of `sst`, 2,020
-of `para`, 863 of `sts`. Its 95 % interval is that of crossed random effects, seeds and dev rows
-([effects.py](../../hf_minbert/evaluation/effects.py)). Seeds are not paired. p is by Holm's method over the rows of a
-table, for each metric by itself. Intervals are not corrected for the number of rows, and p is: an interval may
-exclude 0 while p is above .05. A claim
+The authors of the small checkpoint trained it on Quora's duplicates and on pairs of inference, so its `para` and `sts`
+start higher. [small.overrides.yaml](../reports/small.overrides.yaml) has all other changes. A claim that does not hold
+here may hold for BERT-base, and the other way round.
 
-- **holds** where p is below .05 and the direction is the claimed one, whatever the size;
-- is **opposite** to what is found where p is below .05 and the direction is the other one;
-- is **not as large** where p is .05 or more and the interval ends short of the claimed size in the claimed direction;
-  the sign that is found may be the other one. A claim without a number is taken for one of 0.01, a margin that we
-  chose;
-- **cannot be told** otherwise: more seeds, or more dev rows, would be needed.
+**Difference.** A row is compared with one other row of its table. It is the row that the report compares it with. The
+difference is the mean of the row minus the mean of the other, over `n` seeds each. Seeds are not paired. The dev rows
+are 1,101 of `sst`, 2,020 of `para` and 863 of `sts`.
 
-"None, within 0.01" is the claim that there is no difference. It holds where the whole interval lies within the
-margin, and is opposite where it lies outside of it (two one-sided tests, Schuirmann 1987, of level .025 each, without
-Holm's correction).
+**Interval.** The 95 % interval is that of crossed random effects, seeds and dev rows
+([effects.py](../../hf_minbert/evaluation/effects.py)).
 
-**What to keep in mind.** A reported difference is one of two single runs, and varies too. Dev rows also choose the
-checkpoint of most runs, so that scores are somewhat too high; alike only where rows were chosen by the same metric.
-`overall` is the mean of the three tasks' metrics. Some comparisons are with a row that nothing, or little, was
-learned in: heads at their random start (the baselines of reports 003 and 004), a loss without a threshold (MNR),
-frozen encoders that answer with the majority class (`para` .631 in reports 001 and 003), an `sts` of .12 where report
-004 has .67. Rows of report 002 with surgery have other batches than those without. `full`, `sum 1e-4` and `none` of
-the further comparisons are one training with the same seeds and scores, so a lucky spread is in all three tables.
-The step of FGM is the best of the three in its table.
+**p** is corrected by Holm's method over the rows of a table, for each metric by itself. Intervals are not corrected.
+An interval may therefore exclude 0 while p is above .05.
 
-**Names.** The further comparisons have the recipe `cs224n/baseline`: both sentences in one input, a linear layer on
-the pooler, three epochs. FT and noFT: the encoder is fine-tuned, or frozen. FPT: pre-trained further. FF:
-feed-forward layers. CE: cross-entropy. MNR: multiple negatives ranking. WRS: weighted random sampling. ConcatA: each
-sentence encoded by itself; ConcatB: both in one input. AL: a layer more in each head. GS: gradient surgery, with
-batches of unequal size (bd) or small tasks that start again, data wrapping (w). PCGrad, GradVac and UPGrad: three
-kinds of gradient surgery. Round-robin: a batch of each task in turn. FL: heads alone, on the frozen encoder. SMART 0,
-1, 2: the divergence whose worst case is sought, and the one that is added, are both symmetric KL, both KL, or the
-first KL and the second symmetric. Uncertainty, IMTL-L, DWA: weights of tasks that follow the losses.
+**Verdict.** A claim
 
-## In short
+- **holds** if p is below .05 and the direction is the claimed one, whichever size is found;
+- is **opposite** to what is found if p is below .05 and the direction is the other one;
+- is **not as large** if p is .05 or more and the interval ends below the claimed size in the claimed direction. The
+  sign that is found may be the other one. The size of a claim without a number is 0.01, a margin that we chose;
+- **cannot be told** in all other cases. More seeds or more dev rows would be needed.
 
-- Both sentences of a pair in one input is the large and sure gain: `para` +.09 to +.10 and `sts` +.51 over vectors
-  that are concatenated (reports 002 and 003). A trained cosine reaches .83 on `sts` (report 004) beside .85 to .86
-  with one input (report 003): rows of two tables, not tested against each other.
-- Under linear layers a frozen encoder is far below one that is fine-tuned (reports 001 and 003). Under Siamese layers
-  and a cosine its `sts` is higher, .79 and .82 beside .73 and .77 (report 001), which is not tested yet.
-- Gradient surgery brings no gain of 0.01 in the mean of the tasks beside a plain sum at any of three learning rates,
-  though tasks' gradients conflict in 45 % of steps. Nor do three of four kinds of weights on the tasks; of
-  `uncertainty` it cannot be told.
-- SMART, R-Drop and FGM with a short step end .006 to .010 above none. None of it is significant by Holm's method (p
-  .055, .111 and .077); uncorrected, the intervals of SMART and FGM exclude 0, and the step of FGM was chosen on these
-  dev rows.
-- LoRA ends .007 below full fine-tuning (-.014 to -.001, not significant by Holm's method): neither a loss nor
-  equality within 0.01 is shown.
+"None, within 0.01" is the claim that there is no difference. It holds if the whole interval is within the margin. It
+is opposite if the whole interval is outside. These are two one-sided tests (Schuirmann 1987) of level .025 each,
+without Holm's correction.
+
+## What to keep in mind
+
+- A reported difference is one of two single runs, and varies too.
+- Dev rows also choose the checkpoint of most runs, so scores are a little too high. Two rows are affected alike only
+  if their checkpoints were chosen by the same metric.
+- `overall` is the mean of the three tasks' metrics.
+- Some rows that others are compared with have learned nothing or little:
+  - heads at their random start (the baselines of reports 003 and 004);
+  - a loss without a threshold (MNR);
+  - frozen encoders that answer with the majority class (`para` .631 in reports 001 and 003);
+  - an `sts` of .12, where report 004 has .67.
+- Rows of report 002 with surgery have other batches than rows without.
+- `full`, `sum 1e-4` and `none` of the further comparisons are the same runs, with the same seeds and scores. If their
+  spread is small by luck, all three tables have it.
+- The step of FGM is the best of the three in its table.
+
+## Names
+
+| name | meaning |
+| --- | --- |
+| FT, noFT | the encoder is fine-tuned, or frozen |
+| FPT | pre-trained further |
+| FF | feed-forward layers |
+| CE | cross-entropy |
+| MNR | multiple negatives ranking |
+| WRS | weighted random sampling |
+| ConcatA | each sentence is encoded by itself |
+| ConcatB | both sentences are in one input |
+| AL | one more layer in each head |
+| GS | gradient surgery |
+| bd, w | with GS: batches of unequal size, or small tasks that start again (data wrapping) |
+| PCGrad, GradVac, UPGrad | three kinds of gradient surgery |
+| Round-robin | a batch of each task in turn |
+| FL | heads alone, on the frozen encoder |
+| SMART 0 | the divergence of the search and the divergence that is added are symmetric KL |
+| SMART 1 | both are KL |
+| SMART 2 | that of the search is KL, the one that is added is symmetric KL |
+| Uncertainty, IMTL-L, DWA | weights of tasks that follow the losses |
+
+The further comparisons have the recipe `cs224n/baseline`: both sentences in one input, a linear layer on the pooler,
+three epochs.
 """
 
 
@@ -122,6 +163,17 @@ class Judged:
     metric: str
     record: Mapping[str, Any]
     said: str
+
+
+def readme(page: str) -> str:
+    """The README of the repository, with the counts of claims that are in the summary of `page`."""
+    total = re.search(r"^\| all \|(.*)\|$", page, re.MULTILINE)
+    assert total is not None
+    claims, holds, opposite, smaller, *_ = (f"**{count.strip()}**" for count in total[1].split("|"))
+    said = COUNTS.format(claims=claims, holds=holds, opposite=opposite, smaller=smaller)
+    text = README.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}{said}{END}{rest.split(END)[1]}"
 
 
 def page() -> str:
@@ -319,4 +371,5 @@ def _notes(made: Mapping[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    (FOLDER / "README.md").write_text(page(), encoding="utf-8")
+    (FOLDER / "README.md").write_text(written := page(), encoding="utf-8")
+    README.write_text(readme(written), encoding="utf-8")

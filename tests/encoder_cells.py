@@ -1,4 +1,4 @@
-"""The README's table of encoders: each cell trains two steps, saves, and is asked again without this package."""
+"""The table of encoders in docs/encoders.md: each cell trains two steps, saves, and is asked without this package."""
 
 from __future__ import annotations
 

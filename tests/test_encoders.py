@@ -1,4 +1,4 @@
-"""The README's table of encoders, computed by hand: every cell."""
+"""The table of encoders in docs/encoders.md, computed by hand: every cell."""
 
 import pytest
 import torch

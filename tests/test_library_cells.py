@@ -1,4 +1,4 @@
-"""The README's table of encoders, computed by transformers: every cell of every kind."""
+"""The table of encoders in docs/encoders.md, computed by transformers: every cell of every kind."""
 
 from __future__ import annotations
 

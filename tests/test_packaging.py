@@ -187,8 +187,18 @@ def test_the_lowest_python_is_the_same_wherever_it_is_said(described, promised):
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert tools["ruff"]["target-version"] == f"py{lowest.replace('.', '')}"
     assert tools["ty"]["environment"]["python-version"] == lowest
-    assert f"\nPython {lowest} to {promised[-1]}," in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"\nYou need Python {lowest} or newer." in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"sys.version_info < ({lowest.replace('.', ', ')})" in (ROOT / "scripts" / "environment.sh").read_text()
+
+
+def test_the_table_of_versions_is_that_of_setup_and_of_both_sets(described, promised):
+    lowest, newest = pins("lowest"), pins("newest")
+    names = [canonicalize_name(Requirement(line).name) for line in described["install_requires"]]
+    rows = [("Python", promised[0], promised[-1]), *((name, lowest[name], newest[name]) for name in names)]
+    lines = ["| package | lowest tested | newest tested |", "|---|---|---|"]
+    table = "\n".join([*lines, *(f"| {name} | {first} | {last} |" for name, first, last in rows)])
+    page = ROOT / "docs" / "installation.md"
+    assert table in page.read_text(encoding="utf-8"), f"{page} must have this table:\n{table}"
 
 
 def test_an_unknown_set_of_versions_is_refused_in_a_line():

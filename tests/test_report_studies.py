@@ -534,6 +534,7 @@ PAGE = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "results_page.
 def test_the_page_of_results_is_what_the_script_writes():
     written = (recipes_folder() / "results" / "README.md").read_text(encoding="utf-8")
     assert written == PAGE["page"](), "Run: python scripts/results_page.py"
+    assert PAGE["README"].read_text(encoding="utf-8") == PAGE["readme"](written), "Run: python scripts/results_page.py"
 
 
 @pytest.fixture

@@ -1,6 +1,11 @@
-"""Numbers in sentences."""
+"""Numbers in sentences, and the words of the documentation."""
+
+import json
+import re
+from pathlib import Path
 
 import pytest
+from documentation import NOTEBOOKS, PAGES, ROOT
 
 from hf_minbert.settings.wording import counted
 
@@ -11,3 +16,62 @@ from hf_minbert.settings.wording import counted
 def test_a_number_has_its_noun_and_its_verb(count, said):
     assert counted(count, "row", "is", "are") == said
     assert counted(count, "row") == said.rsplit(" ", 1)[0]
+
+
+# ---- README, docs and the notebooks
+
+#: Words to avoid, as regular expressions, and what to write in their place.
+AVOID = {
+    r"mend(s|ed|ing)?": "fix",
+    r"shall": "should, must, or the present tense",
+    r"trainings": "runs",
+    r"poolings": "pooling methods",
+    r"go(es)? on( with)?": "continue",
+    r"whatever": "which, or name the cases",
+    r"(it|there) lies|lie": "is",
+    r"in the place of|in place of": "instead of",
+    r"nothing stopped": "was not interrupted",
+    r"in order to": "to",
+    r"utili[sz]e[sd]?": "use",
+    r"e\.g\.|i\.e\.|etc\.": "for example, that is, and so on",
+    r"simply|obviously|of course": "nothing",
+    r"hf-minbert|HF MinBERT": "hf_minbert",
+}
+#: Pages without code of their own to run. In recipes/README.md the tables come from the docstrings of keys.
+FURTHER = [
+    ROOT / "CODE_OF_CONDUCT.md",
+    *(ROOT / "recipes" / name for name in ("README.md", "accelerate/README.md", "glue/README.md")),
+]
+#: Nobody should have to read a sentence twice. Tables and code are not counted.
+MOST_WORDS = 28
+
+
+def prose_of(path: Path) -> str:
+    """The text of a page or a notebook, without code and addresses."""
+    if path in NOTEBOOKS:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    else:
+        text = path.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    if path.parent.name == "recipes":
+        text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return re.sub(r"`[^`\n]*`", "CODE", text)
+
+
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, *FURTHER], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_is_in_plain_words(path):
+    text = prose_of(path)
+    found = {
+        match[0]: better for word, better in AVOID.items() for match in re.finditer(rf"\b(?:{word})(?!\w)", text, re.I)
+    }
+    assert found == {}, "Each of these has a plainer word beside it."
+
+
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, *FURTHER], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_sentences_of_a_page_are_short(path):
+    text = re.sub(r"^[#|].*$", "", prose_of(path), flags=re.MULTILINE)
+    parts = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
+    sentences = [one for part in parts for one in re.split(r"(?<=[.:?!;])\s+", " ".join(part.split()))]
+    assert [one for one in sentences if len(one.split()) > MOST_WORDS] == []

@@ -88,7 +88,7 @@ class MinBertConfig(PreTrainedConfig):
     """
 
     model_type = "minbert"
-    #: Pipelines that this process has whatever a saved folder carries: a package that registers them names them here.
+    #: Pipelines that this process has without a saved folder's code. A package that registers them names them here.
     pipelines_at_hand = frozenset()
     #: The library sets attention and precision there too.
     sub_configs = {"encoder_config": PreTrainedConfig}
@@ -200,7 +200,7 @@ class MinBertConfig(PreTrainedConfig):
 
     @property
     def copying_tasks(self) -> list[str]:
-        """The tasks that have copies of what is private: all but its owner."""
+        """The tasks that have copies of what is private, which are all but its owner."""
         return [name for name in self.task_names if self.private_owner not in (None, name)]
 
     def rearrange(self, **changes: Any) -> None:

@@ -174,7 +174,7 @@ def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None 
 def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | None = None) -> MinBertForMultiTask:
     """One model in which each task has the whole encoder of the model that it comes from (report 001, figure 1).
 
-    For the same batches a task's outputs are those of its model, bit for bit on one machine (README, "Exactness"),
+    For the same batches a task's outputs are those of its model, bit for bit on one machine (docs/exactness.md),
     where the models are in float32 and have one attention function, as this package loads them. Each task has an
     encoder: two tasks of one model get two copies. It keeps the length of its model.
 

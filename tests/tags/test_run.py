@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -325,21 +324,3 @@ def test_predictions_go_on_where_they_were_stopped(tagged_run, assistant, predic
     assert [row["tags"] for row in lines_of(output)] == [
         row["tags"] for row in lines_of(tagged_run / "predictions" / "ner-dev.jsonl")
     ]
-
-
-def test_the_recipe_of_the_readme_trains(tiny_bert, sentences, tmp_path, monkeypatch):
-    readme = (RECIPE.parents[2] / "README.md").read_text(encoding="utf-8")
-    (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL) if "kind: tags" in block)
-    monkeypatch.chdir(tmp_path)
-    Path("ner").mkdir()
-    labels = {"PERSON": "PER", "PLACE": "LOC"}
-    for split in ("train", "dev"):
-        lines = []
-        for row in sentences(12):
-            tags = [tag[:2] + labels[tag[2:]] if tag != "O" else tag for tag in row["tags"]]
-            lines += [f"{word} {tag}" for word, tag in zip(row["tokens"], tags, strict=True)] + [""]
-        Path("ner", f"{split}.conll").write_text("\n".join(lines))
-    Path("ner.yaml").write_text(text)
-    words = [f"model_name_or_path={tiny_bert}", "max_steps=2", "disable_tqdm=true", "use_cpu=true"]
-    metrics = train(read_recipe("ner.yaml", words))
-    assert {"eval_ner_entity_f1", "eval_ner_accuracy", "eval_sst_accuracy"} <= metrics.keys()

@@ -1,15 +1,15 @@
-"""The five blocks of README's "Load, publish, launch", run as they stand there, on a tiny model."""
+"""The first five blocks of docs/publishing.md, run as they stand there, on a tiny model."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate.commands.launch import launch_command_parser
+from documentation import commands_of
 from hub_server import TOKEN
 from transformers import AutoTokenizer
 
@@ -38,8 +38,8 @@ result = [ended.status, ended.said]
 
 @pytest.fixture(scope="module")
 def blocks() -> dict[str, list[str]]:
-    """The blocks of the section by language."""
-    section = re.search(r"## Load, publish, launch\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    """The blocks of the page by language, up to the demo."""
+    section = (ROOT / "docs" / "publishing.md").read_text(encoding="utf-8").split("## Demo")[0]
     found = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
     by_language: dict[str, list[str]] = {}
     for language, block in found:
@@ -94,8 +94,7 @@ def test_the_pipeline_asks_all_tasks(run, predictor):
 
 @pytest.fixture(scope="module")
 def published(blocks, publisher, hub, finished_run):
-    for line in blocks["bash"][0].splitlines():
-        verb, *words = shlex.split(line.replace(NAME, str(finished_run)), comments=True)
+    for verb, *words in commands_of(blocks["bash"][0].replace(NAME, str(finished_run)), {}):
         assert verb == "minbert"
         status, out, err = publisher.minbert(*words)
         assert status == 0, err
@@ -110,8 +109,7 @@ def test_a_model_is_published(published):
 
 def test_two_processes_train_on(blocks, published, publisher, course_dir, tmp_path):
     """What the launcher makes of the line, in two processes that know the test's Hub; it itself is run elsewhere."""
-    command = blocks["bash"][1].replace("$CS224N_DATA", str(course_dir)).replace("\\\n", " ")
-    accelerate, launch, *words = shlex.split(command)
+    ((accelerate, launch, *words),) = commands_of(blocks["bash"][1], {"CS224N_DATA": str(course_dir)})
     assert (accelerate, launch) == ("accelerate", "launch")
     asked = launch_command_parser().parse_args(words)
     assert asked.multi_gpu and asked.num_processes == 2
