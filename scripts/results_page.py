@@ -65,7 +65,8 @@ are judged by the differences that are found. Further comparisons judge what pap
   dev rows.
 - **Separate models.** With R-Drop, one model with three private layers a task and three separate models have means of
   .725 and .723. With FGM both have .743 (another half of dev). FGM is .008 above R-Drop (-.001 to .018), which cannot
-  be told from chance; `sts` is .011 above (.004 to .018, significant). [The log](board/log.md) lists what else was tried.
+  be told from chance; `sts` is .011 above (.004 to .018, significant). [The log](board/log.md) lists what else was
+  tried.
 - **LoRA** ends .007 below full fine-tuning (-.014 to -.001, not significant by Holm's method). Neither a loss nor
   equality within 0.01 is shown.
 

@@ -199,7 +199,7 @@ def test_a_claim_of_reported_scores_has_their_direction():
 
 @pytest.fixture
 def six_layers(tiny_bert, tmp_path) -> Path:
-    """A config as deep as that of the small checkpoint, of which rows take three layers for a task. It has no weights."""
+    """A config as deep as that of the small checkpoint, of which rows take three layers for a task. No weights."""
     folder = tmp_path / "six-layers"
     shutil.copytree(tiny_bert, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_text())

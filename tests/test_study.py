@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -450,14 +451,26 @@ def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monke
     refuse = lambda said: questions.append(said)  # noqa: E731
     text = TWO_ROWS.replace("[1, 7]", "10")
     if asked:
-        with pytest.raises(MinBertError, match=r"About 2.2 h in all, 1 at a time, .* 30 rounds of 13.3 s. Give --yes"):
+        with pytest.raises(MinBertError, match=r"About 2.2 h in all: 20 runs, 1 at a time, .* Give --yes"):
             go(write(text), tmp_path / "study", agree=refuse)
         assert len(worker.trained) == 1
     else:
         go(write(text), tmp_path / "study", agree=refuse)
         assert len(worker.trained) == 20
     assert len(questions) == asked
-    assert caplog.text.count("in all, 1 at a time") == 1
+    assert caplog.text.count("20 runs, 1 at a time") == 1
+
+
+def test_a_study_is_estimated_by_as_many_runs_as_go_on_at_a_time(caplog):
+    """Rows differ: the first to tell may be the shortest."""
+    clock = study_module._Clock(runs=8, parallel=2, agree=lambda said: True)
+    short, long = Progress(step=100, steps=200, seconds=0.1), Progress(step=99, steps=400, seconds=0.1)
+    with caplog.at_level("INFO"):
+        clock.watch({Path("a"): short, Path("b"): long})
+        assert not caplog.messages
+        clock.watch({Path("b"): replace(long, step=100), Path("c"): replace(short, step=0)})  # a has ended since
+        clock.watch({Path("b"): replace(long, step=300)})
+    assert caplog.messages == ["About 2 min in all: 8 runs, 2 at a time, if each takes 30 s, as the first (2) do."]
 
 
 # ---- Tasks alone and together

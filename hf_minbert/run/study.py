@@ -34,7 +34,7 @@ from .workers import FAILED, FINISHED, LOG, Outcome, Progress, carry_out, failur
 logger = logging.getLogger(__name__)
 
 SURE_ABOVE = 3600.0  # seconds of all GPUs together, above which a study asks
-STEPS_TO_TELL = 100  # of the first run, before its speed is taken for that of all
+STEPS_TO_TELL = 100  # of a run, before its time is estimated
 
 
 def runs_of(study: Study, root: Path) -> list[Run]:
@@ -261,6 +261,7 @@ class _Clock:
         self.took: dict[Path, float] = {}
         self.starts: list[float] = []
         self._begun: dict[Path, float] = {}
+        self._expected: dict[Path, float] = {}
         self._asked = runs == 1
 
     def begin(self, folder: Path) -> None:
@@ -272,15 +273,20 @@ class _Clock:
             self.starts.append(outcome.first_step - self._begun[folder])
 
     def watch(self, progress: Mapping[Path, Progress]) -> None:
-        """Says how long the whole will take, as soon as the first run tells, and asks if that is long."""
-        told = next((each for each in progress.values() if each.step >= min(STEPS_TO_TELL, each.steps)), None)
-        if self._asked or told is None:
+        """Says how long the whole will take, once as many runs have told as run at a time, and asks if that is long."""
+        if self._asked:
+            return
+        for folder, run in progress.items():
+            if run.step >= min(STEPS_TO_TELL, run.steps):
+                self._expected[folder] = run.steps * run.seconds
+        if len(self._expected) < self.parallel:
             return
         self._asked = True
-        whole = told.steps * told.seconds * self.runs / self.parallel
+        mean = statistics.fmean(self._expected.values())
+        whole = mean * self.runs / self.parallel
         said = (
-            f"About {in_words(whole)} in all, {self.parallel} at a time, if each of the {self.runs} runs takes as "
-            f"long as the first: {told.steps:,} rounds of {told.seconds:.3g} s"
+            f"About {in_words(whole)} in all: {counted(self.runs, 'run')}, {self.parallel} at a time, if each takes "
+            f"{in_words(mean)}, as the first ({len(self._expected)}) do"
         )
         logger.info("%s.", said)
         if whole > SURE_ABOVE and not self.agree(said):
