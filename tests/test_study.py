@@ -446,6 +446,7 @@ def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monke
             return None if self.polls % 2 else self.outcome
 
     worker, questions = Slow(), []
+    caplog.set_level("INFO")
     monkeypatch.setattr(workers, "Worker", worker)
     monkeypatch.setattr(workers, "POLL", 0.0)
     refuse = lambda said: questions.append(said)  # noqa: E731

@@ -273,7 +273,7 @@ class _Clock:
             self.starts.append(outcome.first_step - self._begun[folder])
 
     def watch(self, progress: Mapping[Path, Progress]) -> None:
-        """Says how long the whole will take, once as many runs have told as run at a time, and asks if that is long."""
+        """Says how long the whole will take, once as many runs tell as run at a time, and asks if that is long."""
         if self._asked:
             return
         for folder, run in progress.items():
