@@ -30,8 +30,8 @@ FOLDER = recipes_folder() / "results"
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- claims, written by scripts/results_page.py -->", "<!-- end -->"
 COUNTS = """
-  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. The opposite of {opposite}
-  holds, and the effects of {smaller} are not as large as claimed. The others are undecided or not measured yet.
+  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. For {opposite} we found
+  the opposite, and {smaller} effects are not as large as claimed. The others are undecided or not measured yet.
   """
 REPORTS, OTHERS = "reports/", "Further comparisons"
 OVERRIDES = "reports/small"  # with which the reports' studies ran
@@ -51,11 +51,11 @@ are judged by the differences that are found. Further comparisons judge what pap
 
 ## In short
 
-- **Pairs.** To read both sentences of a pair in one input is the large and sure gain: `para` +.09 to +.10 and `sts`
+- **Pairs.** Reading both sentences of a pair in one input gives a large gain: `para` +.09 to +.10 and `sts`
   +.51 over vectors that are concatenated (reports 002 and 003). A trained cosine reaches .83 on `sts` (report 004),
   and one input .85 to .86 (report 003). These are rows of two tables, which are not tested against each other.
-- **Frozen encoders.** Under linear layers, a frozen encoder is far below one that is fine-tuned (reports 001 and
-  003). Under Siamese layers and a cosine its `sts` is higher: .79 and .82 beside .73 and .77 (report 001). This is
+- **Frozen encoders.** With a linear head, a frozen encoder scores far lower than a fine-tuned one (reports 001 and
+  003). With Siamese layers and a cosine its `sts` is higher: .79 and .82 beside .73 and .77 (report 001). This is
   not tested yet.
 - **Gradient surgery** brings no gain of 0.01 in the mean of the tasks beside a plain sum. This was tested at three
   learning rates, though tasks' gradients conflict in 45 % of steps.
@@ -82,7 +82,7 @@ Each table is a study, and each of its rows a recipe. On one GPU:
 | checkpoint | all-MiniLM-L6-v2: 6 layers, 384 dimensions | BERT-base: 12 layers, 768 dimensions |
 | training rows of `para` | 14,150 | 141,506 |
 
-The authors of the small checkpoint trained it on Quora's duplicates and on pairs of inference, so its `para` and `sts`
+The 14,150 pairs are those of the course's dev file, as its train file was not available. The authors of the small checkpoint trained it on Quora's duplicates and on pairs of inference, so its `para` and `sts`
 start higher. [small.overrides.yaml](../reports/small.overrides.yaml) has all other changes. A claim that does not hold
 here may hold for BERT-base, and the other way round.
 
@@ -90,7 +90,7 @@ here may hold for BERT-base, and the other way round.
 difference is the mean of the row minus the mean of the other, over `n` seeds each. Seeds are not paired. The dev rows
 are 1,101 of `sst`, 2,020 of `para` and 863 of `sts`.
 
-**Interval.** The 95 % interval is that of crossed random effects, seeds and dev rows
+**Interval.** The 95 % interval counts both sources of chance, seeds and dev rows, as crossed random effects
 ([effects.py](../../hf_minbert/evaluation/effects.py)).
 
 **p** is corrected by Holm's method over the rows of a table, for each metric by itself. Intervals are not corrected.
@@ -100,8 +100,8 @@ An interval may therefore exclude 0 while p is above .05.
 
 - **holds** if p is below .05 and the direction is the claimed one, whichever size is found;
 - is **opposite** to what is found if p is below .05 and the direction is the other one;
-- is **not as large** if p is .05 or more and the interval ends below the claimed size in the claimed direction. The
-  sign that is found may be the other one. The size of a claim without a number is 0.01, a margin that we chose;
+- is **not as large** if p is .05 or more and the whole interval is below the claimed size. The true effect may even
+  have the other sign. The size of a claim without a number is 0.01, a margin that we chose;
 - **cannot be told** in all other cases. More seeds or more dev rows would be needed.
 
 "None, within 0.01" is the claim that there is no difference. It holds if the whole interval is within the margin. It
@@ -118,7 +118,7 @@ without Holm's correction.
   - heads at their random start (the baselines of reports 003 and 004);
   - a loss without a threshold (MNR);
   - frozen encoders that answer with the majority class (`para` .631 in reports 001 and 003);
-  - an `sts` of .12, where report 004 has .67.
+  - "Balanced Round-Robin" of report 004 here: its `sts` is .12, and .67 in the report.
 - Rows of report 002 with surgery have other batches than rows without.
 - `full`, `sum 1e-4` and `none` of the further comparisons are the same runs, with the same seeds and scores. If their
   spread is small by luck, all three tables have it.
@@ -268,7 +268,7 @@ def _claims(lines: Iterable[Judged]) -> Iterator[str]:
     """A line for each claim and metric that was measured, and sentences on the others."""
     told = [line for line in lines if line.said in VERDICTS]
     if told:
-        yield "| claim | row | against | metric | claimed of the row | found | 95 % interval | p | n | verdict |"
+        yield "| claim | A | B | metric | A less B, claimed | A less B, found | 95 % interval | p | n | verdict |"
         yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"
     before = ""
     for line in told:
