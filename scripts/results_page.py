@@ -82,9 +82,10 @@ Each table is a study, and each of its rows a recipe. On one GPU:
 | checkpoint | all-MiniLM-L6-v2: 6 layers, 384 dimensions | BERT-base: 12 layers, 768 dimensions |
 | training rows of `para` | 14,150 | 141,506 |
 
-The 14,150 pairs are those of the course's dev file, as its train file was not available. The authors of the small checkpoint trained it on Quora's duplicates and on pairs of inference, so its `para` and `sts`
-start higher. [small.overrides.yaml](../reports/small.overrides.yaml) has all other changes. A claim that does not hold
-here may hold for BERT-base, and the other way round.
+The 14,150 pairs come from the course's dev file, as its train file was not available. The authors of the small
+checkpoint trained it on Quora's duplicates and on pairs of inference, so its `para` and `sts` start higher.
+[small.overrides.yaml](../reports/small.overrides.yaml) has all other changes. A claim that does not hold here may hold
+for BERT-base, and the other way round.
 
 **Difference.** A row is compared with one other row of its table. It is the row that the report compares it with. The
 difference is the mean of the row minus the mean of the other, over `n` seeds each. Seeds are not paired. The dev rows

@@ -432,6 +432,15 @@ def test_a_run_waits_for_another_that_does_its_stage(write, tmp_path):
     assert not shared.waits_for(runs[1], [a])
 
 
+def test_one_row_may_be_trained_alone_and_the_others_later(write, here, minbert, tmp_path):
+    worker, path, root = here(), write(TWO_ROWS), tmp_path / "study"
+    ended = minbert("study", path, "--output-dir", root, "--row", "faster")
+    assert ended.status == 0 and {row for row, *_ in worker.trained} == {"faster"}
+    assert "plain: seeds 1 and 7: not finished" in ended.out
+    assert minbert("study", path, "--output-dir", root, "--row", "quicker").status == 2
+    assert minbert("study", path, "--output-dir", root).status == 0 and len(worker.trained) == 4
+
+
 # ---- Time
 
 

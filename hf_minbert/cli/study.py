@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import MinBertError
+from ..errors import MinBertError, unknown_name
 from ..settings.study import Study, packaged_studies, read_study
 from ..settings.wording import counted
 from ..settings.words import check_words
@@ -26,6 +26,10 @@ def study(
     overrides: Annotated[
         str | None,
         typer.Option(help="A file of further keys: for all rows, by recipe, by row.", show_default=False),
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option("--row", help="Train this row alone; may be given several times.", show_default="all rows"),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run what failed again, from its checkpoints.")] = False,
@@ -51,13 +55,17 @@ def study(
         return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Go on?"))
 
     runs = begin(read, root, retry)
+    for name in rows or ():
+        if name not in (there := dict.fromkeys(run.row for run in runs)):
+            raise unknown_name("row", name, there)
+    chosen = [run for run in runs if not rows or run.row in rows]
     with alone_in(root):
         try:
-            run_study(read, runs, root, parallel=jobs, agree=agree)
+            run_study(read, chosen, root, parallel=jobs, agree=agree)
         finally:  # also of a study that was stopped
             _write_table(read, root, same_trainings(runs))
-    open_ = sum(not run.has_ended for run in runs)
-    if failed := [run for run in runs if run.has_failed]:
+    open_ = sum(not run.has_ended for run in chosen)
+    if failed := [run for run in chosen if run.has_failed]:
         typer.echo(f"{counted(len(failed), 'run')} failed. --retry runs what failed again.", err=True)
     if failed or open_:
         raise typer.Exit(1)
