@@ -89,10 +89,12 @@ def assert_same(one: Path, other: Path) -> None:
         ("{recipe: techer.yaml}", "Teacher 'techer': Recipe .*techer.yaml: there is no such file"),
         ("{recipe: teacher.yaml, keys: {lerning_rate: 1}}", "Teacher 'teacher': Unknown key 'lerning_rate'"),
         ("{recipe: teacher.yaml}, {recipe: teacher.yaml}", "two recipes called 'teacher'"),
+        ("teacher.yaml", r"names the recipe .*teacher.yaml. Write it as {recipe: .*teacher.yaml}"),
+        ("nowhere/model", "A model of `teachers` cannot be loaded: There is no folder nowhere/model here"),
         ("{recipe: student.yaml}", "Teacher 'student': its recipe trains teachers of its own"),
         ("{recipe: teacher.yaml, keys: {tasks: [para]}}", "'teacher' has none of the tasks in training: it has para"),
-        ("{recipe: teacher.yaml, keys: {tasks: [sst]}}", "No recipe of `teachers` has the task 'sts'"),
-        ("{recipe: teacher.yaml, keys: {tasks.sts.range: [0, 1]}}", "'teacher' cannot teach 'sts': its `range`"),
+        ("{recipe: teacher.yaml, keys: {tasks: [sst]}}", "`teachers` has the task 'sts', and each task"),
+        ("{recipe: teacher.yaml, keys: {tasks.sts.range: [0, 1]}}", "'teacher' cannot teach 'sts': `range`"),
     ],
 )
 def test_what_no_teacher_can_be_is_refused_before_anything_is_trained(student, here, tmp_path, entry, said):

@@ -86,7 +86,7 @@ class HeldOut:
                 elif texts is not None:
                     held_out.add(f"{task.name} {split}", texts)
         if absent:
-            logger.info("The leak guard has no rows of %s to compare with.", ", ".join(absent))
+            logger.info("Training rows are not compared with %s: there are no such rows.", ", ".join(absent))
         return held_out
 
     @classmethod
@@ -256,8 +256,9 @@ def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
     for rows, places in same.items():
         count = sum(often for _, often in rows)
         wheres, tasks = (", ".join(dict.fromkeys(names)) for names in zip(*places, strict=True))
-        stand, they = ("stands", "it stays") if count == 1 else ("stand", "they stay")
-        logger.info(f"{counted(count, 'row')} of {wheres} {stand} in the training rows of {tasks} too; {they}.")
+        are = "is also a training row" if count == 1 else "are also training rows"
+        said = "%s of %s %s of %s and kept there: scores on such rows are too high."
+        logger.info(said, counted(count, "row"), wheres, are, tasks)
 
 
 def _guarded(

@@ -25,7 +25,9 @@ from ..errors import MinBertError, explain
 from ..io import write_atomically
 from ..model.inference import class_logits
 from ..model.kinds import KINDS
+from ..settings.recipe import packaged_recipes
 from ..settings.tasks import Task
+from .loading import load_config
 from .prediction import Predictor, progress_bar
 
 logger = logging.getLogger(__name__)
@@ -130,10 +132,27 @@ def check_tasks(teacher: str, tasks: Mapping[str, Task], wanted: Mapping[str, Ta
         for key in SAME:
             ours, theirs = getattr(wanted[name], key), getattr(tasks[name], key)
             if ours != theirs:
+                ours, theirs = (list(of) if isinstance(of, tuple) else of for of in (ours, theirs))
                 raise MinBertError(
-                    f"The teacher {teacher} cannot teach {name!r}: its `{key}` is {theirs!r}, and here it is {ours!r}."
+                    f"The teacher {teacher} cannot teach {name!r}: `{key}` is {theirs!r} there and {ours!r} in this "
+                    "recipe. Make them the same."
                 )
     return names
+
+
+def saved_tasks(teacher: str) -> dict[str, Task]:
+    """The tasks of a saved model, by name. It costs no weights.
+
+    Raises:
+        MinBertError: there is no such model, it is a recipe, or it has no task.
+    """
+    if teacher in packaged_recipes() or Path(teacher).is_file():
+        raise MinBertError(f"`teachers` names the recipe {teacher}. Write it as {{recipe: {teacher}}}.")
+    try:
+        config = load_config(teacher)
+    except MinBertError as error:
+        raise MinBertError(f"A model of `teachers` cannot be loaded: {error}") from error
+    return {task.name: task for task in map(Task.from_config, config.tasks or ())}
 
 
 def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import MinBertError
 from ..io import write_json
-from ..pretrained.teachers import check_tasks
+from ..pretrained.teachers import check_tasks, saved_tasks
 from ..settings.dotted import Value, as_value, stage_recipes
 from ..settings.tasks import Task, get_tasks
 from ..settings.teachers import Teacher, read_teachers, teachers_to_train
@@ -100,16 +100,18 @@ class Teachers:
         """
         taught: set[str] = set()
         runs = self._named(entries)
+        for saved in (entry for entry in read_teachers(entries) if isinstance(entry, str)):
+            taught.update(check_tasks(saved, saved_tasks(saved), tasks))
         for run in runs:
             last = [own for _, own in stage_recipes(run.values)][-1:] or [run.values]
             theirs = {task.name: task for task in get_tasks(split(last[0])[0].tasks)}
             taught.update(check_tasks(repr(run.row), theirs, tasks))
             if not self.overwrites:
                 self._check_same(run)
-        if len({run.row for run in runs}) == len(entries) and (missing := [*{*tasks} - taught]):
+        if missing := [name for name in tasks if name not in taught]:
             raise MinBertError(
-                f"No recipe of `teachers` has the task {missing[0]!r}. Add one that has it, or leave it out of "
-                "`train_tasks`."
+                f"No model or recipe of `teachers` has the task {missing[0]!r}, and each task in training needs one. "
+                "Add one that has it."
             )
         if processes > 1 and not all(_has_finished(run.folder) for run in runs):
             raise MinBertError(

@@ -182,7 +182,15 @@ def _check_terms(args: BaseArguments) -> None:
         )
     if args.proximal_evaluate and args.proximal == "none":
         asked = str(args.proximal_evaluate).lower()
-        raise MinBertError(f"`proximal_evaluate: {asked}` needs a teacher. Set `proximal`.")
+        raise MinBertError(
+            f"`proximal_evaluate: {asked}` needs an earlier state of the weights to score. Set `proximal: momentum`, "
+            "their moving average, or `proximal: previous`."
+        )
+    if args.proximal != "none" and not args.proximal_weight and not args.proximal_evaluate:
+        raise MinBertError(
+            f"`proximal: {args.proximal}` with `proximal_weight: 0` adds no term, and nothing scores or saves its "
+            "weights. Set `proximal_evaluate` to true or instead, or leave `proximal` out."
+        )
     if args.proximal_evaluate == "instead" and args.load_best_model_at_end and args.save_only_model:
         raise MinBertError(
             "`proximal_evaluate: instead` takes the teacher of the best checkpoint, which `save_only_model: true` "

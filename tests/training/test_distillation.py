@@ -120,8 +120,8 @@ def test_each_task_takes_the_mean_of_those_who_have_it(saved):
     [
         (["para"], "has none of the tasks in training: it has para"),
         (["sst"], "No model of `teachers` has the task 'sts'"),
-        ({"sst": {"labels": ["a", "b", "c", "d", "e"]}}, "cannot teach 'sst': its `labels` is"),
-        ({"sst": None, "sts": {"range": [0, 1]}}, "cannot teach 'sts': its `range` is"),
+        ({"sst": {"labels": ["a", "b", "c", "d", "e"]}}, "cannot teach 'sst': `labels` is"),
+        ({"sst": None, "sts": {"range": [0, 1]}}, "cannot teach 'sts': `range` is"),
     ],
 )
 def test_teachers_that_do_not_fit_are_refused(saved, teacher, said):

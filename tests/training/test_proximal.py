@@ -237,8 +237,10 @@ def test_evaluations_score_the_averaged_weights_too(make_trainer, scores):
 
 
 def test_there_is_nothing_to_average_without_a_teacher(make_trainer):
-    with pytest.raises(MinBertError, match="`proximal_evaluate: true` needs a teacher"):
+    with pytest.raises(MinBertError, match="`proximal_evaluate: true` needs an earlier state of the weights"):
         make_trainer(proximal_evaluate=True)
+    with pytest.raises(MinBertError, match="`proximal: momentum` with `proximal_weight: 0` adds no term"):
+        make_trainer(proximal="momentum", proximal_weight=0)
     with pytest.raises(MinBertError, match="`proximal_evaluate: true` needs evaluations. Set `eval_strategy`"):
         make_trainer(dev=DEV, proximal="momentum", proximal_evaluate=True)
     untrained = make_trainer(dev=DEV, proximal="momentum", proximal_evaluate=True, eval_strategy="epoch")
@@ -272,7 +274,8 @@ AVERAGE = {"proximal": "momentum", "proximal_weight": 0, "proximal_momentum": [0
 def test_an_average_with_weight_0_changes_nothing_of_training_and_costs_no_pass(make_trainer, tiny_model, monkeypatch):
     given = {"max_steps": 12, "learning_rate": 0.05, "regularizer": "r_drop"}
     plain = trained(make_trainer(tiny_model(**DROPOUT), **given))
-    trainer = make_trainer(tiny_model(**DROPOUT), **given, **AVERAGE)
+    trainer = make_trainer(tiny_model(**DROPOUT), **given, **AVERAGE, proximal_evaluate="instead")
+    trainer.args.proximal_evaluate = False  # else the average becomes the model
     monkeypatch.setattr(type(trainer.proximal), "in_place", None)  # which a pass of the teacher would need
     assert trainer.proximal.of_outputs
     assert_equal(trained(trainer), plain)
