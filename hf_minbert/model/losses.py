@@ -79,8 +79,8 @@ def cross_entropy(
     """Cross-entropy.
 
     Args:
-        class_weights: a weight for each label, in their order, for a weighted mean as in torch. `auto` takes the
-            inverse of a label's frequency in the training rows, with mean 1.
+        class_weights: a weight for each label, in their order, for a weighted mean as in torch. `auto` takes its
+            inverse frequency in the training rows, with mean 1.
         label_smoothing: share of the probability that is spread over all labels.
         focal_gamma: exponent of the focal loss (Lin et al. 2017, arXiv:1708.02002, equation 5): a factor
             (1 - p)^gamma, where p is the probability of the label. Not with `label_smoothing`.
