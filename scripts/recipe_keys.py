@@ -146,9 +146,12 @@ be `shuffle`. The following are refused:
 """
 
 A_FILE = """\
-A recipe names files of rows in `files` of a task, of `held_out` and of `sources`. A mapping of the keys below can
-replace the path of a file. `minbert predict` and `minbert evaluate` take the same keys for their `--input`, for
-example `--read '{quotes: false}'`.
+A recipe names files of rows in `files` of a task, of `held_out` and of `sources`. The ending of a file says how
+it is read: `.csv`, `.tsv`, `.jsonl`, `.json`, `.parquet` or `.conll`. A `.csv` file is separated by tabs if its header
+has one, otherwise by commas, otherwise by semicolons. A folder is one of `Dataset.save_to_disk`.
+
+A mapping of the keys below can replace the path of a file. `minbert predict` and `minbert evaluate` take the same keys
+for their `--input`, for example `--read '{quotes: false}'`.
 
 ```yaml
 tasks:
@@ -188,7 +191,9 @@ tasks:
   sst: {sources: [{files: yelp.csv, mapping: stars_to_classes, fraction: 0.1}]}
 ```
 
-The column names of these corpora are known. `columns` gives other names.
+The column names of these corpora are known. `columns` gives other names. The scores of `paraphrase_to_score` are drawn
+once for each row, by the run's seed. `nli_to_score` reads the votes from the column `annotator_labels`, which
+has a list in each row. Blanks in the list are skipped.
 
 **Leaks.** A borrowed row is dropped if the whole row occurs in a dev or test row of any task, also of a later stage.
 The comparison ignores case, quotes, punctuation, spaces and the order of a pair. A row that shares only one sentence
@@ -207,38 +212,53 @@ teachers:
   - {recipe: cs224n/baseline, name: large, keys: {model_name_or_path: google-bert/bert-large-uncased}}
 ```
 
-Such a teacher is a run in `OUTPUT_DIR/teachers/NAME/seed-N`, in a process of its own; `--jobs 2` trains two at a time.
-It leaves its model, log and scores, and no checkpoint. With `resume_from_checkpoint=true`, which is needed only once
-the student has begun, the same command goes on where it was stopped: a teacher that has finished is not trained again,
-one that was cut off goes on from its checkpoint, and one that failed stops the command with its reason and is tried
-again by the next. A teacher whose recipe has changed is refused, or trained anew with `overwrite=true`, which keeps
-the others. With a launcher, teachers must be there before: train them by the command without it. In `minbert study`
-and `minbert search` all rows, seeds and trials that have the same teacher share it, in the folder `teachers` of the
-whole.
+[Distillation](../docs/regularizers.md#distillation) has examples. If several teachers have the same task, the mean of
+their answers is used.
 
-{handed_on}
+**Runs.** A teacher that is trained here is a run in `OUTPUT_DIR/teachers/NAME/seed-N`, in a process of its own.
+`--jobs 2` trains two at a time. A teacher leaves its model, log and scores, and no checkpoint.
 
-Answers are kept in `cache_dir`, or in `OUTPUT_DIR/teachers/answers`, under a hash of the teacher's weights, config and
-tokenizer, the task, the length and the texts: another student, seed or resumed run reads them there.
+**Interruption.** The same command continues. If the student had begun already, add `resume_from_checkpoint=true`.
 
-Rows without labels are learnt by the teachers' answers alone: the files in a task's `unlabelled`, its own training
-rows with a blank label, and `unlabelled_pairs`, new pairs of its sentences. A round takes them beside its batch of
-labelled rows, as many for each as there are (at least one), so that labelled rows come as they would alone. The loss
-is the mean over all these rows, in which such a row has the divergence from the teachers with weight 1, or 0 with
-`distill_weight: 0`. Rows of `unlabelled` that stand in dev or test rows too are dropped, as borrowed ones are.
+- A finished teacher is not trained again. An interrupted teacher continues from its checkpoint.
+- A failed teacher stops the command with its reason. The next command tries it again.
+- A teacher whose recipe has changed is refused. `overwrite=true` trains it anew and keeps the others.
 
-Of the new pairs one half puts a first sentence beside a second one that is near it, by the cosine of mean-pooled
-states of the checkpoint that the run starts from, and the other half is drawn. None is among the training, dev or
-test rows. They depend on checkpoint and texts, not on `seed`, and are kept beside the answers: all students share
-both.
+**Sharing.** In `minbert study` and `minbert search`, all rows, seeds and trials with the same teacher share it. It is
+in the folder `teachers` of the study or search. A launcher cannot train teachers: train them first by the command
+without the launcher.
+
+**Keys.** A teacher's recipe says how the teacher is trained. `keys` of the entry replace its lines. The student's
+recipe also replaces some of them:
+
+- keys about the checkpoint, the data and the machine: {keys};
+- the trainer's keys about the machine, such as `use_cpu`;
+- where the rows of a task are, if both recipes have the task.
+
+If `keys` and the student's recipe have the same key, `keys` count. `plugins` of both recipes are loaded. The dev and
+test rows of the student's tasks are kept out of what a teacher borrows.
+
+**Tasks.** Kind, labels, range and text columns of a teacher's tasks must be those of the student. This is checked
+before anything is trained.
+
+**Answers** are kept in `cache_dir`, or in `OUTPUT_DIR/teachers/answers`. Their name is a hash of the teacher's
+weights, config and tokenizer, the task, the length and the texts. Another student, seed or resumed run reads them.
+
+**Rows without labels** are learned from the teachers' answers alone. There are three sources:
+
+- the files in `unlabelled` of a task; rows that are also dev or test rows are dropped, as borrowed rows are;
+- training rows of the task with a blank label;
+- `unlabelled_pairs`: new pairs of the task's sentences.
+
+A round takes such rows beside its batch of labelled rows, which is the same as without them. The ratio of both kinds
+is that of all training rows, but a round has at least one row without a label. The loss is the mean over all these
+rows. A row without a label has the divergence from the teachers with weight 1, or 0 with `distill_weight: 0`.
+
+**New pairs.** Half of them join a first sentence with a second sentence that is near it. Nearness is the cosine of
+mean-pooled states of the checkpoint that the run starts from. The other half is drawn at random. No new pair is a
+training, dev or test row. The pairs depend on the checkpoint and the texts, not on `seed`. They are kept beside the
+answers, and all students share both.
 """
-
-HANDED_ON = """\
-A teacher's recipe says how it is trained. What the student's recipe says of the checkpoint, the data and the
-machine goes before its lines: {keys}; the trainer's keys about the machine, such as `use_cpu`; and where the
-rows lie of tasks that both have. `plugins` of both are loaded. `keys` of the entry go before both. The dev and
-test rows of the student's tasks are held out of what a teacher borrows. Its tasks must agree with the student's
-in kind, labels, range and text columns, which is checked before anything is trained."""
 
 README = Path(__file__).parents[1] / "recipes" / "README.md"
 MANY = 12  # names that a table's cell takes
@@ -281,6 +301,24 @@ A study is a table of rows. Each row is a recipe with changed keys, and is train
 our own, for the small checkpoint. [Results](results/README.md) shows what was found.
 """
 
+MODEL = """\
+Some of these keys are explained in more detail on other pages:
+
+- [Tasks and data](../docs/data.md): `data_dir`, `tasks`, `held_out`, `drop_shared_sentences`;
+- [Evaluating and predicting](../docs/predicting.md): `max_length`, `calibrate`, `tune_thresholds`;
+- [Adapters](../docs/adapters.md): `peft`;
+- [Stages and pre-training](../docs/stages.md): `stages`, `objective`, `mlm_texts`;
+- [Studies](../docs/studies.md#studies): `select_on`.
+"""
+
+SHARED_STEP = """\
+Some of these keys are explained in more detail on other pages:
+
+- [Mixing and gradient surgery](../docs/mixing.md): batches, weights of losses, frozen layers, aggregators;
+- [Regularizers](../docs/regularizers.md): `regularizer`, `smart_*`, `teachers`, `proximal`;
+- [Speed and several GPUs](../docs/speed.md): `packing`, `cuda_graphs`, `compile_layers`.
+"""
+
 STOCK = """## The trainer's keys
 
 These keys are fields of `TrainingArguments` in transformers {version}. Its documentation explains them. The defaults
@@ -302,7 +340,12 @@ def docs_of(cls: type | Callable) -> dict[str, str]:
     if found is None:
         return {}
     entries = re.split(r"^ {4}(\w+): ", found[1], flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+    texts = [" ".join(text.split()) for text in entries[1::2]]
+    return {name: text[:1].upper() + text[1:] for name, text in zip(entries[::2], texts, strict=True)}
+
+
+def first_paragraph(documented: type | Callable) -> str:
+    return " ".join(inspect.getdoc(documented).split("\n\n")[0].split())
 
 
 def default_in_words(field: Field) -> str:
@@ -356,7 +399,7 @@ def options() -> str:
         ("pooling", POOLINGS), ("head", HEADS), *(("loss", of_kind) for of_kind in LOSSES.values()),
     ):  # fmt: skip
         for name, builder in registry.items():
-            does, docs = inspect.getdoc(builder).split("\n\n")[0].replace("\n", " "), docs_of(builder)
+            does, docs = first_paragraph(builder), docs_of(builder)
             # A loss documents its options alone; a class may document further arguments.
             taken = "<br>".join(f"`{option}`: {docs[option]}" for option in options_of(builder))
             rows.append((f"`{key}: {name}`", does, taken))
@@ -384,7 +427,9 @@ def about_teachers() -> str:
     """`TEACHERS` with the keys that a teacher takes from the student's recipe, those of the stock trainer in words."""
     keys = (*names(among=OURS, of_teachers=True), *names(among=STOCK_KEYS, handed_on=True))
     listed = ", ".join(f"`{name}`" for name in dict.fromkeys(keys) if name not in OWN)
-    return TEACHERS.replace("{handed_on}", textwrap.fill(HANDED_ON.format(keys=listed), 119, break_on_hyphens=False))
+    (line,) = (line for line in TEACHERS.splitlines() if "{keys}" in line)
+    filled = line.replace("{keys}", listed)
+    return TEACHERS.replace(line, textwrap.fill(filled, 119, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def study_list() -> str:
@@ -407,8 +452,10 @@ def render() -> str:
         STUDIES,
         study_list(),
         "## Model, tasks and data",
+        MODEL,
         own_keys(RunSettings, settings),
         "## How the tasks share a step",
+        SHARED_STEP,
         own_keys(MultiTaskTrainingArguments, ours),
         "### Teachers",
         about_teachers(),
@@ -428,12 +475,13 @@ def render() -> str:
         own_keys(Source, [f.name for f in fields(Source)]),
         table(
             ("mapping", "what becomes of the labels"),
-            [(f"`{name}`", " ".join(inspect.getdoc(mapping).split())) for name, mapping in MAPPINGS.items()],
+            [(f"`{name}`", first_paragraph(mapping)) for name, mapping in MAPPINGS.items()],
         ),
         "### Pooling, heads and losses",
         "These are the choices for `pooling`, `head` and `loss` of a task. Each takes its options in "
-        "`pooling_options`, `head_options` or `loss_options`, for example "
-        "`sts: {pair_encoding: bi, pooling: mean, head: cosine, head_options: {mapping: relu}}`.",
+        "`pooling_options`, `head_options` or\n`loss_options`, for example "
+        "`sts: {pair_encoding: bi, pooling: mean, head: cosine, head_options: {mapping: relu}}`.\n"
+        "[Heads and losses](../docs/heads.md) says which to choose.",
         options(),
         STOCK.format(version=version),
         table(

@@ -33,6 +33,8 @@ CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
 #: Arguments that make a training of the pages a short one on a CPU.
 SMALL = ["use_cpu=true", "max_length=32", "per_device_train_batch_size=2", "disable_tqdm=true"]
 SHORT = [*SMALL, "max_steps=2", "eval_strategy=steps", "eval_steps=2", "save_strategy=steps", "save_steps=2"]
+#: Of runs that a command carries out: a teacher's recipe does not get the command's keys.
+BRIEF = {"max_length": as_value(32), "max_steps": as_value(2)}
 #: Commands that take a recipe's keys: keys before those of the page, and options behind them.
 SHORTER = {
     "train": (SHORT, []), "search": (SHORT, []), "study": (SHORT, []), "conflicts": (SHORT, ["--steps", "2"]),
@@ -107,7 +109,7 @@ class InProcess:
 
     def start(self, folder: Path, resume: bool) -> None:
         forget_accelerator()
-        train({**read_recipe(folder / RECIPE), "overwrite": as_value(True)})
+        train({**read_recipe(folder / RECIPE), **BRIEF, "overwrite": as_value(True)})
 
     def poll(self) -> Outcome:
         return Outcome("")

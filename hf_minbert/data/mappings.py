@@ -58,7 +58,7 @@ class LabelMapping(ABC):
 
 
 class Same(LabelMapping):
-    """The labels are the task's own already, as MRPC's are for `para`."""
+    """The labels are those of the task already, as in MRPC for `para`."""
 
     kind = None
 
@@ -74,9 +74,9 @@ class Same(LabelMapping):
 
 
 class ParaphraseToScore(LabelMapping):
-    """Pairs that say the same or not, as Quora's, get a score by chance: from [4, 5] if they do, else from [0, 4].
+    """Binary labels, as in Quora, become random scores: uniform in [4, 5] for a paraphrase, otherwise in [0, 4].
 
-    Uniform, drawn once per row by the run's seed, as in report 001.
+    Each score is drawn once, by the run's seed, as in report 001.
     """
 
     layouts = (
@@ -102,7 +102,7 @@ class ParaphraseToScore(LabelMapping):
 
 
 class RelatednessToScore(LabelMapping):
-    """A score from one range to another in proportion; in files 1 to 5, as SICK's: (score - 1) * 5 / 4 for 0 to 5."""
+    """A score is scaled to the range of the task: from 1 to 5 in files, as in SICK, (score - 1) * 5 / 4 for 0 to 5."""
 
     layouts = (("sentence_A", "sentence_B", "relatedness_score"),)
 
@@ -121,10 +121,10 @@ class RelatednessToScore(LabelMapping):
 
 
 class NliToScore(LabelMapping):
-    """The mean of the annotators' votes, contradiction 0, neutral 3, entailment 5, as for SNLI in report 002.
+    """The mean of the annotators' votes: contradiction 0, neutral 3, entailment 5, as for SNLI in report 002.
 
-    The votes are those of the column `annotator_labels`, a list per row in which blanks are skipped. Where there are
-    none, the one label counts instead; `-`, which stands for no majority, is a blank.
+    The votes are in the column `annotator_labels`, a list for each row; blanks are skipped. Without votes, the label
+    counts instead. The label `-` stands for no majority and is a blank.
     """
 
     scores = {"contradiction": 0.0, "neutral": 3.0, "entailment": 5.0}
@@ -169,7 +169,7 @@ class NliToScore(LabelMapping):
 
 
 class StarsToClasses(LabelMapping):
-    """Reviews of one to five stars become the first to the fifth of five classes, as Yelp's in report 002."""
+    """Reviews with one to five stars become the first to the fifth of five classes, as for Yelp in report 002."""
 
     kind = "classes"
     layouts = (("text", "stars"), ("text", "label"), ("review_text", "class_index"))

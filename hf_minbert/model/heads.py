@@ -203,7 +203,7 @@ class LinearHead(Head):
     """Dropout and one linear layer, as in the BERT paper (arXiv:1810.04805, section 4.1).
 
     Args:
-        dropout: the model's `classifier_dropout`, or its hidden dropout, unless given.
+        dropout: the rate; by default the model's `classifier_dropout`, or its hidden dropout.
         scale: factor on the output (report 004, iteration 1: 5 for scores up to 5).
     """
 
@@ -224,9 +224,9 @@ class MLPHead(Head):
     """Dropout, linear layer, activation, for each hidden size; then dropout and the last layer (report 003, 4.2).
 
     Args:
-        hidden_sizes: one layer of the encoder's size unless given.
-        dropouts: rates, one more than there are hidden sizes; as for `LinearHead` unless given.
-        activation: a name of transformers' activations, such as `leaky_relu`, `gelu`, `tanh`.
+        hidden_sizes: the sizes of the hidden layers; by default one layer of the encoder's size.
+        dropouts: the rates, one more than there are hidden sizes; by default as for `linear`.
+        activation: the name of an activation of transformers, such as `leaky_relu`, `gelu` or `tanh`.
     """
 
     def __init__(
@@ -258,9 +258,9 @@ class BlocksHead(Head):
     """Blocks of linear layer, LayerNorm, activation and dropout; then the last layer (report 000, 3.5).
 
     Args:
-        hidden_sizes: one per block.
-        dropout: as for `LinearHead`.
-        activation: as for `MLPHead`.
+        hidden_sizes: the size of each block.
+        dropout: as for `linear`.
+        activation: as for `mlp`.
     """
 
     def __init__(
@@ -303,23 +303,17 @@ class CosineLogit(nn.Module, SelfInitialized):
 
 
 class CosineHead(Head):
-    """The cosine of a pair's two vectors, as a score or as a yes.
+    """The cosine of the two vectors of a pair, as a score or as the logit of a yes.
 
     Args:
-        projection_size: with a number, both vectors go through one (Siamese) linear layer of this size first, as in
-            report 001, 3.3; `null` compares them as they are.
-        mapping: from the cosine to a score: `raw`, the cosine itself (report 004, iteration 2); `shifted`,
-            (cosine + 1) / 2 on the task's range (report 001); `relu`, relu(cosine) on that range (report 004,
-            iteration 3), which has no gradient where the cosine is negative. `shifted` unless given; but `relu`, and
-            no other, for the loss `cosine_mse`, which trains the cosine to be the score's share of the range.
-        initial_scale: where the learned factor of a binary task begins: its logit is scale * cosine + offset, as in
-            SigLIP (arXiv:2303.15343). A recipe's new head has 20, the inverse of the temperature 0.05 of sentence
-            encoders (as the loss `mnr`); a config without it, made before, 5.
-        initial_offset: the same of the learned addend: -15, and 0 for a config made before. An encoder's learning rate
-            moves both by hundredths, so that the cosines must come to the threshold, which is at -offset / scale: with
-            0.75 both sides are within reach. With 0 nearly every pair is a yes, as cosines of sentences are mostly
-            positive; with SigLIP's 10 and -10, for one yes among thousands, none is. Where a yes is rare, add the
-            logarithm of its odds: -3 for one in 20.
+        projection_size: the size of one (Siamese) linear layer that both vectors go through first, as in report 001,
+            3.3; `null` for no layer.
+        mapping: from the cosine to a score: `raw`, the cosine; `shifted` (default), (cosine + 1) / 2 of the range;
+            `relu`, relu(cosine) of the range. The loss `cosine_mse` needs `relu`.
+        initial_scale: initial value of the learned factor in a binary task's logit, scale * cosine + offset: 20 in a
+            recipe, and 5 in a config without it.
+        initial_offset: initial value of the learned offset in that logit: -15 in a recipe, and 0 in a config without
+            it. For rare positives, add the logarithm of their odds.
     """
 
     compares = True

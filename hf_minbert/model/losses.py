@@ -79,11 +79,11 @@ def cross_entropy(
     """Cross-entropy.
 
     Args:
-        class_weights: one per label, in their order; the mean is over weights, as in torch. `auto` is the inverse of
-            a label's frequency in the training rows, with mean 1.
-        label_smoothing: share of the probability that goes to all labels alike.
-        focal_gamma: makes it the focal loss (Lin et al. 2017, arXiv:1708.02002, equation 5), in which a row counts
-            (1 - p)^gamma times; p is the probability of its label. Not beside `label_smoothing`.
+        class_weights: a weight for each label, in their order, for a weighted mean as in torch. `auto` takes its
+            inverse frequency in the training rows, with mean 1.
+        label_smoothing: share of the probability that is spread over all labels.
+        focal_gamma: exponent of the focal loss (Lin et al. 2017, arXiv:1708.02002, equation 5): a factor
+            (1 - p)^gamma, where p is the probability of the label. Not with `label_smoothing`.
     """
     weights = _class_weights(outcome, class_weights, label_smoothing, focal_gamma)
     if not focal_gamma:
@@ -126,12 +126,12 @@ def word_cross_entropy(
     label_smoothing: float = 0.0,
     focal_gamma: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy over the words of a batch that have a label: each counts alike, whatever its sentence's length.
+    """Cross-entropy, the mean over all labelled words of a batch.
 
     So a step of several processes, or of several accumulated batches, has the mean of its batches' means.
 
     Args:
-        class_weights: one per label, as for `cross_entropy`; `auto` counts the words of the training rows.
+        class_weights: a weight for each label, as for `cross_entropy`. `auto` counts the words of the training rows.
         label_smoothing: as for `cross_entropy`.
         focal_gamma: as for `cross_entropy`.
     """
@@ -152,14 +152,14 @@ def word_cross_entropy(
 def conditional_cross_entropy(
     outcome: Outcome, *, class_weights: Sequence[float] | str | None = None, focal_gamma: float = 0.0
 ) -> Tensor:
-    """CORN: the sum, over k up to a row's label, of the binary cross-entropy of y > k where y > k - 1.
+    """CORN: the sum over k, up to the label of a row, of the binary cross-entropy of y > k given y > k - 1.
 
     The sum is the cross-entropy of the row's class. The mean here is over rows, in the paper over all its terms. There
     is no label smoothing: it would hold the farthest class for as likely as a neighbour.
 
     Args:
         class_weights: as for `cross_entropy`.
-        focal_gamma: as for `cross_entropy`; p is the probability of the row's class.
+        focal_gamma: as for `cross_entropy`, where p is the probability of the row's class.
     """
     by_class = replace(outcome, logits=class_logits(outcome.logits))
     return cross_entropy(by_class, class_weights=class_weights, focal_gamma=focal_gamma)
@@ -174,9 +174,9 @@ def binary_cross_entropy(
     """Binary cross-entropy on one logit.
 
     Args:
-        pos_weight: factor on the loss of the second label's rows. `auto` is negatives / positives of the training
+        pos_weight: factor on the loss of the second label's rows. `auto` takes negatives / positives of the training
             rows (report 000, equation 2).
-        focal_gamma: makes it the focal loss, as in `cross_entropy`.
+        focal_gamma: exponent of the focal loss, as for `cross_entropy`.
     """
     weight = None
     if pos_weight is not None:
@@ -192,17 +192,16 @@ def binary_cross_entropy(
 def multiple_negatives(
     outcome: Outcome, *, scores: str = "cosine", scale: float = 20.0, bce_weight: float = 0.0
 ) -> Tensor:
-    """Multiple negatives ranking over the batch's positive pairs: each first sentence must find its own second one.
+    """Multiple negatives ranking (Henderson et al. 2017, arXiv:1705.00652) over the positive pairs of a batch.
 
-    It ranks, and never says where a yes begins: alone, it leaves the accuracy to chance. The more rows a batch has,
-    the higher it is: compare only values of one batch size.
+    Each first sentence must find its own second sentence. The loss ranks and sets no threshold: without `bce_weight`,
+    the accuracy is left to chance. It rises with the rows of a batch: compare only values of one batch size.
 
     Args:
-        scores: `cosine`: scale * cosine of the vectors, the pair itself among the candidates (Henderson et al. 2017,
-            arXiv:1705.00652, as the field uses it). `head`: the head's logit for all pairs of the batch, the pair
-            itself left out of the candidates (report 001, equation 4); B * B pairs go through the head.
-        scale: of the cosines.
-        bce_weight: adds that much of the binary cross-entropy, over all rows, to set the threshold.
+        scores: `cosine`: scale * cosine, with the pair itself among the candidates. `head`: the head's logits for all
+            B * B pairs, without the pair itself (report 001, equation 4).
+        scale: factor on the cosines.
+        bce_weight: factor on the binary cross-entropy over all rows, which is added to set the threshold.
     """
     if scores not in ("cosine", "head"):
         raise ValueError(f"`scores` must be 'cosine' or 'head'. Found {scores!r}.")
@@ -246,8 +245,8 @@ def label_cross_entropy(outcome: Outcome, *, pos_weight: Sequence[float] | str |
     """Binary cross-entropy of each label by itself, the mean over labels and rows.
 
     Args:
-        pos_weight: one per label, a factor on its loss in the rows that have it. `auto` is negatives / positives of
-            the training rows, label by label.
+        pos_weight: for each label, a factor on the loss of rows that have it. `auto` takes its negatives / positives
+            in the training rows.
     """
     weights = None
     if pos_weight is not None:
@@ -278,7 +277,7 @@ def cosent(outcome: Outcome, *, scale: float = 20.0) -> Tensor:
     higher it is: compare only values of one batch size.
 
     Args:
-        scale: of the similarities.
+        scale: factor on the similarities.
     """
     scale = _positive("scale", scale)
     similarities = outcome.cosines() if outcome.head.compares else outcome.to_unit(outcome.logits[:, 0])

@@ -53,7 +53,7 @@ class Pooling(nn.Module, ABC):
 
 
 class EncoderPooler(Pooling):
-    """The encoder's own: a trained tanh layer over the first token (BERT, arXiv:1810.04805)."""
+    """The pooler of the encoder: a trained tanh layer over the first token (BERT, arXiv:1810.04805)."""
 
     def forward(self, states: Tensor, mask: Tensor, pooled: Tensor) -> Tensor:
         return pooled
@@ -106,10 +106,10 @@ class GRU(nn.GRU, SelfInitialized):
 
 
 class BiGRU(Pooling):
-    """The last state of a GRU that reads the tokens forwards, beside that of one that reads them backwards.
+    """The last states of two GRUs, one over the tokens forwards and one backwards, concatenated.
 
     Args:
-        hidden_size: of each direction; D is twice that. H // 2 unless given.
+        hidden_size: the size of each direction. D is twice that; by default it is H // 2.
     """
 
     def __init__(self, config, *, hidden_size: int | None = None):

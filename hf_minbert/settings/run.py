@@ -21,156 +21,140 @@ class RunSettings:
 
     model_name_or_path: str = key(
         MISSING,
-        "The checkpoint of a text encoder, such as BERT or RoBERTa, or a model saved by this package: a folder or a "
-        "Hub id.",
+        "The checkpoint to start from: a text encoder such as BERT or RoBERTa, or a model saved by this package. A "
+        "folder or a Hub id.",
         resume="contents",
     )
-    output_dir: str = key(MISSING, "The run's folder.", scope="start")
+    output_dir: str = key(MISSING, "The folder of the run.", scope="start")
     data_dir: str | None = key(
         None,
-        "The folder with the tasks' files; or `sample` for the sample that comes with the package, or `hub` for the "
-        "tasks' datasets on the Hub. Tasks that name their data need none.",
+        "The folder with the files of the tasks; `sample` for the sample in the package; `hub` for datasets on the "
+        "Hub.",
         resume="contents",
         scope="machine",
     )
     tasks: list[str] | dict[str, Any] = key(
         ["sst", "para", "sts"],
-        "The tasks the model has, in this order. Each gets a head. A list of names, or a mapping of name to fields of"
-        " `Task` (see `hf_minbert.settings.tasks.get_tasks`), such as where its data lies.",
+        "The tasks of the model, in the order of its heads: a list of names, or a mapping from names to fields of "
+        "`Task`.",
     )
     plugins: list[str] = key(
         [],
-        "Modules that register heads, losses, poolings, aggregators and so on when they are imported: names, of files "
-        "beside the recipe or in the working directory, or of installed modules. Their code runs.",
+        "Modules to import, which register heads, losses and other parts: installed modules, or files beside the "
+        "recipe or in the working directory. Their code is executed.",
         resume="contents",
     )
     max_length: int | None = key(
         None,
-        "Longest input in tokens; longer ones are cut. Unless given, the length that the model was trained for; of a "
-        "plain encoder, all its positions. The saved model carries it, and what reads text with it cuts there too. "
-        "With `objective: mlm` it is for that run alone.",
+        "Longest input in tokens; longer inputs are cut. The default is the length that the model was trained for, "
+        "or all positions of a plain encoder.",
         travels=True,
     )
     hidden_dropout_prob: float | None = key(
         None,
-        "Overrides the checkpoint's dropout on hidden states and before the heads.",
+        "Replaces the checkpoint's dropout on hidden states and before the heads.",
         travels=True,
     )
     attention_probs_dropout_prob: float | None = key(
-        None, "Overrides the checkpoint's dropout on attention weights.", travels=True
+        None, "Replaces the checkpoint's dropout on attention weights.", travels=True
     )
     private_layers: int | None = key(
         None,
-        "How many of the encoder's last layers each task has for itself, a copy of the checkpoint's to begin with; "
-        "the layers below are shared.",
+        "Number of last encoder layers that each task has for itself, as copies of the checkpoint's layers. The "
+        "layers below are shared.",
     )
     attn_implementation: str = key(
         "sdpa",
-        "`sdpa` or `eager`, or another of transformers' attention functions. An encoder of the library's that has no "
-        "`sdpa` takes `eager` in its place. With `packing`, attention on a GPU is a fused kernel unless `eager` is "
-        "asked for.",
+        "`sdpa`, `eager`, or another attention function of transformers. An encoder of transformers without `sdpa` "
+        "uses `eager`.",
         resume="free",
         handed_on=True,
     )
-    model_revision: str | None = key(None, "Branch, tag or commit of a Hub checkpoint.", resume="contents")
+    model_revision: str | None = key(None, "Branch, tag or commit of a checkpoint on the Hub.", resume="contents")
     peft: dict[str, Any] | None = key(
         None,
-        "Train an adapter and the heads, and leave the rest as it is: `{peft_type: LORA, r: 8, lora_alpha: 16, "
-        "target_modules: [query, value]}`, options of the library peft under its names. `peft_type` is `LORA` (with "
-        "`use_dora`, `use_rslora`), `LOHA`, `LOKR`, `OFT` or `IA3`; `target_modules` are names of the encoder's "
-        "layers, or `all-linear`; unless given, those that make queries and values, of which some encoders make keys "
-        "too. The run saves adapter and trained heads alone, beside the name of the model under "
-        "them. Trained on without `peft`, that becomes one model with it; with the same `peft`, it goes on.",
+        "Trains an adapter and the heads instead of the whole model. Takes options of the peft library, such as "
+        "`{peft_type: LORA, r: 8}`.",
     )
     cache_dir: str | None = key(
         None,
-        "Where tokenized rows are kept, so that the next run with the same texts, tokenizer and `max_length` starts "
-        "sooner, and answers of `teachers`. Unless given no rows are kept, and the answers in the run's folder.",
+        "Folder for tokenized rows and teachers' answers, which later runs read again. Without it, rows are not "
+        "kept, and answers are in the folder of the run.",
         resume="free",
         scope="machine",
     )
     strict_data: bool = key(
         False,
-        "A blank label or text in training or dev data is an error instead of a dropped row.",
+        "Makes a blank text or label in training or dev rows an error. Otherwise such rows are dropped.",
         resume="contents",
     )
     held_out: list[str] | dict[str, Any] | None = key(
         None,
-        "Tasks, written as in `tasks`, whose dev and test rows are kept out of borrowed rows (see `sources` of a "
-        "task) and of the texts of `objective: mlm`, beside those of `tasks`. Unless given, the package's tasks whose"
-        " files lie in `data_dir`. The tasks of later stages are held out in any case.",
+        "Further tasks whose dev and test rows are kept out of borrowed rows and `mlm` texts. The default is the "
+        "package's tasks with files in `data_dir`.",
         resume="contents",
     )
     drop_shared_sentences: bool = key(
         False,
-        "Also drop a borrowed row of which a single sentence stands in a dev or test row. They are only counted "
-        "otherwise; a row that stands there whole is always dropped.",
+        "Also drops borrowed rows that share a single sentence with a dev or test row. Otherwise these are only "
+        "counted.",
         resume="contents",
     )
     select_on: float | None = key(
         None,
-        "The share of each task's dev rows that choose the best model and stop the training early. The scores of "
-        "`metrics.json`, the predictions and the report are of the other rows then, which have chosen nothing. The "
-        "parts are the same for every seed. Unless given, all dev rows do both, and scores of the best model are a "
-        "little too high.",
+        "Share of each task's dev rows that choose the best model and stop training early. The scores are then of "
+        "the other rows.",
         objectives="tasks",
         handed_on=True,
     )
     calibrate: Calibrate = key(
         "none",
-        "After training, fit on the rows that the model is scored on what its probabilities lack: `temperature`, a "
-        "number for each task of kind `classes`, `binary` or `labels` that its outputs are divided by (Guo et al. "
-        "2017), unless it is no better on rows that were not fitted. No answer changes. The model's config carries "
-        "it. `calibration.json`, the report and the card have the calibration before and after, measured on rows that "
-        "were not fitted.",
+        "After training, `temperature` fits a temperature for each task of kind `classes`, `binary` or `labels`, on "
+        "the rows that score the model. No answer changes.",
         resume="after",
         objectives="tasks",
     )
     tune_thresholds: ThresholdMetric | None = key(
         None,
-        "After training, fit the probability above which a label is an answer, the second one of a binary task or "
-        "each of kind `labels`, to its best `f1`, `accuracy` or `matthews` on the rows that the model is scored on, "
-        "which then flatter it a little; "
-        "`calibration.json` has the score on rows that were not fitted. The model's config carries it.",
+        "After training, fits the probability above which a label is an answer. It maximizes `f1`, `accuracy` or "
+        "`matthews` on the rows that score the model.",
         resume="after",
         objectives="tasks",
     )
     overwrite: bool = key(
         False,
-        "Train into a folder that holds a run already, which deletes that run.",
+        "Deletes the run that is already in `output_dir`, and trains anew.",
         scope="start",
     )
     stages: list[dict[str, Any]] | None = key(
         None,
-        "Runs that follow each other, a list with a mapping for each: its `name`, and the keys in which it differs "
-        "from the rest of the recipe. Each begins with the model that the one before ended with (its best one, with "
-        "`load_best_model_at_end`), and has its own folder in `output_dir`, where the last one's results end up too.",
+        "Stages that are trained one after the other, each from the model before it: a list of mappings with a "
+        "`name` and the keys that differ.",
         resume="free",
     )
     objective: Objective = key(
         "tasks",
-        "What is trained: `tasks`; or `mlm`, masked language modelling, which pre-trains the encoder further without "
-        "heads, and is scored by its perplexity on the texts of the dev splits, before and after, of all and of each "
-        "task. Texts that are also in dev or test rows are left out. The folder is a checkpoint, from which the next "
-        "run or stage takes encoder and pooler. Start from one with BERT's language modelling head, such as google-"
-        "bert/bert-base-uncased; without it, as in all-MiniLM, the head starts from random numbers. Keys about "
-        "several tasks, such as `aggregator`, have no effect.",
+        "What is trained: `tasks`, or `mlm`, which continues to pre-train the encoder by masked language modelling "
+        "on the texts of the tasks, without heads.",
     )
     mlm_texts: list[str] = key(
         ["tasks"],
-        "The texts of `objective: mlm`, a list: `tasks` for those of the training splits, or the path of a file with "
-        "a text a line, looked for in `data_dir` and in the working directory. Each text is taken once.",
+        "The texts of `objective: mlm`, a list: `tasks` for the training texts of the tasks, and paths of files "
+        "with one text in each line.",
         objectives="mlm",
     )
     mlm_probability: float = key(
         0.15,
-        "The share of tokens, or of words, that the model is asked for.",
+        "Share of the tokens, or of the words, that are predicted.",
         objectives="mlm",
     )
-    mlm_whole_words: bool = key(False, "Ask for whole words, not for pieces of them.", objectives="mlm")
+    mlm_whole_words: bool = key(
+        False, "Chooses whole words to predict instead of single word pieces.", objectives="mlm"
+    )
     mlm_order: TextOrder = key(
         "mixed",
-        "`mixed`; or `sequence`, all epochs of the first task's texts, then those of the next task or file.",
+        "`mixed`, or `sequence`: all epochs on the texts of the first task, then all epochs on those of the next "
+        "task or file.",
         objectives="mlm",
     )
 

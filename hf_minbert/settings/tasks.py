@@ -45,11 +45,11 @@ class DataFile:
     """A file of rows and how it is read: in a recipe its path, or a mapping of these keys.
 
     Args:
-        path: relative to the run's `data_dir` where it is a folder, else to the working directory.
-        quotes: whether a cell of a .csv, .tsv or .txt file may stand in double quotes. With `false` a quote is a
-            character like any other, as in GLUE's files of MRPC and STS-B.
-        line_breaks: take every cell in double quotes as it is. Unless `true`, a cell of several lines is refused if
-            its lines could be rows by themselves, because a quote that was never closed looks the same.
+        path: relative to the run's `data_dir` if that is a folder, otherwise to the working directory.
+        quotes: whether a cell of a .csv, .tsv or .txt file may be in double quotes. With `false`, a quote is an
+            ordinary character, as in GLUE's MRPC and STS-B.
+        line_breaks: accepts every cell in double quotes. Otherwise a cell of several lines is refused if its lines
+            could be rows themselves.
     """
 
     path: str
@@ -106,17 +106,17 @@ class Source:
     """Training rows that a task borrows from data made for something else.
 
     Args:
-        task: a task whose training rows are borrowed: one of the recipe's, as it stands there, or of the package's.
-        files: instead of `task`, a file or a list of them, as in a task's `files`.
-        dataset: instead of `task`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
-        dataset_config: which of the Hub dataset's configurations.
-        dataset_revision: its branch, tag or commit; the newest commit unless given.
-        split: the split of `dataset` that is borrowed; `train` unless given.
-        columns: a text column of the task that borrows, `label` or `id` to the name that it has in these data.
-        mapping: how their labels become the task's; a name from `hf_minbert.data.mappings.MAPPINGS`.
-        rows: how many rows are drawn, without replacement, by the run's seed; all of them where there are fewer.
-        fraction: instead of `rows`, which share of the rows.
-        quotes: `quotes` of all `files` that do not say it themselves.
+        task: a task whose training rows are borrowed, as the recipe or the package defines it.
+        files: instead of `task`: a file or a list of files, as in `files` of a task.
+        dataset: instead of `task`: a folder saved by `DatasetDict.save_to_disk`, or an id on the Hub.
+        dataset_config: the configuration of the dataset on the Hub.
+        dataset_revision: its branch, tag or commit; the newest commit by default.
+        split: the split of `dataset` that is borrowed; `train` by default.
+        columns: a mapping from a text column of the borrowing task, `label` or `id` to its name in these data.
+        mapping: how the labels become labels of the task; a name from `hf_minbert.data.mappings.MAPPINGS`.
+        rows: the number of rows, drawn without replacement by the run's seed; all rows if there are fewer.
+        fraction: instead of `rows`: the share of the rows.
+        quotes: the default of `quotes` for all `files`.
     """
 
     task: str | None = None
@@ -197,49 +197,41 @@ class Task:
 
     Args:
         name: a lower-case word; it names the head in the model and the metrics (`eval_<name>_accuracy`).
-        kind: `classes` (one of `labels`, one logit each), `binary` (one of two `labels`, a single logit
-            of the second), `ordinal` (one of three or more `labels` that stand in order, one logit less), `labels`
-            (any of the `labels`, or none, one logit each), `score` (a number inside `range`, a single output) or
-            `tags` (one of `labels` for each word of one text, such as B-PER, I-PER and O).
+        kind: what the answer of the task is: `classes`, `binary`, `ordinal`, `labels`, `score` or `tags`.
         text_columns: the one or two columns that hold the text.
         label_column: the column that holds the label in the task's files. Once loaded it is called `label`.
-        labels: label names in the order of their ids: the first has id 0. Empty for a score.
-        label_delimiter: what stands between the labels of a text cell, of kind `labels`.
-        thresholds: the probability above which a label is answered; of kind `labels` one for all, or a list, and of a
-            binary task that of the second label. `tune_thresholds` fits it.
-        range: lowest and highest score, both included. `None` unless `kind` is `score`.
-        pair_encoding: `single` for one text; for two texts `cross`, both joined in one input as the
-            tokenizer joins them, or `bi`, each through the encoder by itself. `single` or `cross` by the number of
-            `text_columns` unless given.
-        pooling: how a sentence's tokens become a vector; a name from `hf_minbert.model.pooling.POOLINGS`, `pooler`
-            unless given. Tags have none: their heads read the token states.
-        pooling_options: options of the pooling's class.
-        layers: which layers of the encoder are pooled: `last`, or `mix`, a learned mean of all.
-        sentence_dropout: dropout on each sentence's vector, before two of them are joined or compared.
-        join: with `bi`, how two vectors become one; a name from `model.pooling.JOINS`, `concat` unless given.
-        head: a name from `model.heads.HEADS`.
-        head_options: options of the head's class, such as sizes and dropouts.
-        loss: a name from `hf_minbert.model.losses.LOSSES` for the kind; the first one unless given.
-        loss_options: options of the loss's function.
-        metric: the task's score in `eval_overall`; the first of its kind unless given (`settings.metrics.metrics_of`).
-        temperature: what outputs are divided by before they become probabilities; `calibrate` fits it.
-        files: split (`train`, `dev`, `test`) to a file or a list of them, each a path or a mapping of the keys of
-            `DataFile`. The ending tells the format: `.csv` (separated by tabs if its header has one, else by commas,
-            else by semicolons), `.tsv`, `.jsonl`, `.json`, `.parquet`, `.conll`; a folder is one of
-            `Dataset.save_to_disk`.
-        dataset: instead of `files`, a folder that `DatasetDict.save_to_disk` wrote, or an id on the Hub.
-        dataset_config: which of the Hub dataset's configurations.
-        dataset_revision: its branch, tag or commit; the newest commit unless given.
-        splits: split to its name in `dataset`. Unless given the names are the same, or `validation` for `dev`.
-        columns: a text column, `label` or `id` to the name that it has in the data, where that is another. Of kind
-            `labels`, `label` may be a list: a column of 0 and 1 for each label, in their order.
-        sources: further training rows, borrowed from other data; each is a mapping of the keys of `Source`. A task
-            that names no training data of its own is trained on these alone.
-        unlabelled: with `teachers`, a file or a list of them, as in `files`, of further training rows: their labels,
-            if they have some, are not read, and they are learnt by the teachers' answers alone. So are the task's own
-            training rows whose label is blank.
-        unlabelled_pairs: with `teachers`, how many new pairs there are to be for each of the task's own training rows,
-            such as 1.0: sentences of these rows in new pairs, which are learnt by the teachers' answers alone.
+        labels: the names of the labels in the order of their ids, from 0. Empty for a score.
+        label_delimiter: the separator between the labels of a text cell, for `kind: labels`.
+        thresholds: the probability above which a label is answered; for `kind: labels` also one for each label. For a
+            binary task it is that of the second label. `tune_thresholds` fits it.
+        range: the lowest and the highest score, both included, for `kind: score`.
+        pair_encoding: `single` for one text. For two texts, `cross` (default) joins both in one input, and `bi`
+            encodes each by itself.
+        pooling: how the token vectors of a sentence become one vector; `pooler` by default. Tags have no pooling.
+        pooling_options: options of the pooling.
+        layers: the layers that are pooled: `last`, or `mix`, a learned mean of all layers.
+        sentence_dropout: dropout on the vector of each sentence, before two vectors are joined or compared.
+        join: with `bi`, how two vectors become one; `concat` by default.
+        head: the kind of head.
+        head_options: options of the head, such as sizes and dropouts.
+        loss: the loss; by default the first one for the kind of the task.
+        loss_options: options of the loss.
+        metric: the metric that counts in `eval_overall`; by default the first one for the kind of the task.
+        temperature: divides the logits before they become probabilities; `calibrate` fits it.
+        files: a mapping from `train`, `dev` and `test` to a file or a list of files, each a path or a mapping of the
+            keys of `DataFile`.
+        dataset: instead of `files`: a folder saved by `DatasetDict.save_to_disk`, or an id on the Hub.
+        dataset_config: the configuration of the dataset on the Hub.
+        dataset_revision: its branch, tag or commit; the newest commit by default.
+        splits: a mapping from a split to its name in `dataset`; by default the same name, or `validation` for `dev`.
+        columns: a mapping from a text column, `label` or `id` to its name in the data. For `kind: labels`, `label` may
+            be a list of columns of 0 and 1.
+        sources: further training rows, borrowed from other data; mappings of the keys of `Source`. Without other
+            training data, the task is trained on these alone.
+        unlabelled: with `teachers`, a file or a list of files with further training rows, as in `files`. Labels in
+            them are not read.
+        unlabelled_pairs: with `teachers`, the number of new pairs for each training row, such as 1.0. They combine
+            sentences of these rows, and have no labels.
     """
 
     name: str

@@ -35,10 +35,10 @@ class Teacher:
     """A recipe that is trained to teach.
 
     Args:
-        recipe: its path, also beside the student's recipe, or the name of one that comes with the package.
-        name: that of its folder; the last part of the recipe's name unless given.
-        keys: keys that are changed of the recipe, with dots, as in a row of a study.
-        seeds: how many, 1 and so on, or a list; one model is trained with each. 1 unless given.
+        recipe: the path of a recipe, also relative to the student's recipe, or the name of a recipe of the package.
+        name: the name of the teacher's folder; the last part of the recipe's name by default.
+        keys: changed keys of the recipe, with dots, as in a row of a study.
+        seeds: the number of seeds (1, 2 and so on), or a list of them. One model is trained with each; 1 by default.
     """
 
     recipe: str

@@ -24,7 +24,7 @@ class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible
 
     optim: OptimizerNames | OwnOptimizer | str = key(
         TrainingArguments.optim,
-        "The optimizer: `course_adamw`, the AdamW of the course's handout, or one of the stock ones.",
+        "The optimizer: `course_adamw`, the AdamW of the CS224N handout, or one of transformers.",
     )
 
     @property
