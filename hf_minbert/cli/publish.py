@@ -33,6 +33,13 @@ def publish(
         str | None,
         typer.Option(help="Licence of the weights, by the Hub's identifier, such as apache-2.0.", show_default=False),
     ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="Language of the texts, by its code, such as de. The data of the package is known to be English.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be uploaded, and upload nothing.")
     ] = False,
@@ -49,7 +56,9 @@ def publish(
         if not dry_run:
             raise MinBertError("--card goes with --dry-run; the card is made anew from the run each time.")
         check_writable(card)
-    publication = prepare(model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license)
+    publication = prepare(
+        model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license, language=language
+    )
     if not dry_run:
         url = push(publication, private=private)
         typer.echo(f"{counted(len(publication.uploads), 'file', 'is', 'are')} at {url}")

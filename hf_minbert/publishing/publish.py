@@ -55,6 +55,7 @@ def prepare(
     adapter_only: bool = False,
     base_model: str | None = None,
     license: str | None = None,
+    language: str | None = None,
 ) -> Publication:
     """Everything that would go up; nothing is written or sent.
 
@@ -62,7 +63,7 @@ def prepare(
         folder: of a run, or of another model that this package saved.
         repo_id: `owner/name`, or `name` for the owner of the token.
         adapter_only: send the adapter that lies there, not the model's weights.
-        base_model, license: see `card.model_card`.
+        base_model, license, language: see `card.model_card`.
 
     Raises:
         MinBertError: the name is none, or the folder holds no whole model.
@@ -75,7 +76,7 @@ def prepare(
     if saved.recipe and not saved.metrics:
         logger.warning("%s has no metrics.json: its run did not finish, and the card has no scores.", folder)
     uploads = collect(folder, adapter_only, base_model)
-    card = model_card(saved, repo_id, uploads, base_model=base_model, license=license)
+    card = model_card(saved, repo_id, uploads, base_model=base_model, license=license, language=language)
     uploads.append(Upload(CARD, card.encode()))
     return Publication(folder, repo_id, uploads, [name for name in left_here(folder, uploads) if name != CARD])
 

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, set_seed
 
+from ..data.rows import tag_rows
 from ..errors import DivergedError, MinBertError, explain
+from ..evaluation.analysis import baseline
 from ..evaluation.calibration import skipped, to_fit
 from ..evaluation.metrics import has_diverged
 from ..evaluation.submission import ending, write_predictions
@@ -302,6 +305,7 @@ def _train_and_score(
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder, trainer, data["scored"]), "leaks": data["leaks"]}
+            of_tasks |= _rows_and_baselines(trainer.tasks, data)
             of_tasks["unknown_tokens"] = trainer.unknown_tokens
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics}, timeline)
     return metrics
@@ -387,6 +391,18 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def _rows_and_baselines(tasks: Mapping[str, Task], data: Mapping[str, Any]) -> dict[str, Any]:
+    """How many rows each task was trained and scored on, and what answers without a model score on the latter."""
+    rows = {name: {task: len(of) for task, of in data[name].items()} for name in ("train", "scored")}
+    baselines = {}
+    for name, of in data["scored"].items():
+        task, columns = tasks[name], of[:]
+        labels = tag_rows(columns["label"]) if task.traits.is_tags else np.asarray(columns["label"])
+        pairs = list(zip(*(columns[text] for text in task.text_columns), strict=True)) if task.is_pair else ()
+        baselines[name] = baseline(task, labels, pairs)
+    return {"rows": {"train": rows["train"], "dev": rows["scored"]}, "baselines": baselines}
 
 
 def _asked(settings: RunSettings) -> dict[str, Any]:
