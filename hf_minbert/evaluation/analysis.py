@@ -228,9 +228,14 @@ def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any
         texts: of each row; needed for scores alone, which have no baseline without pairs of texts.
     """
     if task.traits.is_score:
-        return {"answer": "the share of words that both texts have", "scores": overlap(texts, labels)} if texts else {}
+        return (
+            {"answer": "the share of words that are in both texts", "scores": overlap(texts, labels)} if texts else {}
+        )
     most, found = constant_answer(task, labels)
-    answer = "each label with its frequency" if task.traits.is_set else f"always {task.labels[int(most)]}"
+    every = "word" if task.traits.is_tags else "row"
+    answer = f"the most frequent label for every {every} ({task.labels[int(most)]})"
+    if task.traits.is_set:
+        answer = "the frequency of each label as its probability, for every row"
     return {"answer": answer, "scores": {name: found[name] for name in metrics_of(task)}}
 
 

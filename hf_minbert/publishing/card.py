@@ -316,8 +316,8 @@ def _plots(paths: Iterable[str]) -> str:
 
 
 def _licence(license: str | None) -> str:
-    weights = f"`{license}`" if license else "unknown, because who published them did not state it"
+    weights = f"`{license}`" if license else "unknown, because the publisher did not state it"
     return (
-        f"## Licence\n\n- The code files: Apache License 2.0.\n- The weights: {weights}. The licences of the data and "
-        f"of the base model apply too."
+        f"## Licence\n\n- The code files: Apache License 2.0.\n- The weights: {weights}. See also the "
+        f"licences of the data and of the base model."
     )
