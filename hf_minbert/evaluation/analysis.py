@@ -228,9 +228,8 @@ def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any
         texts: of each row; needed for scores alone, which have no baseline without pairs of texts.
     """
     if task.traits.is_score:
-        return (
-            {"answer": "the share of words that are in both texts", "scores": overlap(texts, labels)} if texts else {}
-        )
+        answer = "the share of words that are in both texts"
+        return {"answer": answer, "scores": overlap(texts, labels)} if texts else {}
     most, found = constant_answer(task, labels)
     every = "word" if task.traits.is_tags else "row"
     answer = f"the most frequent label for every {every} ({task.labels[int(most)]})"

@@ -182,7 +182,8 @@ def test_the_card_says_what_the_records_say(run):
     for said in (
         "3 tasks at once, with a head for each: sst, para, sts. It has 2 layers of hidden size 32, and was trained",
         "| masked words | perplexity | 7.25 |", "| steps | 1,234 |", "| best step | 617 |", "```yaml\n",
-        "## Limits", "`para`: Made for questions", "- Probabilities are not calibrated: `sst`, `para`.", "minbert-multitask",
+        "## Limits", "`para`: Made for questions", "- Probabilities are not calibrated: `sst`, `para`.",
+        "minbert-multitask",
     ):  # fmt: skip
         assert said in card.text, said
     config = json.loads((run / "config.json").read_text())
@@ -234,8 +235,9 @@ STARS = {"kind": "score", "text_columns": ["text"], "range": [1, 5]}
 @pytest.mark.parametrize(
     ("tasks", "hub_task", "form"),
     [
-        ({"sts": None}, "text-ranking", "classifier"), ({"sts": COSINE}, "sentence-similarity", "sentence-transformers"),
-        ({"para": None}, "text-classification", "classifier"), ({"stars": STARS}, "text-classification", "classifier"),
+        ({"sts": None}, "text-ranking", "classifier"), ({"para": None}, "text-classification", "classifier"),
+        ({"sts": COSINE}, "sentence-similarity", "sentence-transformers"),
+        ({"stars": STARS}, "text-classification", "classifier"),
         ({"sts": {"pair_encoding": "bi"}}, "sentence-similarity", "onnx"),
     ],
 )  # fmt: skip
