@@ -178,7 +178,7 @@ def test_the_verb_does_the_same_and_says_it(raw, calibrated, tmp_path, minbert):
     assert json.loads((folder / "calibration.json").read_text()) == calibrated[1]
     assert (folder / "config.json").read_text() == (calibrated[0] / "config.json").read_text()
     assert f"para: temperature {calibrated[1]['para']['temperature']:.3f}, 'duplicate' above " in ended.out
-    assert "“after” is of dev rows that were not fitted" in ended.out
+    assert "“after” is measured on other dev rows than the fit" in ended.out
     refused = minbert("calibrate", folder, "--task", "sts")
     assert refused.status == 2 and "of kind classes, binary or labels. Found sts (score). Give --task" in refused.err
     assert "No temperature, which is for tasks of kind classes, binary or labels: sts (score)." in ended.out
@@ -189,7 +189,7 @@ def test_the_verb_does_the_same_and_says_it(raw, calibrated, tmp_path, minbert):
     refused = minbert("calibrate", folder, "--no-temperature")
     assert refused.status == 2 and "nothing to fit" in refused.err
     refused = minbert("calibrate", tmp_path / "nowhere")
-    assert refused.status == 2 and "is no folder" in refused.err
+    assert refused.status == 2 and "is not a folder" in refused.err
 
 
 def test_undo_restores_what_was_there_before_the_first_fit(fitted, tmp_path, minbert):
@@ -205,7 +205,7 @@ def test_undo_restores_what_was_there_before_the_first_fit(fitted, tmp_path, min
     refused = minbert("calibrate", folder, "--undo", "--thresholds", "f1")
     assert refused.status == 2 and "--undo fits nothing" in refused.err
     ended = minbert("calibrate", folder, "--undo", "--task", "para")
-    assert ended.status == 0 and ended.out == "As before: para.\n"
+    assert ended.status == 0 and ended.out == "Restored: para.\n"
     assert [*json.loads((folder / "calibration.json").read_text())] == ["sst"]
     assert minbert("calibrate", folder, "--undo").status == 0
     assert json.loads((folder / "config.json").read_text()) == before

@@ -303,7 +303,7 @@ def test_a_command_tells_of_failures_by_its_status_and_a_refusal_leaves_the_tabl
     path, root = write(TWO_ROWS), tmp_path / "study"
     here(breaks=("faster",))
     ended = minbert("study", path, "--output-dir", root)
-    assert ended.status == 1 and "2 runs failed. --retry runs what failed again." in ended.err
+    assert ended.status == 1 and "2 runs failed. Add --retry to run failed runs again." in ended.err
     here()
     assert minbert("study", path, "--output-dir", root, "--retry", "--yes").status == 0
     table = (root / "study.md").read_text()
@@ -521,7 +521,7 @@ def test_affinity_takes_the_conflicts_that_runs_log_and_says_what_failed(recipe,
     assert pair["conflict"] == metrics["train_conflict_sst_sts"] and not (root / "conflicts.json").exists()
     here(breaks=("sst+sts",))
     ended = minbert("affinity", recipe, "--output-dir", tmp_path / "broken", "--steps", 2, "--seeds", 1)
-    assert ended.status == 1 and "1 run failed. --retry runs what failed again." in ended.err
+    assert ended.status == 1 and "1 run failed. Add --retry to run failed runs again." in ended.err
     assert "sst+sts: seed 1: It broke." in ended.out
 
 

@@ -54,7 +54,9 @@ def publish(
 
     if card is not None:
         if not dry_run:
-            raise MinBertError("--card goes with --dry-run; the card is made anew from the run each time.")
+            raise MinBertError(
+                "--card is for --dry-run. Add it, or leave --card out: the card is uploaded with the model."
+            )
         check_writable(card)
     publication = prepare(
         model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license, language=language
@@ -68,7 +70,7 @@ def publish(
     else:
         write_atomically(card, publication.card)
     total = sum(upload.size for upload in publication.uploads)
-    typer.echo(f"Would go up to {repo_id}: {counted(len(publication.uploads), 'file')}, {total:,} bytes.")
+    typer.echo(f"Would be uploaded to {repo_id}: {counted(len(publication.uploads), 'file')}, {total:,} bytes.")
     for upload in publication.uploads:
         typer.echo(f"  {upload.size:>13,}  {upload.path}")
-    typer.echo(f"Stays here: {', '.join(publication.left) or 'nothing'}.")
+    typer.echo(f"Not uploaded: {', '.join(publication.left) or 'nothing'}.")

@@ -135,7 +135,7 @@ def _folder(name: str, child: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with explain(f"Reading {path}", "Correct it, or take it out of the folder."):
+    with explain(f"Reading {path}", "Correct it, or remove it from the folder."):
         return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -126,7 +126,8 @@ def check_stages(stages: Sequence[Stage]) -> None:
     """Raises, as a `MinBertError`, what a later stage's tasks, heads, layers and data would only after hours."""
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
-            "`push_to_hub` would send each stage by itself. Leave it out, and send the whole by `minbert publish`."
+            "`push_to_hub` would upload each stage by itself. Leave it out, and upload the whole with `minbert "
+            "publish`."
         )
     config, before = None, None
     for number, stage in enumerate(stages, 1):
@@ -186,8 +187,8 @@ def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> N
             raise MinBertError(f"`regularizer: {term.name}` needs `{name}`, which {of} does not take. Leave it out.")
     if args.regularizer == "smart" and args.smart_form != "paper" and not parts.embeddings:
         raise MinBertError(
-            f"`smart_form: {args.smart_form}` moves what goes into the first layer, which no module of {of} gives as "
-            "wide as words. Take `paper`."
+            f"`smart_form: {args.smart_form}` moves the input of the first layer, which no module of {of} gives in "
+            "the size of words. Use `paper`."
         )
 
 
@@ -226,14 +227,14 @@ def _train(
         model, later = trainer.accelerator.reduce(diverged.to(args.device), "sum").tolist()
         if model:
             raise DivergedError(
-                f"Training diverged: outputs or weights of the model in {folder.path} are not finite, so it answers "
-                "nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
+                f"Training diverged: outputs or weights of the model in {folder.path} are not finite, so it gives no "
+                "answers. Lower `learning_rate`, or clip gradients with `max_grad_norm`."
             )
         if args.push_to_hub:
             trainer.push_to_hub()
     said = (
         f"Training diverged: at its end predictions were not finite. The model in {folder.path} is that of step "
-        f"{trainer.state.best_global_step}, the best of those before, and may be used. Lower `learning_rate`."
+        f"{trainer.state.best_global_step}, the best one before that, and can be used. Lower `learning_rate`."
     )
     return metrics, [said] if later else []
 

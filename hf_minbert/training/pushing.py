@@ -47,7 +47,7 @@ class PushesToHub(Trainer):
         if args.hub_strategy in ("checkpoint", "all_checkpoints"):
             raise MinBertError(
                 f"`hub_strategy: {HubStrategy(args.hub_strategy).value}` would publish the optimizer's state and the "
-                f"training arguments. Take every_save or end, and keep checkpoints where they are."
+                f"training arguments. Use every_save or end, and keep checkpoints where they are."
             )
         if not self.is_world_process_zero():
             return
@@ -130,7 +130,7 @@ class PushesToHub(Trainer):
         def ended(job: Future) -> None:
             copy.cleanup()
             if job.exception() is not None:
-                logger.warning("%s: not sent, the Hub would not have it: %s", message, job.exception())
+                logger.warning("%s: not sent, because the Hub refused it: %s", message, job.exception())
 
         job.add_done_callback(ended)
         jobs = [] if running is None else cast("list[Future]", running.jobs)

@@ -95,10 +95,10 @@ def test_the_verdict_says_whether_surgery_has_anything_to_do():
     none = {"conflict_a_b": 0.0, "surgery_turn": 0.0, "steps": 1}
     assert verdict(none) == "Surgery has nothing to remove: no two tasks were in conflict in 1 step."
     some = {"conflict_a_b": 0.25, "conflict_a_b/pooler": 1.0, "conflict_a_c": 1.0, "surgery_turn": 0.125, "steps": 100}
-    assert "of 2 pairs, 1.25 were in conflict in the mean of 100 steps" in verdict(some)
+    assert "on average over 100 steps, 1.25 of 2 pairs were in conflict" in verdict(some)
     assert "would be 12.5% off the direction of the sum" in verdict(some)
     hardly = verdict({**some, "surgery_turn": 0.0042})
-    assert hardly.startswith("Surgery has hardly anything to remove: of 2 pairs, 1.25 were in conflict")
+    assert hardly.startswith("Surgery has hardly anything to remove: on average over 100 steps, 1.25 of 2 pairs")
     assert hardly.endswith("and PCGrad's gradient would be only 0.42% off the direction of the sum.")
 
 

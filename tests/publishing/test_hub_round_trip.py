@@ -178,7 +178,7 @@ def test_a_dry_run_sends_nothing_and_shows_everything(hub, publisher, finished_r
         "publish", finished_run, "me/dry", "--dry-run", "--card", card, token=""
     )  # fmt: skip
     assert status == 0 and hub.requests == [] and not (finished_run / "README.md").exists()
-    assert re.search(r"model\.safetensors", out) and "Stays here: checkpoint" in out
+    assert re.search(r"model\.safetensors", out) and "Not uploaded: checkpoint" in out
     sizes = {path: int(size.replace(",", "")) for size, path in re.findall(r"^ +([\d,]+)  (\S+)$", out, re.MULTILINE)}
     assert sizes["model.safetensors"] == (finished_run / "model.safetensors").stat().st_size
     assert sizes["README.md"] == card.stat().st_size
