@@ -107,7 +107,7 @@ def test_a_classifier_has_the_temperature_in_its_weights(fitted, tmp_path, logit
     found = classify([{"text": a, "text_pair": b} for a, b in PAIRS], top_k=None)
     yes = [next(one["score"] for one in answer if one["label"] == "duplicate") for answer in found]
     np.testing.assert_allclose(yes, probabilities(fitted, "para", *zip(*PAIRS, strict=True))[:, 1], rtol=1e-4)
-    assert "'duplicate' is an answer above a probability of 0.0100" in (tmp_path / "out" / "README.md").read_text()
+    assert "The threshold of 'duplicate' is a probability of 0.0100" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_nothing_is_fitted_to_a_single_row(raw, tmp_path, caplog):
     predictor, data = Predictor.from_pretrained(folder), RunData.of(folder)
     rows = {name: data.rows(predictor.task(name), "dev").select([0]) for name in ("sst", "para")}
     assert calibrate(folder, predictor, rows, temperature=True, thresholds="accuracy") == {}
-    assert "sst: nothing is fitted to a single row" in caplog.text
+    assert "sst: there is only one row, so nothing is fitted" in caplog.text
     assert (folder / "config.json").read_text() == (raw / "config.json").read_text()
     assert not (folder / "calibration.json").exists()
 
@@ -278,8 +278,8 @@ def test_the_card_says_what_was_fitted_on_what(calibrated, raw):
     card = model_card(saved, "me/minbert", collect(folder))
     part = card.split("## Calibration")[1].split("\n## ")[0]
     assert f"| `sst` | expected calibration error, ten bins | {found['sst']['before']['ece']:.3f}" in part
-    assert f"'duplicate' is an answer above a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
-    assert "of rows that were not fitted" in part
+    assert f"The threshold of 'duplicate' is a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
+    assert "measured on other rows than the fit" in part
     noted = [(name, note) for name, of in found.items() for note in of["notes"]]
     assert noted and all(f"- `{name}`: {note}" in part for name, note in noted)
     assert "calibration.json" in [upload.path for upload in collect(folder)]

@@ -94,7 +94,7 @@ class RunFolder(TrainerCallback):
             self.check_same_run()
         elif self.holds_run() and not self.settings.overwrite:
             raise MinBertError(
-                f"`output_dir` {self.path} already holds a run. Continue it with resume_from_checkpoint=true, delete "
+                f"`output_dir` {self.path} holds a run already. Continue it with resume_from_checkpoint=true, delete "
                 "it with overwrite=true, or give another output_dir."
             )
 
@@ -113,9 +113,7 @@ class RunFolder(TrainerCallback):
         return None if newest is None else Path(newest)
 
     def _check_checkpoint(self) -> None:
-        remedy = (
-            "Leave `resume_from_checkpoint` out to start again; overwrite=true deletes what is left of a run here."
-        )
+        remedy = "Leave `resume_from_checkpoint` out to start again. overwrite=true deletes what is left of a run."
         if self.checkpoint is None:
             raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
         if self.args.resume_from_checkpoint is True:

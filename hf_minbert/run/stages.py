@@ -273,7 +273,7 @@ def _check_folder(
             )
     if holds and not resumes and not overwrites:
         raise MinBertError(
-            f"`output_dir` {root} already holds a run. Continue it with resume_from_checkpoint=true, delete it with "
+            f"`output_dir` {root} holds a run already. Continue it with resume_from_checkpoint=true, delete it with "
             "overwrite=true, or give another output_dir."
         )
 

@@ -73,7 +73,10 @@ def test_it_stops_in_time_on_the_schedule_of_the_recipe(minbert, write_recipe_fi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train_tasks=[sst]"], "Conflicts are between two tasks' gradients of one weight, and one task is trained."),
+        (
+            ["train_tasks=[sst]"],
+            "A conflict needs gradients of two tasks for the same weight, but one task is trained.",
+        ),
         (["freeze=encoder"], "with `freeze: encoder` nothing is trained that tasks share."),
         (["mixing=proportional"], "with `mixing: proportional` and without `gradient_accumulation_steps` each step"),
         (
@@ -107,7 +110,7 @@ def test_an_output_dir_that_is_not_used_is_not_asked_for(minbert, write_recipe_f
     lines = [line for line in recipe.read_text().splitlines() if not line.startswith("output_dir")]
     recipe.write_text("\n".join(lines))
     ended = minbert("conflicts", recipe, "tasks=[sst]")
-    assert ended.status == 2 and "Conflicts are between two tasks' gradients" in ended.err
+    assert ended.status == 2 and "A conflict needs gradients of two tasks" in ended.err
     ended = minbert("search", recipe, "--output-dir", recipe.parent / "search", "--space", "{seed: [1]}", "lr=1")
     assert ended.status == 2 and "Unknown key 'lr'" in ended.err
     ended = minbert(

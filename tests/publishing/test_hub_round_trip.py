@@ -164,7 +164,7 @@ def test_an_upload_that_is_cut_off_changes_nothing_and_says_how_to_go_on(hub, pu
     status, _, err = publisher.minbert("publish", finished_run, "me/cut")
     hub.cut = 0
     last = err.splitlines()[-1]
-    assert status == 2 and "connection" in last and "the same command to go on" in last, err
+    assert status == 2 and "connection" in last and "the same command to continue" in last, err
     assert hub.repos["models"]["me/cut"] == {}
     status, _, err = publisher.minbert("publish", finished_run, "me/cut")
     assert status == 0, err

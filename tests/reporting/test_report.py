@@ -278,7 +278,7 @@ def test_runs_of_one_folder_name_are_told_apart_and_one_run_is_not_compared_with
     twin = make_run(tmp_path / "run", data, 60, seed=2)
     names = [found.name for found in report._named([read_run(run), read_run(twin)])]
     assert len({*names}) == 2 and all(name.endswith("/run") for name in names)
-    with pytest.raises(MinBertError, match="A run stands twice"):
+    with pytest.raises(MinBertError, match="A run is given twice"):
         report.report(run, [run])
 
 
