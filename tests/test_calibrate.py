@@ -253,7 +253,7 @@ def test_a_folder_with_older_code_is_refused(raw, tmp_path, minbert):
     code = folder / "inference.py"
     code.write_text(code.read_text().replace("temperature", "warmth"))
     ended = minbert("calibrate", folder)
-    assert ended.status == 2 and "knows no temperature. Save the model anew" in ended.err
+    assert ended.status == 2 and "version without temperatures. Save the model again" in ended.err
 
 
 # ---- Models of several
@@ -279,7 +279,7 @@ def test_the_card_says_what_was_fitted_on_what(calibrated, raw):
     part = card.split("## Calibration")[1].split("\n## ")[0]
     assert f"| `sst` | expected calibration error, ten bins | {found['sst']['before']['ece']:.3f}" in part
     assert f"The threshold of 'duplicate' is a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
-    assert "measured on other rows than the fit" in part
+    assert "measured with what was fitted on the other half" in part
     noted = [(name, note) for name, of in found.items() for note in of["notes"]]
     assert noted and all(f"- `{name}`: {note}" in part for name, note in noted)
     assert "calibration.json" in [upload.path for upload in collect(folder)]

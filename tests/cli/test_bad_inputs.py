@@ -191,7 +191,7 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     ),
     "nothing to go on with": ("resume_from_checkpoint=true", ["no complete checkpoint in TMP/run", "to start again"]),
     "no such checkpoint": ("resume_from_checkpoint=TMP/nowhere", ["TMP/nowhere", "no such folder"]),
-    "checkpoint without weights": ("resume_from_checkpoint=TMP/empty", ["TMP/empty: it has no weights", "start again"]),
+    "checkpoint without weights": ("resume_from_checkpoint=TMP/empty", ["TMP/empty: it has no weights", "start"]),
     "bf16 and fp16": (["bf16=true", "fp16=true", "use_cpu=true"], ["fp16", "bf16"]),
 }  # fmt: skip
 
