@@ -284,7 +284,7 @@ def test_the_card_says_what_was_fitted_on_what(calibrated, raw):
     assert noted and all(f"- `{name}`: {note}" in part for name, note in noted)
     assert "calibration.json" in [upload.path for upload in collect(folder)]
     other = model_card(SavedModel.of(raw), "me/minbert", collect(raw))
-    assert "## Calibration" not in other and "as trained, not calibrated: `sst`, `para`." in other
+    assert "## Calibration" not in other and "Probabilities are not calibrated: `sst`, `para`." in other
 
 
 def test_the_report_shows_before_and_after(calibrated, tmp_path, minbert):

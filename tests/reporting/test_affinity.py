@@ -86,7 +86,7 @@ def test_two_tasks_are_a_pair_and_no_more_and_train_tasks_chooses_them(recipe):
         (["max_steps=7"], r"`max_steps` is given to each run by `minbert affinity`. Leave it out; see --steps."),
         (["eval_tasks=[sst]"], r"`eval_tasks` is given to each run"),
         (["seed=1"], r"`seed` is given to each run by the study"),
-        (["mixing=proportional"], r"Found `mixing: proportional`. Give `mixing=cycle` or `mixing=shortest` behind"),
+        (["mixing=proportional"], r"Found `mixing: proportional`. Add `mixing=cycle` or `mixing=shortest` to"),
         (["task_batch_sizes=proportional"], r"Give numbers, as task_batch_sizes=\{sts: 16\}"),
         (["stages=[{name: a, max_steps: 1}]"], r"no recipe with `stages`. Give it the recipe of the stage"),
     ],
