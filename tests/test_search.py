@@ -356,7 +356,7 @@ def test_a_trial_that_diverged_is_not_the_best(recipe, training, tmp_path):
 
 def test_a_search_without_a_finished_trial_says_why(recipe, training, tmp_path):
     training(lambda values: "The film tore.")
-    with pytest.raises(MinBertError, match=r"No trial in .* finished. Trial 1: The film tore\. What each said"):
+    with pytest.raises(MinBertError, match=r"No trial in .* finished. Trial 1: The film tore\. The error of each"):
         search(read_recipe(recipe), read_space(f"{{{RATES}}}"), method="coordinate", output_dir=tmp_path / "search")
 
 

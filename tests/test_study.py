@@ -461,7 +461,7 @@ def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monke
     refuse = lambda said: questions.append(said)  # noqa: E731
     text = TWO_ROWS.replace("[1, 7]", "10")
     if asked:
-        with pytest.raises(MinBertError, match=r"About 2.2 h in all: 20 runs, 1 at a time, .* Give --yes"):
+        with pytest.raises(MinBertError, match=r"About 2.2 h in all: 20 runs, 1 at a time, .* Add --yes"):
             go(write(text), tmp_path / "study", agree=refuse)
         assert len(worker.trained) == 1
     else:
