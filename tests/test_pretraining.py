@@ -388,7 +388,7 @@ def test_the_command_prints_the_perplexity(minbert, train, tmp_path):
         ("mlm_probability=1", "`mlm_probability` must be more than 0 and less than 1. Found 1"),
         ("mlm_probability=0", "`mlm_probability` must be more than 0 and less than 1. Found 0"),
         ("mlm_texts=[]", "`mlm_texts` is empty"),
-        ("mlm_texts=corpus.txt", "`mlm_texts`: reading corpus.txt failed.*a text a line"),
+        ("mlm_texts=corpus.txt", "`mlm_texts`: reading corpus.txt failed.*one text per line"),
         ("mlm_order=random", "`mlm_order` must be one of mixed, sequence"),
         ("objective=nsp", "`objective` must be one of tasks, mlm"),
         ("train_tasks=[mnli]", "`train_tasks`: Unknown task 'mnli'"),
