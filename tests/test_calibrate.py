@@ -107,7 +107,7 @@ def test_a_classifier_has_the_temperature_in_its_weights(fitted, tmp_path, logit
     found = classify([{"text": a, "text_pair": b} for a, b in PAIRS], top_k=None)
     yes = [next(one["score"] for one in answer if one["label"] == "duplicate") for answer in found]
     np.testing.assert_allclose(yes, probabilities(fitted, "para", *zip(*PAIRS, strict=True))[:, 1], rtol=1e-4)
-    assert "'duplicate' is an answer above a probability of 0.0100" in (tmp_path / "out" / "README.md").read_text()
+    assert "The threshold of 'duplicate' is a probability of 0.0100" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_the_verb_does_the_same_and_says_it(raw, calibrated, tmp_path, minbert):
     assert json.loads((folder / "calibration.json").read_text()) == calibrated[1]
     assert (folder / "config.json").read_text() == (calibrated[0] / "config.json").read_text()
     assert f"para: temperature {calibrated[1]['para']['temperature']:.3f}, 'duplicate' above " in ended.out
-    assert "“after” is of dev rows that were not fitted" in ended.out
+    assert "“after” is measured on other dev rows than the fit" in ended.out
     refused = minbert("calibrate", folder, "--task", "sts")
     assert refused.status == 2 and "of kind classes, binary or labels. Found sts (score). Give --task" in refused.err
     assert "No temperature, which is for tasks of kind classes, binary or labels: sts (score)." in ended.out
@@ -189,7 +189,7 @@ def test_the_verb_does_the_same_and_says_it(raw, calibrated, tmp_path, minbert):
     refused = minbert("calibrate", folder, "--no-temperature")
     assert refused.status == 2 and "nothing to fit" in refused.err
     refused = minbert("calibrate", tmp_path / "nowhere")
-    assert refused.status == 2 and "is no folder" in refused.err
+    assert refused.status == 2 and "is not a folder" in refused.err
 
 
 def test_undo_restores_what_was_there_before_the_first_fit(fitted, tmp_path, minbert):
@@ -205,7 +205,7 @@ def test_undo_restores_what_was_there_before_the_first_fit(fitted, tmp_path, min
     refused = minbert("calibrate", folder, "--undo", "--thresholds", "f1")
     assert refused.status == 2 and "--undo fits nothing" in refused.err
     ended = minbert("calibrate", folder, "--undo", "--task", "para")
-    assert ended.status == 0 and ended.out == "As before: para.\n"
+    assert ended.status == 0 and ended.out == "Restored: para.\n"
     assert [*json.loads((folder / "calibration.json").read_text())] == ["sst"]
     assert minbert("calibrate", folder, "--undo").status == 0
     assert json.loads((folder / "config.json").read_text()) == before
@@ -242,7 +242,7 @@ def test_nothing_is_fitted_to_a_single_row(raw, tmp_path, caplog):
     predictor, data = Predictor.from_pretrained(folder), RunData.of(folder)
     rows = {name: data.rows(predictor.task(name), "dev").select([0]) for name in ("sst", "para")}
     assert calibrate(folder, predictor, rows, temperature=True, thresholds="accuracy") == {}
-    assert "sst: nothing is fitted to a single row" in caplog.text
+    assert "sst: there is only one row, so nothing is fitted" in caplog.text
     assert (folder / "config.json").read_text() == (raw / "config.json").read_text()
     assert not (folder / "calibration.json").exists()
 
@@ -253,7 +253,7 @@ def test_a_folder_with_older_code_is_refused(raw, tmp_path, minbert):
     code = folder / "inference.py"
     code.write_text(code.read_text().replace("temperature", "warmth"))
     ended = minbert("calibrate", folder)
-    assert ended.status == 2 and "knows no temperature. Save the model anew" in ended.err
+    assert ended.status == 2 and "version without temperatures. Save the model again" in ended.err
 
 
 # ---- Models of several
@@ -278,13 +278,13 @@ def test_the_card_says_what_was_fitted_on_what(calibrated, raw):
     card = model_card(saved, "me/minbert", collect(folder))
     part = card.split("## Calibration")[1].split("\n## ")[0]
     assert f"| `sst` | expected calibration error, ten bins | {found['sst']['before']['ece']:.3f}" in part
-    assert f"'duplicate' is an answer above a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
-    assert "of rows that were not fitted" in part
+    assert f"The threshold of 'duplicate' is a probability of {found['para']['thresholds']['duplicate']:.4f}" in part
+    assert "measured with what was fitted on the other half" in part
     noted = [(name, note) for name, of in found.items() for note in of["notes"]]
     assert noted and all(f"- `{name}`: {note}" in part for name, note in noted)
     assert "calibration.json" in [upload.path for upload in collect(folder)]
     other = model_card(SavedModel.of(raw), "me/minbert", collect(raw))
-    assert "## Calibration" not in other and "as trained, not calibrated: `sst`, `para`." in other
+    assert "## Calibration" not in other and "Probabilities are not calibrated: `sst`, `para`." in other
 
 
 def test_the_report_shows_before_and_after(calibrated, tmp_path, minbert):

@@ -173,7 +173,9 @@ def test_examples_are_those_of_the_models_own_tasks(tiny_model):
     assert examples("sst", "cfimdb") == [["A tender film, and very funny too.", ""]]
     assert [bool(second) for _, second in examples("sst", "para", "sts")] == [False, True, True]
     news = Task(name="news", kind="binary", text_columns=("text",), labels=("no", "yes"))
-    assert examples(news, APART) == [["This is a text.", ""], ["This is a text.", "This is another text."]]
+    assert examples(news) == [["Which is it: no or yes?", ""]]
+    (apart,) = examples(APART)
+    assert apart == [f"Which is it: {APART.labels[0]} or {APART.labels[1]}?", "This is another text."]
     names = Task(name="ner", kind="tags", text_columns=("tokens",), labels=("O", "B-PER"))
     assert examples(names) == [["Ada Lovelace wrote to Charles Babbage from London.", ""]]
     cut = replace(

@@ -95,7 +95,11 @@ def test_a_stage_may_name_the_layers_that_the_one_before_has_by_default(run):
         ("mpnet", {"freeze": 4}, "`freeze` is 4 layers, and the model has 3"),
         ("mpnet", {"attn_implementation": "flash_attention_9"}, "flash_attention_9"),
         ("albert", {"freeze": 2}, "`freeze` is 2 layers, and the model has 1"),
-        ("albert", {"regularizer": "smart", "smart_form": "mt-dnn"}, "`smart_form: mt-dnn` moves what goes into"),
+        (
+            "albert",
+            {"regularizer": "smart", "smart_form": "mt-dnn"},
+            "`smart_form: mt-dnn` moves the input of the first layer",
+        ),
         ("ibert", {"regularizer": "fgm"}, "`regularizer: fgm` needs `inputs_embeds`"),
         ("eurobert", {"hidden_dropout_prob": 0.2}, "`hidden_dropout_prob` cannot be 0.2: a 'eurobert' has none"),
     ],

@@ -411,7 +411,9 @@ def test_a_folder_of_before_has_the_length_of_its_recipe(save, tmp_path, recipe,
 def test_an_ensemble_keeps_each_models_length_and_an_average_the_longest(save, minbert, tmp_path):
     a, b = save("a", ["sst"], max_input_length=16), save("b", ["sts", "para"], max_input_length=32)
     ended = minbert("ensemble", a, b, "--output-dir", tmp_path / "both")
-    assert "different lengths. The result cuts to, in tokens: sst 16, sts 32, para 32." in ended.out
+    assert (
+        "different lengths. The result cuts inputs to these numbers of tokens: sst 16, sts 32, para 32." in ended.out
+    )
     both = Predictor.from_pretrained(tmp_path / "both")
     assert both.lengths == {"sst": 16, "sts": 32, "para": 32}
     assert both.tokenizer.model_max_length == 32
@@ -422,7 +424,9 @@ def test_an_ensemble_keeps_each_models_length_and_an_average_the_longest(save, m
     ask = pipeline("minbert-multitask", model=str(tmp_path / "both"), device="cpu")
     assert ask(FIRST[0])["sst"]["scores"] == pytest.approx(both("sst", FIRST[:1])[0]["probabilities"], abs=1e-5)
     ended = minbert("average", a, b, "--output-dir", tmp_path / "mean")
-    assert "different lengths. The result cuts to, in tokens: sst 32, sts 32, para 32." in ended.out
+    assert (
+        "different lengths. The result cuts inputs to these numbers of tokens: sst 32, sts 32, para 32." in ended.out
+    )
     assert Predictor.from_pretrained(tmp_path / "mean").lengths == {"sst": 32, "sts": 32, "para": 32}
     ended = minbert("average", a, save("c", ["sst"], seed=1, max_input_length=16), "--output-dir", tmp_path / "same")
     assert "lengths" not in ended.out

@@ -376,7 +376,7 @@ def test_plugins_are_fixed_on_resume(run, minbert, forget, tmp_path):
     with (root / "of_runs.py").open("a") as file:
         file.write("# another\n")
     done = minbert(*words)
-    assert done.status == 2 and "the plugin 'of_runs' is another one: the run was started with digest" in done.err
+    assert done.status == 2 and "the plugin 'of_runs' has changed: the run was started with digest" in done.err
     assert done.err.splitlines()[-1].startswith("minbert: error: ")
     forget()
     (root / "of_runs.py").write_text(OF_RUNS)
@@ -384,7 +384,7 @@ def test_plugins_are_fixed_on_resume(run, minbert, forget, tmp_path):
     assert done.status == 2 and "no module 'extra'" in done.err
     (root / "extra.py").write_text("")
     done = minbert(*words, "plugins=[of_models, of_runs, extra]")
-    assert done.status == 2 and "plugin 'extra' is another one: the run was started without it" in done.err
+    assert done.status == 2 and "plugin 'extra' has changed: the run was started without it" in done.err
     done = minbert(*words, "max_steps=5")
     assert done.status == 0, done.err
 

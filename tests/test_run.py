@@ -255,7 +255,7 @@ def test_a_run_that_ends_diverged_says_so_and_ends_with_status_3(train, minbert,
     assert ended.status == 3
     assert ended.err.splitlines()[-1] == (
         f"minbert: error: Training diverged: outputs or weights of the model in {folder} are not finite, so it "
-        "answers nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
+        "gives no answers. Lower `learning_rate`, or clip gradients with `max_grad_norm`."
     )
     metrics = json.loads((folder / "metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["diverged"] is True
@@ -298,7 +298,7 @@ def test_a_run_that_diverged_after_its_best_model_keeps_that_and_ends_with_statu
     assert ended.status == 3
     assert ended.err.splitlines()[-1] == (
         f"minbert: error: Training diverged: at its end predictions were not finite. The model in {folder} is that of "
-        "step 2, the best of those before, and may be used. Lower `learning_rate`."
+        "step 2, the best one before that, and can be used. Lower `learning_rate`."
     )
     metrics = metrics_of(folder)
     assert metrics["best_step"] == 2 and "diverged" not in metrics
@@ -474,7 +474,7 @@ def test_a_run_that_would_see_other_rows_is_not_gone_on_with(train, tmp_path, wo
     with pytest.raises(MinBertError) as refusal:
         train("max_steps=4", "resume_from_checkpoint=true", word)
     assert f"was started with {key} = {old} and cannot be resumed with {new}" in str(refusal.value)
-    assert "Keep the old value, or start anew." in str(refusal.value)
+    assert "Keep the old value, or start again." in str(refusal.value)
     assert contents(tmp_path / "run") == before
 
 
@@ -581,10 +581,10 @@ def test_a_longer_run_takes_its_first_step_at_the_rate_of_the_new_schedule(train
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["max_steps=1"], "has come to step 2 in epoch 0.6667, behind its end with max_steps = 1"),
+        (["max_steps=1"], "is at step 2 in epoch 0.6667, which is after its end with max_steps = 1"),
         (
             ["max_steps=-1", "num_train_epochs=0.5"],
-            "behind its end with num_train_epochs = 0.5 and max_steps = -1|max_steps = -1 and num_train_epochs = 0.5",
+            "after its end with num_train_epochs = 0.5 and max_steps = -1|max_steps = -1 and num_train_epochs = 0.5",
         ),
         (["max_steps=2", "packing=true"], "has ended with step 2, so packing = True would have no effect. Keep False"),
     ],

@@ -179,7 +179,7 @@ def test_a_merged_model_knows_the_data_of_its_members(
     del record["data"]  # as merges of before have it
     (tmp_path / "soup" / "merge.json").write_text(json.dumps(record))
     ended = minbert("evaluate", tmp_path / "soup")
-    assert ended.status == 2 and "has no recipe.yaml that says where its data lies" in ended.err
+    assert ended.status == 2 and "has no recipe.yaml that says where its data is" in ended.err
 
 
 def test_a_merged_adapter_knows_its_data(tiny_bert, tmp_path, scores, minbert, monkeypatch):

@@ -160,8 +160,8 @@ def test_optuna_that_is_not_installed_is_named_with_the_remedy(monkeypatch, minb
         ("{learning_rate: {low: 2, high: 1}}", r"a range is \{low: a number, high: a higher one.*Found \{'low': 2"),
         ("{learning_rate: {low: a, high: 1}}", r"a range is \{low: a number"),
         ("{learning_rate: {low: 0, high: 1, log: true}}", r"with `log: true`, `low` must be above 0. Found 0"),
-        ("{output_dir: [a, b]}", r"`output_dir` is given to each trial by the search"),
-        ("{seed: [1, 2], 'seed, data_seed': [1, 2]}", r"the key `seed` stands twice"),
+        ("{output_dir: [a, b]}", r"`output_dir` is set for each trial by the search"),
+        ("{seed: [1, 2], 'seed, data_seed': [1, 2]}", r"the key `seed` is given twice"),
     ],
 )  # fmt: skip
 def test_a_space_that_is_wrong_is_answered_in_a_sentence(given, said):
@@ -356,7 +356,7 @@ def test_a_trial_that_diverged_is_not_the_best(recipe, training, tmp_path):
 
 def test_a_search_without_a_finished_trial_says_why(recipe, training, tmp_path):
     training(lambda values: "The film tore.")
-    with pytest.raises(MinBertError, match=r"No trial in .* finished. Trial 1: The film tore\. What each said"):
+    with pytest.raises(MinBertError, match=r"No trial in .* finished. Trial 1: The film tore\. The error of each"):
         search(read_recipe(recipe), read_space(f"{{{RATES}}}"), method="coordinate", output_dir=tmp_path / "search")
 
 
@@ -398,9 +398,9 @@ def test_parallel_trials_are_started_together_and_on_their_own_gpus(recipe, monk
 @pytest.mark.parametrize(
     ("words", "options", "said"),
     [
-        (["seed=1"], {}, r"begun with another recipe's `seed`: null, now 1\..*give another --output-dir"),
-        ([], {"space": "{learning_rate: [1e-4]}"}, r"begun with another space: \{.*\[0.0001, 1e-05, 1e-06\]\}, now"),
-        ([], {"method": "random"}, r'begun with another method: grid, now random'),
+        (["seed=1"], {}, r"started with another recipe's `seed`: null, now 1\..*give another --output-dir"),
+        ([], {"space": "{learning_rate: [1e-4]}"}, r"started with another space: \{.*\[0.0001, 1e-05, 1e-06\]\}, now"),
+        ([], {"method": "random"}, r'started with another method: grid, now random'),
     ],
 )  # fmt: skip
 def test_an_old_folder_refuses_another_search(recipe, training, tmp_path, words, options, said):
@@ -424,7 +424,7 @@ def test_an_old_folder_refuses_another_search(recipe, training, tmp_path, words,
         ("{learning_rate: {low: 1e-6, high: 1e-4}}", {}, r"`--method grid` tries every value, and `learning_rate`"),
         ("{seed: [1]}", {"metric": "eval_overal"}, r"^Unknown metric 'eval_overal'. Did you mean 'eval_overall'\?"),
         ("{seed: [1]}", {"method": "gird"}, r"Unknown method 'gird'. Did you mean 'grid'\?"),
-        ("{objective: [mlm]}", {}, r"objective=mlm: `objective: mlm` ends with a perplexity, and the scores"),
+        ("{objective: [mlm]}", {}, r"objective=mlm: `objective: mlm` has a perplexity and no scores"),
         ("{push_to_hub: [true]}", {}, r"`push_to_hub` would send every run to one place"),
     ],
 )  # fmt: skip
@@ -436,7 +436,9 @@ def test_what_does_not_fit_the_recipe_is_answered_before_any_trial(recipe, train
 
 
 def test_a_recipe_that_resumes_or_overwrites_is_refused(recipe, tmp_path):
-    with pytest.raises(MinBertError, match=r"`overwrite` is of one run. A search goes on by the same command"):
+    with pytest.raises(
+        MinBertError, match=r"`overwrite` is for a single run. Leave it out: the same command continues"
+    ):
         search(read_recipe(recipe, ["overwrite=true"]), {"seed": [1]}, method="grid", output_dir=tmp_path / "search")
 
 

@@ -162,13 +162,13 @@ def test_the_last_stage_can_be_made_longer_as_a_plain_run_can(train, stop_at, tm
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("packing=true", "'heads' has finished. The run .* with packing = False and .* goes by stages.<name>.<key>"),
+        ("packing=true", "'heads' has finished. The run .* with packing = False and .* give stages.<name>.<key>"),
         ("stages.heads.packing=true", "'heads' has finished. The run .* was started with packing = False"),
         ("stages.heads.max_steps=4", "'heads' has finished. The run .* was started with max_steps = 3"),
         ("stages.3.packing=true", "'3' has finished. The run .* has ended with step 2, so packing = True would have"),
         (
             "stages.3.max_steps=1",
-            "'3' has finished. The run .* has come to step 2 .*, behind its end with max_steps = 1",
+            "'3' has finished. The run .* is at step 2 .*, which is after its end with max_steps = 1",
         ),
         ("model_name_or_path={other}", "'heads' has finished. .*num_hidden_layers = 1, and .* has 2"),
         ("stages.all.model_name_or_path={bert}", "'all' has finished. The run .* with model_name_or_path = "),
@@ -227,7 +227,7 @@ def test_a_word_for_one_stage_is_for_that_stage_by_its_name_or_number(train, tmp
         (["stages.heads.max_step=2"], "Stage 1 (heads): Unknown key 'max_step'. Did you mean 'max_steps'?"),
         (["stages.heads.max_steps=two"], "Stage 1 (heads): `max_steps` must be a whole number. Found two"),
         (["stages=null", "stages.heads.max_steps=2"], "'stages.heads.max_steps': the recipe has no list of `stages`"),
-        (["stages.heads.output_dir=x"], "Stage 1 (heads): `output_dir` is of the whole recipe"),
+        (["stages.heads.output_dir=x"], "Stage 1 (heads): `output_dir` is for the whole recipe"),
     ],
 )
 def test_a_wrong_word_for_one_stage_is_answered(train, words, said):
@@ -324,8 +324,8 @@ def test_another_recipe_does_not_go_on_with_it(train, stop_at, recipe, old, new,
             "[{max_steps: 1}, {name: b, max_steps: many}]",
             "Stage 2 (b): `max_steps` must be a whole number. Found many",
         ),
-        ("[{output_dir: here}]", "Stage 1 (1): `output_dir` is of the whole recipe. Write it outside `stages`"),
-        ("[{name: a/b, max_steps: 1}]", "Stage 1 (a/b): `name` becomes a folder's"),
+        ("[{output_dir: here}]", "Stage 1 (1): `output_dir` is for the whole recipe. Write it outside `stages`"),
+        ("[{name: a/b, max_steps: 1}]", "Stage 1 (a/b): `name` is also the name of a folder"),
         ("[{name: a, max_steps: 1}, {name: a}]", "Stage 2 (a): another stage has that name already"),
         ("[{name: a}, {name: b, train_tasks: [nli]}]", "Stage 2 (b): `train_tasks`"),
         ("[{name: a}, {name: b, tasks: {sts: {head: cosine}}}]", "Stage 2 (b): Building the tasks' layers and heads"),
@@ -347,8 +347,8 @@ def test_another_recipe_does_not_go_on_with_it(train, stop_at, recipe, old, new,
         ("[{name: a}, {name: b, data_dir: no_such}]", "Stage 2 (b): `data_dir` does not exist: no_such"),
         ("[{name: a}, {name: b, tasks: {sst: {files: {train: no.csv, dev: no.csv}}}}]", "no.csv"),
         ("[{name: a}, {name: b, objective: mlm, mlm_texts: [no.txt]}]", "Stage 2 (b): "),
-        ("[{name: a b, max_steps: 1}]", "Stage 1 (a b): `name` becomes a folder's"),
-        ("[{name: a.b, max_steps: 1}]", "Stage 1 (a.b): `name` becomes a folder's"),
+        ("[{name: a b, max_steps: 1}]", "Stage 1 (a b): `name` is also the name of a folder"),
+        ("[{name: a.b, max_steps: 1}]", "Stage 1 (a.b): `name` is also the name of a folder"),
     ],
 )
 def test_a_wrong_stage_is_refused_before_the_first_one_begins(train, tmp_path, stages, said):
@@ -359,7 +359,7 @@ def test_a_wrong_stage_is_refused_before_the_first_one_begins(train, tmp_path, s
 
 @pytest.mark.parametrize("words", [("resume_from_checkpoint=true",), ("resume_from_checkpoint=checkpoint-2",)])
 def test_there_must_be_something_to_resume(train, words):
-    with pytest.raises(MinBertError, match="no stage in .* to resume|`resume_from_checkpoint` is true"):
+    with pytest.raises(MinBertError, match="no stage in .* to resume|`resume_from_checkpoint` must be true"):
         train(*words)
 
 

@@ -303,7 +303,7 @@ def test_a_command_tells_of_failures_by_its_status_and_a_refusal_leaves_the_tabl
     path, root = write(TWO_ROWS), tmp_path / "study"
     here(breaks=("faster",))
     ended = minbert("study", path, "--output-dir", root)
-    assert ended.status == 1 and "2 runs failed. --retry runs what failed again." in ended.err
+    assert ended.status == 1 and "2 runs failed. Add --retry to run failed runs again." in ended.err
     here()
     assert minbert("study", path, "--output-dir", root, "--retry", "--yes").status == 0
     table = (root / "study.md").read_text()
@@ -363,7 +363,7 @@ def test_a_training_that_two_rows_have_is_done_once(write, here, minbert, tmp_pa
     assert ended.status == 0, ended.err
     order = [("plain", "seed-1"), ("faster", "seed-1"), ("plain", "seed-7"), ("faster", "seed-7")]
     assert worker.trained == [(*run, False) for run in order]
-    assert "again, seed 7 is the same training as plain, seed 7, and taken from there." in ended.err
+    assert "again, seed 7 is the same training as plain, seed 7, so that run is used." in ended.err
     first, again = (run_folder(root, row, 7) for row in ("plain", "again"))
     weights = [folder / "model.safetensors" for folder in (first, again)]
     assert weights[0].samefile(weights[1]) and not [*again.glob("checkpoint-*")] and [*first.glob("checkpoint-*")]
@@ -372,7 +372,7 @@ def test_a_training_that_two_rows_have_is_done_once(write, here, minbert, tmp_pa
     assert values == [str(first), str(again)]
     assert "again: the same training as plain" in ended.out
     table = json.loads((root / "study.json").read_text())
-    assert table["rows"][2]["note"] == "With the keys here the same training as plain, and done once."
+    assert table["rows"][2]["note"] == "With these keys the same training as plain, so it was run once."
     said = {
         line["row"]: (line["against"], line["verdict"]) for line in table["differences"] if line["metric"] == "overall"
     }
@@ -461,7 +461,7 @@ def test_a_long_study_is_agreed_to_after_its_first_rounds(write, tmp_path, monke
     refuse = lambda said: questions.append(said)  # noqa: E731
     text = TWO_ROWS.replace("[1, 7]", "10")
     if asked:
-        with pytest.raises(MinBertError, match=r"About 2.2 h in all: 20 runs, 1 at a time, .* Give --yes"):
+        with pytest.raises(MinBertError, match=r"About 2.2 h in all: 20 runs, 1 at a time, .* Add --yes"):
             go(write(text), tmp_path / "study", agree=refuse)
         assert len(worker.trained) == 1
     else:
@@ -521,7 +521,7 @@ def test_affinity_takes_the_conflicts_that_runs_log_and_says_what_failed(recipe,
     assert pair["conflict"] == metrics["train_conflict_sst_sts"] and not (root / "conflicts.json").exists()
     here(breaks=("sst+sts",))
     ended = minbert("affinity", recipe, "--output-dir", tmp_path / "broken", "--steps", 2, "--seeds", 1)
-    assert ended.status == 1 and "1 run failed. --retry runs what failed again." in ended.err
+    assert ended.status == 1 and "1 run failed. Add --retry to run failed runs again." in ended.err
     assert "sst+sts: seed 1: It broke." in ended.out
 
 
@@ -598,7 +598,7 @@ def test_a_killed_study_goes_on_to_the_weights_of_plain_runs(write, recipe, tmp_
     process.communicate()
     first = (run_folder(root, "plain", 1) / "metrics.json").stat().st_mtime_ns
     ended = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True)
-    assert "4 runs: 1 have ended, 3 are to come." in ended.stderr and "0 of 3 to come" in ended.stderr
+    assert "4 runs: 1 have ended, 3 are left." in ended.stderr and "0 of 3 left" in ended.stderr
     assert (run_folder(root, "plain", 1) / "metrics.json").stat().st_mtime_ns == first
     alone = tmp_path / "alone"
     words = [f"output_dir={alone}", "seed=7", "learning_rate=1e-2"]
@@ -628,7 +628,7 @@ def test_a_run_whose_process_is_killed_is_cut_off_and_the_next_has_a_new_process
         write("seeds: 1\nrows: {a: {recipe: RECIPE}, b: {recipe: RECIPE, keys: {learning_rate: 1e-2}}}"),
     )
     go(path, root)
-    assert "a, seed 1 is not finished: Its process was killed by signal 9. The same command goes on" in caplog.text
+    assert "a, seed 1 is not finished: Its process was killed by signal 9. The same command continues" in caplog.text
     finished = [(run_folder(root, row, 1) / "metrics.json").is_file() for row in "ab"]
     assert finished == [False, True] and workers.failure(run_folder(root, "a", 1)) is None
     go(path, root)

@@ -71,7 +71,7 @@ KNOW_PROCESSES = ("train", "search", "study", "affinity")
 def minbert(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="The version.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     """One BERT, several sentence tasks: train it from a recipe, score it, predict with it."""

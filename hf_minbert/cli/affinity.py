@@ -19,19 +19,21 @@ from .recipe import Overrides, Recipe
 def affinity(
     recipe: Recipe,
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(min=1, help="How many rounds each run takes.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Rounds of training in each run.")] = 300,
     seeds: Annotated[int, typer.Option(min=1, help="How many runs of each group of tasks, with seeds from 1.")] = 3,
     output_dir: Annotated[
         Path | None, typer.Option(help="The folder of all runs.", show_default="runs/affinity/ and the recipe's name")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
-    retry: Annotated[bool, typer.Option("--retry", help="Run what failed again, from its checkpoints.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask about what takes more than an hour.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed runs again, from their checkpoints.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for confirmation if it takes more than an hour.")
+    ] = False,
 ) -> None:
     """Should these tasks train together? Trains each alone, each pair and all, and compares them with intervals.
 
-    The same command goes on where it was cut off, and --seeds 5 adds two to three. It ends with status 1 where runs
-    failed.
+    The same command continues an interrupted comparison, and --seeds 5 adds two seeds to three. The exit status is 1
+    if runs failed.
     """
     check_words(read_recipe(recipe, overrides or ()))
     from ..run.affinity import conflicts_of, study_of
@@ -42,7 +44,7 @@ def affinity(
     root = output_dir or Path("runs/affinity") / (recipe if str(recipe) in packaged_recipes() else recipe.stem)
 
     def agree(said: str) -> bool:
-        return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Go on?"))
+        return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Continue?"))
 
     runs, measured = begin(study, root, retry), {}
     with alone_in(root):
@@ -53,7 +55,7 @@ def affinity(
         finally:  # also where it was stopped
             _write(study, root, measured)
     if failed := [run for run in runs if run.has_failed]:
-        typer.echo(f"{counted(len(failed), 'run')} failed. --retry runs what failed again.", err=True)
+        typer.echo(f"{counted(len(failed), 'run')} failed. Add --retry to run failed runs again.", err=True)
     if not all(run.has_ended and not run.has_failed for run in runs):
         raise typer.Exit(1)
 
@@ -68,4 +70,4 @@ def _write(study: Study, root: Path, measured: Mapping[str, float]) -> None:
         typer.echo("\n".join(lines(made)))
         typer.echo(f"The matrix, with intervals: {root / 'affinity.html'}, .md, .csv and .json.")
     else:
-        typer.echo("No task has finished alone, so there is nothing to compare with yet.")
+        typer.echo("No run of a single task has finished, so there is nothing to compare yet.")

@@ -25,22 +25,24 @@ def calibrate(
     model: Annotated[Path, typer.Argument(help="The folder of a finished run, or of another model.")],
     thresholds: Annotated[
         Metric | None,
-        typer.Option(help="Choose too where a binary task's yes begins, by this metric.", show_default=False),
+        typer.Option(help="Also fit thresholds, for the best value of this metric.", show_default=False),
     ] = None,
-    temperature: Annotated[bool, typer.Option(help="Fit temperatures; without them, thresholds alone.")] = True,
+    temperature: Annotated[
+        bool, typer.Option(help="Fit temperatures, or with --no-temperature only thresholds.")
+    ] = True,
     data_dir: DataDir = None,
     task: Annotated[
-        list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that have something to fit]")
+        list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that can be fitted]")
     ] = None,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Give tasks back what they had before, instead of fitting anything.")
+        bool, typer.Option("--undo", help="Restore the earlier temperatures and thresholds, and fit nothing.")
     ] = False,
     batch_size: BatchSize = 32,
 ) -> None:
-    """Fit a saved model's probabilities, and thresholds, on the dev rows that it is scored on. Weights stay.
+    """Fit temperatures and thresholds of a saved model on its dev rows. The weights do not change.
 
-    The model's folder is changed: its config carries what was fitted. `calibration.json` says how good it was and is.
-    `--undo` takes it back.
+    The fitted values are written into the model's config. `calibration.json` has the scores before and after.
+    `--undo` restores the earlier values.
     """
     from ..pretrained.data import RECIPE, RunData
     from ..pretrained.loading import load_config, tasks_of
@@ -49,7 +51,7 @@ def calibrate(
     from ..run.calibrate import undo as take_back
 
     if not model.is_dir():
-        raise MinBertError(f"{model} is no folder. A model is calibrated in its folder: give that of a finished run.")
+        raise MinBertError(f"{model} is not a folder. Give the folder of a finished run.")
     if undo and (thresholds is not None or not temperature):
         raise MinBertError("--undo fits nothing. Leave --thresholds and --no-temperature out; --task may be given.")
     if not temperature and thresholds is None:
@@ -60,19 +62,19 @@ def calibrate(
             raise unknown_name("task", name, tasks)
     data, metric = RunData.of(model, data_dir), cast(ThresholdMetric | None, thresholds and thresholds.value)
     if data_dir is None and data.recipe is None:
-        raise MinBertError(f"{model} has no {RECIPE} that says where its data lies. Give --data-dir.")
+        raise MinBertError(f"{model} has no {RECIPE} that says where its data is. Give --data-dir.")
     asked = task or data.scored(tasks)
     names = _fitted(model, tasks, task) if undo else _to_fit(tasks, asked, temperature, metric)
     rows = {name: data.rows(tasks[name], "dev") for name in names}
     predictor = Predictor.from_pretrained(model, batch_size=batch_size)
     if undo:
         take_back(model, predictor, rows, progress=True)
-        typer.echo(f"As before: {', '.join(names)}.")
+        typer.echo(f"Restored: {', '.join(names)}.")
         return
     found = carry_out(model, predictor, rows, temperature=temperature, thresholds=metric, progress=True)
     for name, of in found.items():
         _print(name, of)
-    typer.echo("“after” is of dev rows that were not fitted: each half of them by what was fitted on the other.")
+    typer.echo("“after” is measured on other dev rows than the fit: each half with the values from the other half.")
 
 
 def _to_fit(tasks: dict[str, Task], names: list[str], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
@@ -99,7 +101,9 @@ def _fitted(model: Path, tasks: dict[str, Task], names: list[str] | None) -> lis
 
     found = [*calibration_of(model, tasks)]
     if not found:
-        raise MinBertError(f"There is nothing to undo: {model / CALIBRATION} names no task that is as it was fitted.")
+        raise MinBertError(
+            f"There is nothing to undo: {model / CALIBRATION} lists no task that still has its fitted values."
+        )
     for name in names or ():
         if name not in found:
             raise unknown_name("fitted task", name, found)

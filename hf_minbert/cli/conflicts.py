@@ -118,6 +118,6 @@ def verdict(found: Mapping[str, float]) -> str:
     turn = found["surgery_turn"]
     something, off = ("hardly anything", f"only {turn:.2%}") if turn < HARDLY else ("something", f"{turn:.1%}")
     return (
-        f"Surgery has {something} to remove: of {len(shares)} pairs, {sum(shares):.2f} were in conflict in the mean "
-        f"of {steps}, and PCGrad's gradient would be {off} off the direction of the sum."
+        f"Surgery has {something} to remove: on average over {steps}, {sum(shares):.2f} of {len(shares)} pairs were "
+        f"in conflict, and PCGrad's gradient would be {off} off the direction of the sum."
     )

@@ -15,7 +15,7 @@ from ..errors import MinBertError
 def demo(
     model: Annotated[str, typer.Argument(help="A finished run's folder, or a model's Hub id.", show_default=False)],
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = 7860,
-    host: Annotated[str, typer.Option(help="127.0.0.1 is this machine alone; 0.0.0.0 lets others in.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="127.0.0.1 serves this machine only, 0.0.0.0 also others.")] = "127.0.0.1",
     export_space: Annotated[
         Path | None,
         typer.Option(

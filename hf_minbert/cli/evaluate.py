@@ -61,7 +61,7 @@ def evaluate(
     else:
         data = RunData.of(model, data_dir)
         if data_dir is None and data.recipe is None:
-            raise MinBertError(f"{model} has no {RECIPE} that says where its data lies. {either}")
+            raise MinBertError(f"{model} has no {RECIPE} that says where its data is. {either}")
         rows = {name: data.rows(tasks[name], split) for name in task or data.scored(tasks)}
     predictor = Predictor.from_pretrained(model, batch_size=batch_size, max_length=max_length)
     metrics, _ = score(predictor, rows, progress=True)
@@ -69,7 +69,9 @@ def evaluate(
         write_json(output, {f"eval_{name}": value for name, value in metrics.items()})
     print_metrics(metrics)
     if has_diverged(metrics):
-        raise DivergedError(f"The model {model} has diverged: its outputs are not finite, and these are no scores.")
+        raise DivergedError(
+            f"The model {model} has diverged: its outputs are not finite, so these scores mean nothing."
+        )
 
 
 def _rows_of_file(tasks: list[Task], path: Path, columns: str | None, read: str | None) -> dict[str, datasets.Dataset]:

@@ -28,15 +28,15 @@ def export(
     task: Annotated[
         str | None,
         typer.Option(
-            help="The task whose encoder, pooling or head is taken, where they differ; not for onnx.",
+            help="The task whose encoder, pooling or head is exported, if tasks differ in it; not for onnx.",
             show_default=False,
         ),
     ] = None,
     logits: Annotated[
         int | None,
         typer.Option(
-            help="With classifier, of a binary task: 1 output z, as rerankers read it, or 2, 0 and z, so that both "
-            "labels have one.  [default: 2]",
+            help="With classifier, for a binary task: 1 for one output z, as rerankers need, or 2 for the outputs 0 "
+            "and z.  [default: 2]",
             show_default=False,
         ),
     ] = None,
@@ -55,7 +55,7 @@ def export(
 ) -> None:
     """Write a model as its plain encoder, for sentence-transformers, one task as a stock classifier, or as ONNX.
 
-    What was written is loaded again and compared with the model before the folder gets its name.
+    The export is loaded again and compared with the model.
     """
     from ..publishing.export import export as write
 

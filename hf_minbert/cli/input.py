@@ -21,19 +21,19 @@ DataDir = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int, typer.Option(min=1, help="Rows of maximum length per batch; shorter rows fill it with more.")
+    int, typer.Option(min=1, help="Rows of maximum length per batch; a batch has more rows if they are shorter.")
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
-        help="How the columns of --input are called, as in '{sentence: text, label: stars}'.", show_default=False
+        help="Names of the columns in --input, such as '{sentence: text, label: stars}'.", show_default=False
     ),
 ]
 Read = Annotated[
     str | None,
     typer.Option(
-        help="How --input is read: '{quotes: false}' where quotes are characters like any other, as in GLUE's MRPC; "
-        "'{line_breaks: true}' where lines of a cell look like rows.",
+        help="How to read --input: '{quotes: false}' if quotes are ordinary characters, as in GLUE's MRPC; "
+        "'{line_breaks: true}' if lines of a cell look like rows.",
         show_default=False,
     ),
 ]

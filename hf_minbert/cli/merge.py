@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from ..settings.tasks import Task
 
 Models = Annotated[list[str], typer.Argument(help="Folders of finished runs, or Hub ids.", show_default=False)]
-OutputDir = Annotated[Path, typer.Option(help="Where the new model goes.", show_default=False)]
+OutputDir = Annotated[Path, typer.Option(help="The folder of the new model.", show_default=False)]
 DataDir = Annotated[
     str | None,
     typer.Option(
-        help="Score members and result on dev: the folder with the tasks' files, sample or hub.",
+        help="Score the models and the result on these dev rows: a folder with the tasks' files, sample or hub.",
         show_default=False,
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier merge of this kind left.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result of an earlier merge.")]
 
 
 class Method(StrEnum):
@@ -49,8 +49,8 @@ def average(
     method: Annotated[
         Method,
         typer.Option(
-            help="greedy keeps those models that do not make the average worse on --data-dir. The last three add to "
-            "the base what each model learned on tasks of its own."
+            help="greedy keeps the models that do not make the average worse on --data-dir. The last three add to the "
+            "base what each model learned on its own tasks."
         ),
     ] = Method.uniform,
     weights: Annotated[
@@ -59,7 +59,8 @@ def average(
     base: Annotated[
         str | None,
         typer.Option(
-            help="With the last three: the checkpoint that the models began from. Default: as their recipes say.",
+            help="With the last three: the checkpoint that the models were trained from. Default: the one in their "
+            "recipes.",
             show_default=False,
         ),
     ] = None,
@@ -78,7 +79,7 @@ def average(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="With dare: of what is dropped. Default: 0.", show_default=False)
+        int | None, typer.Option(help="With dare: the random seed. Default: 0.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
     overwrite: Overwrite = False,
@@ -172,7 +173,7 @@ def merge(
     output_dir: OutputDir,
     overwrite: Overwrite = False,
 ) -> None:
-    """Make an adapter and the model that it lies on one ordinary model."""
+    """Merge an adapter into its base model."""
     from ..io import write_json
     from ..pretrained.data import MERGED, RunData, merged_data
     from ..pretrained.loading import is_adapter, load_config
@@ -181,7 +182,7 @@ def merge(
     check_output(output_dir, [adapter], overwrite)
     load_config(adapter)
     if not is_adapter(adapter):
-        raise MinBertError(f"{adapter} is no adapter: it is an ordinary model already.")
+        raise MinBertError(f"{adapter} is not an adapter: it is a whole model already.")
     merged = Predictor.from_pretrained(adapter, device="cpu")
     data = merged_data([RunData.of(adapter)], merged.tasks)
     write_json(output_dir / MERGED, {"method": "merge", "models": [adapter], "data": data})  # as in `Members.write`
@@ -217,7 +218,7 @@ def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
         raise MinBertError(f"{folder} is not empty. Choose another --output-dir, or add --overwrite.")
     if not (folder / MERGED).is_file():
         raise MinBertError(
-            f"--overwrite replaces what an earlier merge of models left, and {folder} has no {MERGED}. Choose "
+            f"--overwrite replaces only the result of an earlier merge, and {folder} has no {MERGED}. Choose "
             f"another --output-dir."
         )
 
@@ -304,7 +305,8 @@ class Members:
         if len({length_of(config, task) for config in self.configs for task in config.task_names}) > 1:
             lengths = ", ".join(f"{task} {length_of(merged.config, task)}" for task in merged.config.task_names)
             typer.echo(
-                f"The models were trained for inputs of different lengths. The result cuts to, in tokens: {lengths}."
+                f"The models were trained for inputs of different lengths. The result cuts inputs to these numbers "
+                f"of tokens: {lengths}."
             )
         scores = None if self.data_dir is None else self._report(merged)
         data = merged_data(self._data, merged.config.task_names)

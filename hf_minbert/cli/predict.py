@@ -29,7 +29,7 @@ class Dtype(StrEnum):
 
 MaxLength = Annotated[
     int | None,
-    typer.Option(help="Cut inputs to so many tokens.  [default: as in the model's training]", show_default=False),
+    typer.Option(help="Cut inputs to this many tokens.  [default: as in the model's training]", show_default=False),
 ]
 
 
@@ -48,8 +48,8 @@ def predict(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where the predictions go (tags: .jsonl, or .conll for words and tags alone); with several tasks a "
-            "folder, for TASK.csv (tags: TASK.jsonl).",
+            help="A file for the predictions (tags: .jsonl, or .conll for words and tags only). With several tasks a "
+            "folder for TASK.csv (tags: TASK.jsonl).",
             show_default=False,
         ),
     ] = None,

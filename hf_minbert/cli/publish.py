@@ -33,6 +33,13 @@ def publish(
         str | None,
         typer.Option(help="Licence of the weights, by the Hub's identifier, such as apache-2.0.", show_default=False),
     ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            help="Language of the texts, by its code, such as de. The data of the package is known to be English.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be uploaded, and upload nothing.")
     ] = False,
@@ -47,9 +54,13 @@ def publish(
 
     if card is not None:
         if not dry_run:
-            raise MinBertError("--card goes with --dry-run; the card is made anew from the run each time.")
+            raise MinBertError(
+                "--card is for --dry-run. Add it, or leave --card out: the card is uploaded with the model."
+            )
         check_writable(card)
-    publication = prepare(model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license)
+    publication = prepare(
+        model, repo_id, adapter_only=adapter_only, base_model=base_model, license=license, language=language
+    )
     if not dry_run:
         url = push(publication, private=private)
         typer.echo(f"{counted(len(publication.uploads), 'file', 'is', 'are')} at {url}")
@@ -59,7 +70,7 @@ def publish(
     else:
         write_atomically(card, publication.card)
     total = sum(upload.size for upload in publication.uploads)
-    typer.echo(f"Would go up to {repo_id}: {counted(len(publication.uploads), 'file')}, {total:,} bytes.")
+    typer.echo(f"Would be uploaded to {repo_id}: {counted(len(publication.uploads), 'file')}, {total:,} bytes.")
     for upload in publication.uploads:
         typer.echo(f"  {upload.size:>13,}  {upload.path}")
-    typer.echo(f"Stays here: {', '.join(publication.left) or 'nothing'}.")
+    typer.echo(f"Not uploaded: {', '.join(publication.left) or 'nothing'}.")

@@ -13,11 +13,11 @@ from ..errors import MinBertError
 def report(
     run: Annotated[Path, typer.Argument(help="A run's folder, finished or not.", show_default=False)],
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="Further runs after --compare RUN.")
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="More runs to compare, after --compare RUN.")
     ] = None,
     compare: Annotated[
         list[Path] | None,
-        typer.Option(help="A run to compare with; may be repeated. Runs of one recipe are summed up as its seeds."),
+        typer.Option(help="A run to compare with; may be repeated. Runs of one recipe count as its seeds."),
     ] = None,
     output_dir: Annotated[
         Path | None, typer.Option(help="Where the report goes.  [default: RUN/report]", show_default=False)
@@ -47,5 +47,5 @@ def report(
     )  # fmt: skip
     typer.echo(f"The report is in {page}.")
     if failures:
-        typer.echo(f"{len(failures)} of its parts could not be made: " + "; ".join(failures) + ".", err=True)
+        typer.echo(f"{len(failures)} parts of the report failed: " + "; ".join(failures) + ".", err=True)
         raise typer.Exit(1)

@@ -42,17 +42,17 @@ def search(
     ] = Method.grid,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="Most trials to run; by default all of grid and coordinate, 20 of the others."),
+        typer.Option(min=1, help="Maximum number of trials. Default: all for grid and coordinate, 20 for the others."),
     ] = None,
     metric: Annotated[
         str, typer.Option(help="What to maximize: a key of metrics.json, such as eval_sst_accuracy.")
     ] = "eval_overall",
     parallel: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
-    seed: Annotated[int, typer.Option(help="For what random and optuna draw; training uses the recipe's seed.")] = 42,
+    seed: Annotated[int, typer.Option(help="Seed of random and optuna; training uses the recipe's seed.")] = 42,
 ) -> None:
     """Hyperparameter search: train a recipe with other values of some keys, and find the best.
 
-    The same command goes on with a search that was cut off. A failed trial runs again once its folder is deleted.
+    The same command continues an interrupted search. To run a failed trial again, delete its folder.
     """
     from ..run.search_methods import read_space, with_values
 

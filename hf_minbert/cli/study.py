@@ -25,19 +25,21 @@ def study(
     ] = None,
     overrides: Annotated[
         str | None,
-        typer.Option(help="A file of further keys: for all rows, by recipe, by row.", show_default=False),
+        typer.Option(help="A file with more keys: for all rows, for a recipe or for a row.", show_default=False),
     ] = None,
     rows: Annotated[
         list[str] | None,
         typer.Option("--row", help="Train this row alone; may be given several times.", show_default="all rows"),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
-    retry: Annotated[bool, typer.Option("--retry", help="Run what failed again, from its checkpoints.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask about a study that takes more than an hour.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run failed runs again, from their checkpoints.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask for confirmation if it takes more than an hour.")
+    ] = False,
 ) -> None:
     """Many rows, many seeds, one table: train recipes side by side, and compare them with intervals.
 
-    The same command goes on with a study that was cut off. It ends with status 1 where runs failed.
+    The same command continues an interrupted study. The exit status is 1 if runs failed.
     """
     read = read_study(file, overrides, keys or ())
     for row in read.rows:
@@ -52,7 +54,7 @@ def study(
     from ..run.workers import alone_in
 
     def agree(said: str) -> bool:
-        return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Go on?"))
+        return yes or (sys.stdin.isatty() and typer.confirm(f"{said}. Continue?"))
 
     runs = begin(read, root, retry)
     for name in rows or ():
@@ -66,7 +68,7 @@ def study(
             _write_table(read, root, same_trainings(runs))
     open_ = sum(not run.has_ended for run in chosen)
     if failed := [run for run in chosen if run.has_failed]:
-        typer.echo(f"{counted(len(failed), 'run')} failed. --retry runs what failed again.", err=True)
+        typer.echo(f"{counted(len(failed), 'run')} failed. Add --retry to run failed runs again.", err=True)
     if failed or open_:
         raise typer.Exit(1)
 

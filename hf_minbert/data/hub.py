@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class HubData:
     """A dataset that holds a task's rows; the fields are those of `Task`, with `dataset_` left out.
 
-    `licence` is what the dataset's card says, for the cards of the models that are trained on it.
+    `licence` is what the dataset's card says, for the cards of the models that are trained on it. All are English.
     """
 
     task: str
@@ -31,7 +31,7 @@ class HubData:
     config: str | None = None
     splits: dict[str, str] = field(default_factory=dict)
     columns: dict[str, str] = field(default_factory=dict)
-    licence: str = "not stated"
+    licence: str = "unknown: the dataset's card states none"
 
 
 GLUE_LICENCE = "`other`: each part of GLUE is under its own terms"
@@ -57,7 +57,12 @@ HUB = (
 
 def licence_of(dataset: str) -> str:
     """What the card of a dataset on the Hub says of its licence, as far as the package knows."""
-    return next((known.licence for known in HUB if known.dataset == dataset), "not known here")
+    return next((known.licence for known in HUB if known.dataset == dataset), "unknown")
+
+
+def is_known(dataset: str) -> bool:
+    """Whether a dataset on the Hub is one of `HUB`."""
+    return any(known.dataset == dataset for known in HUB)
 
 
 def is_hub_id(name: str) -> bool:

@@ -9,12 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..model.inference import ragged
 from ..model.spans import OUTSIDE, spans
-from ..settings.metrics import answered, by_words, class_scores, correlation, tag_names
+from ..settings.metrics import answered, by_words, class_scores, correlation, metrics_of, tag_names
 from ..settings.tasks import TASKS, Task
 from .metrics import value_metrics
 from .significance import mean_interval, share_interval
@@ -215,6 +216,26 @@ def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, fl
         return 0.0, value_metrics(task, np.tile(labels.mean(axis=0), (len(labels), 1)), labels)
     most = int(np.bincount(labels.astype(int), minlength=len(task.labels)).argmax())
     return most, value_metrics(task, np.full(len(labels), most), labels)
+
+
+def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any]:
+    """What `metrics.json` says of answers that need no model: in words what they are, and their `scores` by metric.
+
+    They are those of `constant_answer`; of scores, whose correlation with a constant is not defined, of `overlap`.
+
+    Args:
+        labels: [N]; of kind `labels` a 0 or 1 for each, [N, C]; of tags [N] arrays [words].
+        texts: of each row; needed for scores alone, which have no baseline without pairs of texts.
+    """
+    if task.traits.is_score:
+        answer = "the share of words that are in both texts"
+        return {"answer": answer, "scores": overlap(texts, labels)} if texts else {}
+    most, found = constant_answer(task, labels)
+    every = "word" if task.traits.is_tags else "row"
+    answer = f"the most frequent label for every {every} ({task.labels[int(most)]})"
+    if task.traits.is_set:
+        answer = "the frequency of each label as its probability, for every row"
+    return {"answer": answer, "scores": {name: found[name] for name in metrics_of(task)}}
 
 
 def chance(task: Task, labels: np.ndarray) -> float:

@@ -152,6 +152,20 @@ def share_interval(count: int, rows: int) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
+def correlation_interval(r: float, rows: int) -> tuple[float, float] | None:
+    """Fisher's interval for a Pearson correlation (Fisher 1921), which takes both columns for normal.
+
+    `None` where it is not defined: of three rows or fewer, or of a correlation of 1 or -1.
+    """
+    from scipy.stats import norm
+
+    if rows < 4 or abs(r) >= 1:
+        return None
+    width = float(norm.ppf((1 + CONFIDENCE) / 2)) / (rows - 3) ** 0.5
+    z = float(np.arctanh(r))
+    return float(np.tanh(z - width)), float(np.tanh(z + width))
+
+
 def mean_interval(numbers: np.ndarray) -> tuple[float, float] | None:
     """Student's interval for a mean; `None` of a single number."""
     from scipy import stats

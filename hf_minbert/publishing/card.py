@@ -1,4 +1,4 @@
-"""The model card: what the model's folder says, in the words of the Hub's metadata and in sentences."""
+"""The model card: what the model's folder says, in the metadata of the Hub and in sentences."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..data.encoding import unknown_in_words
-from ..evaluation.calibration import MEASURES
 from ..pretrained.weights import MODEL
-from ..settings.metrics import metrics_of
 from ..settings.recipe import recipe_text
 from ..settings.tasks import Task
 from ..settings.wording import counted
-from .demo import examples_of
-from .export_classifier import THRESHOLD
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
+from .scores import calibration, measured, row_counts, scores, table
+from .usage import adapter_usage, one_line, usage
 
 #: What is known of the package's tasks beyond their numbers.
 LIMITS = {
-    "sst": "Made for sentences of English film reviews: how other texts, irony or whole reviews fare is not measured. "
+    "sst": "Made for sentences of English film reviews. Other texts, irony and whole reviews were not tested. "
     "Neighbouring classes are often confused.",
-    "para": "Made for questions that people asked on Quora: other kinds of sentences are not measured. Questions that "
-    "share most words are the hard ones, in either direction.",
-    "sts": "Made for short English sentences (captions, headlines, forum posts). The number says how alike they are "
-    "in meaning, not whether a sentence is true or follows from the other, and may leave the range a little.",
-    "cfimdb": "Made for whole film reviews with a clear tendency: there is no neutral answer.",
-    "nli": "Made for pairs that were written for the purpose: such data are known to give the answer away in part by "
-    "the second sentence alone.",
-    "reviews": "The stars of a review stand for its sentiment: a text and its stars do not always agree.",
+    "para": "Made for questions that people asked on Quora. Other kinds of sentences were not tested. Two questions "
+    "that share most of their words are hard, whether they mean the same or not.",
+    "sts": "Made for short English sentences (captions, headlines, forum posts). The score says how similar they are "
+    "in meaning, not whether a sentence is true or follows from the other. It may be slightly outside the range.",
+    "cfimdb": "Made for whole film reviews that are clearly positive or negative. There is no neutral answer.",
+    "nli": "Made for pairs that were written for the purpose. In such data the second sentence alone often gives the "
+    "answer away.",
+    "reviews": "The stars of a review are used as its sentiment. A text and its stars do not always agree.",
 }  # fmt: skip
 MINILM_NOTE = (
-    "This model began with all-MiniLM-L6-v2, whose authors trained it on more than a billion pairs, Quora's duplicate "
-    "questions and natural language inference (SNLI, MultiNLI) among them. It has seen such pairs before: its scores "
-    "on paraphrases and inference cannot be set beside those of models that began with plain BERT."
+    "The base model, all-MiniLM-L6-v2, was trained by its authors on more than a billion pairs. Quora's duplicate "
+    "questions and natural language inference (SNLI, MultiNLI) are among them. The model has seen such pairs before, "
+    "so its scores on paraphrases and inference cannot be compared with those of models based on plain BERT."
 )
 MERGED = "merge"  # what `minbert merge` calls its way, in merge.json
 
@@ -46,6 +44,7 @@ def model_card(
     *,
     base_model: str | None = None,
     license: str | None = None,
+    language: str | None = None,
 ) -> str:
     """The text of `README.md`.
 
@@ -54,23 +53,25 @@ def model_card(
         uploads: the files beside the card; plots among them are shown.
         base_model: the Hub id of what it was trained from, where the folder does not know it.
         license: an identifier of the Hub, such as `apache-2.0`; who publishes must know it.
+        language: the code of the texts' language, such as `de`; known of the package's own data without it.
     """
     uploads = list(uploads)
     paths, under = [upload.path for upload in uploads], _under_adapter(uploads)
+    language = language or _language(saved)
     bases = [under] if under else [base_model] if base_model else saved.bases()
     sections = [
-        _head(saved, repo_id),
+        _head(saved, repo_id, language),
         _tasks(saved),
-        _use_adapter(saved, repo_id, under) if under else _use(saved, repo_id, paths),
-        _scores(saved),
-        _calibration(saved),
+        adapter_usage(saved, repo_id, under) if under else usage(saved, repo_id, paths),
+        scores(saved),
+        calibration(saved),
         _limits(saved),
         _data(saved, bases),
         _training(saved, bases),
         _plots(paths),
         _licence(license),
     ]
-    metadata = _metadata(saved, repo_id, bases, license, adapter=under is not None)
+    metadata = _metadata(saved, repo_id, bases, license, language, adapter=under is not None)
     return f"---\n{metadata}\n---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -83,20 +84,22 @@ def _under_adapter(uploads: Iterable[Upload]) -> str | None:
 # ---- For machines ------------------------------------------------------------------------------------------------
 
 
-def _metadata(saved: SavedModel, repo_id: str, bases: list[str], license: str | None, adapter: bool) -> str:
+def _metadata(
+    saved: SavedModel, repo_id: str, bases: list[str], license: str | None, language: str | None, adapter: bool
+) -> str:
     from huggingface_hub import ModelCardData
 
     on_hub = [base for base in bases if is_on_hub(base)]
     results = _eval_results(saved)
     several = saved.merge.get("method", MERGED) != MERGED
     relation = "merge" if several else "adapter" if adapter else "finetune"
-    known = set(saved.tasks) <= set(LIMITS)
+    hub_tasks = [*dict.fromkeys(map(_hub_task, saved.tasks.values()))] or ["fill-mask"]
     data = ModelCardData(
-        language="en" if known else None,
+        language=language,
         license=license,
         library_name="peft" if adapter else "transformers",
-        pipeline_tag=_pipeline(next(iter(saved.tasks.values()))) if saved.tasks else "fill-mask",
-        tags=["minbert", "multi-task", *saved.tasks],
+        pipeline_tag=hub_tasks[0],
+        tags=["minbert", *(["multi-task"] if len(saved.tasks) > 1 else []), *saved.tasks, *hub_tasks[1:]],
         base_model=on_hub[0] if len(on_hub) == 1 else on_hub or None,
         base_model_relation=relation if on_hub else None,
         datasets=[*dict.fromkeys(data.name.split(" (")[0] for data in saved.data() if data.on_hub)] or None,
@@ -107,17 +110,32 @@ def _metadata(saved: SavedModel, repo_id: str, bases: list[str], license: str | 
     return data.to_yaml(line_break="\n").strip()
 
 
+def _language(saved: SavedModel) -> str | None:
+    """English if all that the model was trained on is known to be; else it is unknown."""
+    found = saved.data()
+    return "en" if found and all(data.english for data in found) else None
+
+
+def _hub_task(task: Task) -> str:
+    """The Hub's word for such a task, by which people look for models."""
+    if task.traits.is_tags:
+        return "token-classification"
+    if task.traits.is_score and task.is_pair:  # two vectors that are compared, or a cross-encoder's score
+        return "sentence-similarity" if task.pair_encoding == "bi" else "text-ranking"
+    return "text-classification"
+
+
 def _eval_results(saved: SavedModel) -> list[Any]:
     from huggingface_hub import EvalResult
 
     own = {data.task: data for data in saved.data()}
     results = []
-    for name, task, metric, value in _measured(saved):
+    for name, task, metric, value in measured(saved):
         data = own.get(name)
         there = data is not None and data.on_hub
         results.append(
             EvalResult(
-                task_type=_pipeline(task),
+                task_type=_hub_task(task),
                 task_name=name,
                 dataset_type=data.name.split(" (")[0] if there else name,
                 dataset_name=f"{name}, {data.name}" if data else name,
@@ -132,31 +150,23 @@ def _eval_results(saved: SavedModel) -> list[Any]:
     return results
 
 
-def _measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
-    """Task, its metric and the value, of those that were measured."""
-    return [
-        (name, task, metric, saved.metrics[f"eval_{name}_{metric}"])
-        for name, task in saved.tasks.items()
-        for metric in metrics_of(task)
-        if saved.metrics.get(f"eval_{name}_{metric}") is not None
-    ]
-
-
 # ---- For people --------------------------------------------------------------------------------------------------
 
 
-def _head(saved: SavedModel, repo_id: str) -> str:
+def _head(saved: SavedModel, repo_id: str, language: str | None) -> str:
     names = ", ".join(saved.tasks)
     count = len(saved.tasks)
     family = saved.config.get("family", "bert") if saved.config else "bert"  # folders before 0.2 do not say
     kind = "BERT" if family == "bert" else f"`{family}`"
     what = {
-        0: f"An encoder ({kind}), pre-trained further by predicting masked words.",
+        0: f"An encoder ({kind}), pre-trained further with masked language modelling.",
         1: f"An encoder ({kind}), fine-tuned on one task: {names}.",
     }.get(count, f"One encoder ({kind}), fine-tuned on {count} tasks at once, with a head for each: {names}.")
-    size = f"{saved.config['num_hidden_layers']} layers of {saved.config['hidden_size']}" if saved.config else ""
-    trained = f"{size}, trained" if size else "Trained"
-    return f"# {repo_id.split('/')[-1]}\n\n{what}{_made(saved.merge)} {trained} with hf_minbert."
+    size = "It"
+    if saved.config:
+        size += f" has {saved.config['num_hidden_layers']} layers of hidden size {saved.config['hidden_size']}, and"
+    said = f"{size} was trained with hf_minbert. Language of the texts: {f'`{language}`' if language else 'unknown'}."
+    return f"# {repo_id.split('/')[-1]}\n\n{what}{_made(saved.merge)} {said}"
 
 
 def _made(merge: Mapping[str, Any]) -> str:
@@ -165,22 +175,11 @@ def _made(merge: Mapping[str, Any]) -> str:
         return ""
     if "base" in merge:
         numbers = ", ".join(f"{name} {merge[name]:g}" for name in ("scale", "density", "seed") if name in merge)
-        return f" Its encoder is the base plus what several models learned from there ({merge['method']}: {numbers})."
+        return f" Its encoder is the base model plus task vectors of several models ({merge['method']}: {numbers})."
     return {
         "ensemble": " Each task has the encoder of the model that it was trained in.",
-        MERGED: " It was trained as an adapter, which is part of the weights here.",
+        MERGED: " It was trained as an adapter, which is merged into the weights.",
     }.get(merge["method"], f" An average ({merge['method']}) of several models.")
-
-
-def _line(label: str) -> str:
-    """A label as it can stand in a table and a comment."""
-    return " ".join(label.split())
-
-
-def _table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    lines = [[*header]]
-    lines += [["---"] * len(lines[0]), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _tasks(saved: SavedModel) -> str:
@@ -188,171 +187,10 @@ def _tasks(saved: SavedModel) -> str:
     for name, task in saved.tasks.items():
         low, high = task.range or (0, 0)
         kind = task.traits.words.format(count=len(task.labels), low=low, high=high)
-        labels = ", ".join(f"{number} {_line(label)}" for number, label in enumerate(task.labels))
-        together = {"single": "a sentence", "cross": "two sentences, read together", "bi": "two sentences, read apart"}
+        labels = ", ".join(f"{number} {one_line(label)}" for number, label in enumerate(task.labels))
+        together = {"single": "a sentence", "cross": "two sentences, read together", "bi": "two sentences, each alone"}
         rows.append((f"`{name}`", together[task.pair_encoding], kind, labels or f"{low:g} to {high:g}"))
-    return "## Tasks\n\n" + _table(("task", "input", "answer", "labels"), rows) if rows else ""
-
-
-def _use(saved: SavedModel, repo_id: str, paths: list[str]) -> str:
-    blocks = ["## Use", "Without hf_minbert, with transformers 5.17 or newer (the model brings its own code):"]
-    if not saved.tasks:
-        return "\n\n".join([*blocks, f"```python\n{_loading(repo_id, 'AutoModelForMaskedLM')}\n```"])
-    calls = [_loading(repo_id, "AutoModelForSequenceClassification"), "model.eval()", ""]
-    calls += [line for task in saved.tasks.values() for line in _call(task)]
-    blocks.append(_code("python", *calls))
-    single = next((name for name, task in saved.tasks.items() if not task.is_pair), None)
-    if single:
-        pipeline = _pipeline(saved.tasks[single])
-        merged = ', aggregation_strategy="simple"' if saved.tasks[single].traits.is_tags else ""
-        blocks += ["A tool that knows one task sees the one that is active:", _code("python",
-            "from transformers import pipeline", "",
-            f'classify = pipeline("{pipeline}", model="{repo_id}", trust_remote_code=True,',
-            f'                    model_kwargs={{"active_task": "{single}"}}{merged})',
-            f'print(classify("{_texts(saved.tasks[single])[0]}"))')]  # fmt: skip
-    if "custom_pipelines" in saved.config:
-        pair = ", ".join(f'"{text}"' for text in _texts(next(iter(saved.tasks.values()))))
-        asked = f'"{_texts(saved.tasks[single])[0]}"' if single else f"[({pair})]"
-        blocks += ["All tasks at once:", _code("python",
-            "from transformers import pipeline", "",
-            f'ask = pipeline("minbert-multitask", model="{repo_id}", trust_remote_code=True)',
-            f"print(ask({asked}))")]  # fmt: skip
-    name, task = next(iter(saved.tasks.items()))
-    given = ", ".join(f'["{text}"]' for text in _texts(task))
-    blocks += ["With hf_minbert:", _code("python",
-        "from hf_minbert import Predictor", "",
-        f'predictor = Predictor.from_pretrained("{repo_id}")', f'print(predictor("{name}", {given}))')]  # fmt: skip
-    if "recipe.yaml" in paths:
-        blocks += ["To train it further, on one GPU or several:", _code("bash",
-            f"hf download {repo_id} recipe.yaml --local-dir .",
-            f"minbert train recipe.yaml model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further",
-            "accelerate launch --multi_gpu --num_processes 2 -m hf_minbert train recipe.yaml \\",
-            f"    model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further")]  # fmt: skip
-    return "\n\n".join(blocks)
-
-
-def _use_adapter(saved: SavedModel, repo_id: str, under: str) -> str:
-    name, task = next(iter(saved.tasks.items()))
-    given = ", ".join(f'["{text}"]' for text in _texts(task))
-    calls = [line for task in saved.tasks.values() for line in _call(task)]
-    blocks = [
-        "## Use",
-        f"This is an adapter of the library peft, with the heads that were trained with it; it lies on `{under}`. "
-        "Without hf_minbert, with transformers 5.17 or newer (the adapter brings the code):",
-        _code(
-            "python",
-            "from peft import PeftModel",
-            "from transformers import AutoConfig, AutoTokenizer",
-            "from transformers.dynamic_module_utils import get_class_from_dynamic_module",
-            "",
-            f'name, base = "{repo_id}", "{under}"',
-            "tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)",
-            "config = AutoConfig.from_pretrained(name, trust_remote_code=True)",
-            # The Auto classes would look for the code beside the base model.
-            'MinBert = get_class_from_dynamic_module("modeling_minbert.MinBertForMultiTask", name)',
-            "model = PeftModel.from_pretrained(MinBert.from_pretrained(base, config=config), name).eval()",
-            "",
-            *calls,
-        ),
-        "With hf_minbert:",
-        _code(
-            "python",
-            "from hf_minbert import Predictor",
-            "",
-            f'predictor = Predictor.from_pretrained("{repo_id}")',
-            f'print(predictor("{name}", {given}))',
-        ),
-    ]
-    return "\n\n".join(blocks)
-
-
-def _pipeline(task: Task) -> str:
-    """The stock pipeline that answers such a task."""
-    return "token-classification" if task.traits.is_tags else "text-classification"
-
-
-def _code(language: str, *lines: str) -> str:
-    return "\n".join([f"```{language}", *lines, "```"])
-
-
-def _loading(repo_id: str, auto: str) -> str:
-    return (
-        f'from transformers import {auto}, AutoTokenizer\n\nname = "{repo_id}"\n'
-        f"tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)\n"
-        f"model = {auto}.from_pretrained(name, trust_remote_code=True)"
-    )
-
-
-def _texts(task: Task) -> tuple[str, ...]:
-    return examples_of(task.name, task.kind, task.is_pair)
-
-
-def _call(task: Task) -> list[str]:
-    """The lines that ask one task."""
-    texts = ", ".join(f'"{text}"' for text in _texts(task))
-    inputs = f'inputs = tokenizer({texts}, return_tensors="pt")'
-    if task.pair_encoding == "bi":  # the two sentences of an example are the second dimension
-        inputs = (
-            f'inputs = tokenizer([{texts}], padding=True, return_tensors="pt")\n'
-            f"inputs = {{key: value[None] for key, value in inputs.items()}}  # one example of two sentences"
-        )
-    logits = f'model(**inputs, task="{task.name}").logits'
-    asked = {
-        "classes": f"print({logits}.softmax(-1))  # {', '.join(map(_line, task.labels))}",
-        "ordinal": f"print({logits}.sigmoid().cumprod(-1))  # more than: {', '.join(map(_line, task.labels[:-1]))}",
-        "labels": f"print({logits}.sigmoid())  # of each: {', '.join(map(_line, task.labels))}",
-        "binary": f"print({logits}.sigmoid())  # of: {_line(task.labels[-1]) if task.labels else ''}",
-        "score": f"print({logits})",
-        "tags": f"print({logits}.softmax(-1))  # of each token: {', '.join(map(_line, task.labels))}",
-    }
-    return [inputs, asked[task.kind]]
-
-
-def _scores(saved: SavedModel) -> str:
-    measured = _measured(saved)
-    perplexity = saved.metrics.get("eval_perplexity")
-    if not measured and perplexity is None:
-        return "## Scores\n\nNot measured: the model's folder has no scores."
-    rows = [(f"`{name}`", metric, f"{value:.3f}") for name, _, metric, value in measured]
-    rows += [("masked words", "perplexity", f"{perplexity:.2f}")] if perplexity is not None else []
-    for key, said in (("eval_overall", "mean of the tasks' main metrics"), ("eval_leaderboard", "the course's mean")):
-        if saved.metrics.get(key) is not None:
-            rows.append(("all", said, f"{saved.metrics[key]:.3f}"))
-    said = "Of the saved model, on the dev rows."
-    share = saved.runs[-1].get("select_on") if saved.runs else None
-    if saved.metrics.get("best_metric") is not None and share is not None:
-        said = (
-            f"Of the saved model, on {1 - share:.0%} of the dev rows. The checkpoint was chosen by "
-            f"`{saved.metrics['metric_for_best_model']}` on the others (`select_on: {share}`)."
-        )
-    elif saved.metrics.get("best_metric") is not None:
-        said += (
-            f" The checkpoint was chosen by `{saved.metrics['metric_for_best_model']}` on the same rows, so these "
-            f"numbers flatter it a little."
-        )
-    return f"## Scores\n\n{said} One run, no confidence interval.\n\n" + _table(("task", "metric", "value"), rows)
-
-
-def _calibration(saved: SavedModel) -> str:
-    """What was fitted to the dev rows after training."""
-    if not saved.calibration:
-        return ""
-    rows, said = [], []
-    for name, found in saved.calibration.items():
-        shown = ["ece", "brier"] if found["temperature"] != 1 else []
-        shown += [found["metric"]] if found["metric"] else []
-        both = found["before"], found["after"]
-        rows += [(f"`{name}`", MEASURES.get(key, key), *(f"{of[key]:z.3f}" for of in both)) for key in shown]
-        if found["temperature"] != 1:
-            said.append(f"- `{name}`: outputs are divided by {found['temperature']:.3f}, its temperature.")
-        said += [f"- `{name}`: {THRESHOLD.format(*each)}" for each in found["thresholds"].items()]
-        said += [f"- `{name}`: {note}" for note in found["notes"]]
-    how = (
-        "Fitted on the dev rows after training, so that scores with a threshold, which are of the same rows, are "
-        "flattered a little. “After” is of rows that were not fitted: each half by what was fitted on the other."
-    )
-    table = [how, _table(("task", "measure", "before", "after"), rows)] if rows else []  # or notes alone
-    return "\n\n".join(["## Calibration", *table, "\n".join(said)])
+    return "## Tasks\n\n" + table(("task", "input", "answer", "labels"), rows) if rows else ""
 
 
 def _limits(saved: SavedModel) -> str:
@@ -360,24 +198,24 @@ def _limits(saved: SavedModel) -> str:
     length = saved.config.get("max_input_length") or (saved.runs or [{}])[-1].get("max_length")
     said = " or ".join(f"{own} ({name})" for name, own in length.items()) if isinstance(length, dict) else length
     lines = [f"- Inputs of more than {said} tokens were cut in training."] if length not in (None, positions) else []
-    lines += [f"- More than {positions} tokens do not fit: truncate."] if positions else []
+    lines += [f"- The model reads at most {positions} tokens. Truncate longer inputs."] if positions else []
     lines += [f"- `{name}`: {LIMITS[name]}" for name in saved.tasks if name in LIMITS]
     for name, task in saved.tasks.items():
         if name not in LIMITS:
             outside = {
-                "score": "may leave its range", "set": "names any of its labels, or none",
-                "tags": "always names one of its labels for each word",
-            }.get(task.traits.answer, "always names one of its labels")  # fmt: skip
-            lines.append(f"- `{name}`: a task of its own; the answer {outside}, whatever the text is about.")
+                "score": "may be outside the range", "set": "is any of the labels, or none",
+                "tags": "is one of the labels for each word",
+            }.get(task.traits.answer, "is always one of the labels")  # fmt: skip
+            lines.append(f"- `{name}`: the answer {outside}, also for texts that have nothing to do with the task.")
     raw = [f"`{name}`" for name, task in saved.tasks.items() if not task.traits.is_score and task.temperature == 1]
     if raw:
-        lines.append(f"- Probabilities are those of the heads as trained, not calibrated: {', '.join(raw)}.")
+        lines.append(f"- Probabilities are not calibrated: {', '.join(raw)}.")
     return "## Limits\n\n" + "\n".join(lines) if lines else ""
 
 
 def _data(saved: SavedModel, bases: list[str]) -> str:
     found = saved.data()
-    parts = []
+    parts = [_counts(saved)]
     if found:
         rows = [
             (data.task, f"[{data.name}](https://huggingface.co/datasets/{data.name.split(' (')[0]})"
@@ -385,9 +223,9 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
              data.revision[:12] if data.revision else "", data.licence)
             for data in found
         ]  # fmt: skip
-        parts.append(_table(("task", "training rows", "commit", "licence"), rows))
+        parts.append(table(("task", "source of the training rows", "commit", "licence"), rows))
     else:
-        parts.append("What it was trained on is not recorded: the model's folder has no recipe.")
+        parts.append("What it was trained on is not recorded: the folder of the model has no recipe.")
     parts.append(_leaks(saved.metrics.get("leaks") or {}))
     unknown = saved.metrics.get("unknown_tokens") or {}
     parts.append(
@@ -400,25 +238,37 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
     return "## Data\n\n" + "\n\n".join(part for part in parts if part)
 
 
+def _counts(saved: SavedModel) -> str:
+    """How many rows each task was trained and scored on."""
+    train, dev = (row_counts(saved, split) for split in ("train", "dev"))
+    rows = [
+        (f"`{name}`", *(f"{of[name]:,}" if name in of else "none" for of in (train, dev)))
+        for name in saved.tasks
+        if name in {**train, **dev}
+    ]
+    stage = " of the last stage" if len(saved.runs) > 1 else ""
+    return table(("task", f"training rows{stage}", "dev rows"), rows) if rows else ""
+
+
 def _leaks(leaks: dict[str, Any]) -> str:
     """What of the dev and test rows the run found among the training rows."""
     lines = [
-        f"- {counted(count, 'row')} of {where} {'stands' if count == 1 else 'stand'} in the training rows of {task} "
-        f"too; {'it was' if count == 1 else 'they were'} trained on."
+        f"- {counted(count, 'row')} of {where} {'is' if count == 1 else 'are'} also in the training rows of {task}. "
+        f"The model was trained on {'it' if count == 1 else 'them'}."
         for task, places in (leaks.get("given") or {}).items()
         for where, count in places.items()
     ]
     for task, sources in (leaks.get("borrowed") or {}).items():
         for counts in sources:
             lines.append(
-                f"- {counted(counts['dropped'], 'row')} that {task} was to borrow from {counts['source']}, found in "
-                f"dev or test rows and left out."
+                f"- {counted(counts['dropped'], 'row', 'was', 'were')} not borrowed from {counts['source']} for "
+                f"{task}, because dev or test rows contain {'it' if counts['dropped'] == 1 else 'them'}."
             )
     if lines:
         said = "Overlap of training rows with dev and test rows, compared without case, punctuation and spaces:"
         return "\n".join([said, "", *lines])
     compared = "given" in leaks
-    return "No dev or test row that the run could see stands in its training rows." if compared else ""
+    return "The run found no dev or test row among its training rows." if compared else ""
 
 
 def _training(saved: SavedModel, bases: list[str]) -> str:
@@ -427,13 +277,13 @@ def _training(saved: SavedModel, bases: list[str]) -> str:
         named = [
             f"[{base}](https://huggingface.co/{base})" if is_on_hub(base) else f"`{portable(base)}`" for base in bases
         ]
-        parts.append(f"It began with {', '.join(named)}.")
+        parts.append(f"Base model: {', '.join(named)}.")
     if saved.merge:
         parts.append("Made from " + ", ".join(f"`{portable(name)}`" for name in saved.parents) + ".")
     parts.append(_as_measured(saved))
     if saved.recipe:
         shown = {key: value for key, value in portable(saved.recipe).items() if value is not None}
-        parts.append("The recipe (`recipe.yaml`; paths are cut to their last part):")
+        parts.append("The recipe (`recipe.yaml`; paths are shortened to their last part):")
         parts.append(f"```yaml\n{recipe_text(shown).strip()}\n```")
     found = [part for part in parts if part]
     return "## Training\n\n" + "\n\n".join(found) if found else ""
@@ -446,15 +296,15 @@ def _as_measured(saved: SavedModel) -> str:
         processes = environment["processes"]
         rows.append(("hardware", environment["device"] + (f", {processes} processes" if processes > 1 else "")))
     if "train_runtime" in metrics:
-        rows.append(("time", f"{metrics['train_runtime']:,.0f} s of training, evaluations included"))
-        rows.append(("speed", f"{metrics['train_samples_per_second']:,.1f} rows a second"))
+        rows.append(("time", f"{metrics['train_runtime']:,.0f} s of training, with evaluations"))
+        rows.append(("speed", f"{metrics['train_samples_per_second']:,.1f} rows per second"))
     for key, name in (("global_step", "steps"), ("best_step", "best step"), ("seed", "seed")):
         if metrics.get(key) is not None:
             rows.append((name, f"{metrics[key]:,}"))
     if "versions" in environment:
         there = {name: version for name, version in environment["versions"].items() if version}
         rows.append(("versions", ", ".join(f"{name} {version}" for name, version in there.items())))
-    return _table(("", "as measured"), rows) if rows else ""
+    return table(("", "as measured"), rows) if rows else ""
 
 
 def _plots(paths: Iterable[str]) -> str:
@@ -466,8 +316,8 @@ def _plots(paths: Iterable[str]) -> str:
 
 
 def _licence(license: str | None) -> str:
-    weights = f"`{license}`" if license else "not stated by who published it"
+    weights = f"`{license}`" if license else "unknown, because the publisher did not state it"
     return (
-        f"## Licence\n\nThe code files: Apache License 2.0. The weights: {weights}; see the licences of the data and "
-        f"of the model that it began with."
+        f"## Licence\n\n- The code files: Apache License 2.0.\n- The weights: {weights}. See also the "
+        f"licences of the data and of the base model."
     )

@@ -172,10 +172,15 @@ def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, firs
             yield _results(answers, found, second)
 
 
-def examples_of(name: str, kind: str, pair: bool) -> tuple[str, ...]:
-    """The texts of one example input for a task."""
-    own = NAMES if KINDS[kind].is_tags else EXAMPLES.get(name, ())
-    return own if len(own) == 1 + pair else ("This is a text.", "This is another text.")[: 1 + pair]
+def examples_of(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """The texts of one example input for a task: of one that is not the package's, made from its labels."""
+    pair = takes_pair(task)
+    own = NAMES if KINDS[task["kind"]].is_tags else EXAMPLES.get(task["name"], ())
+    if len(own) == 1 + pair:
+        return own
+    labels = [" ".join(label.split()) for label in task["labels"][:3]]
+    first = f"Which is it: {', '.join(labels[:-1])} or {labels[-1]}?" if labels else "This is a text."
+    return (first, "This is another text.")[: 1 + pair]
 
 
 def takes_pair(task: Mapping[str, Any]) -> bool:
@@ -343,7 +348,7 @@ def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, ti
 
 def _examples(tasks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """An example for each task, once each, as the two boxes take it."""
-    found = dict.fromkeys(examples_of(task["name"], task["kind"], takes_pair(task)) for task in tasks)
+    found = dict.fromkeys(map(examples_of, tasks))
     return [[*texts, ""][:2] for texts in found]
 
 

@@ -79,14 +79,12 @@ def check_destination(folder: Path, overwrite: bool) -> None:
     check_writable(folder.parent / f".{folder.name}.part" / RECORD)  # where it is made
     check_writable(folder.parent / f".{folder.name}.new")
     if folder == Path.cwd():
-        raise MinBertError(
-            "--output-dir is the folder that you are in, and would be replaced. Give the name of another."
-        )
+        raise MinBertError("--output-dir is the working directory, which would be replaced. Give another folder.")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not overwrite:
         raise MinBertError(f"{folder} is not empty. Choose another --output-dir, or add --overwrite.")
-    replaces = "--overwrite replaces what an earlier export left, and"
+    replaces = "--overwrite replaces only an earlier export, and"
     if not (folder / RECORD).is_file():
         raise MinBertError(f"{replaces} {folder} has no {RECORD}. Choose another --output-dir.")
     with explain(f"Reading {folder / RECORD}", "Choose another --output-dir."):
@@ -94,5 +92,5 @@ def check_destination(folder: Path, overwrite: bool) -> None:
     others = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()} - ours
     if others:
         raise MinBertError(
-            f"{replaces} {folder} holds {min(others)} too. Move that away, or choose another --output-dir."
+            f"{replaces} {folder} holds {min(others)} too. Move it away, or choose another --output-dir."
         )

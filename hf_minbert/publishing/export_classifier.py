@@ -101,7 +101,7 @@ class ToClassifier:
         self.notes = self._meaning()
         if len(tasks) > 1:
             others = ", ".join(other for other in tasks if other != self.task.name)
-            self.notes.append(f"The other tasks stay behind ({others}): a {self.kind} has one head.")
+            self.notes.append(f"The other tasks are not exported ({others}): a {self.kind} has one head.")
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
         """Fills the folder. Raises `MinBertError` if what was written does not answer as the model does."""
@@ -173,19 +173,21 @@ class ToClassifier:
         if self.form == "tags":
             return [
                 f"It has {len(self.task.labels)} outputs for each token, whose softmax gives the tags' probabilities.",
-                "It was trained on the first token of each word: of a word in pieces, take the first one's tag.",
+                "It was trained on the first token of each word: if a word has several tokens, use the tag of the "
+                "first.",
             ]
         if self.form == "classes":
             return [f"It has {len(self.task.labels)} outputs, whose softmax gives the labels' probabilities."]
         if self.form == "labels":
             return [
                 f"It has {len(self.task.labels)} outputs, whose sigmoids are the labels' probabilities.",
-                "text-embeddings-inference puts a softmax on them: ask it with `raw_scores: true`, and take sigmoids.",
+                "text-embeddings-inference applies a softmax to them. Request `raw_scores: true`, and apply a "
+                "sigmoid.",
             ]
         if self.form == "two logits":
             return [
                 "It has two outputs, 0 and z, whose softmax gives both labels' probabilities.",
-                "Servers rerank with one output alone (/rerank, /score): for them, export with --logits 1.",
+                "To rerank (/rerank, /score), servers need a single output: export with --logits 1.",
             ]
         if self.form == "one logit":
             return [f"It has one output z, whose sigmoid is the probability of {self.task.labels[1]!r}."]
@@ -193,7 +195,7 @@ class ToClassifier:
         low, high = self.task.range
         return [
             f"It has one output, the score itself, trained from {low:g} to {high:g}.",
-            "text-embeddings-inference puts a sigmoid on it unless it is asked with `raw_scores: true`.",
+            "text-embeddings-inference applies a sigmoid to it unless the request has `raw_scores: true`.",
         ]
 
     def _readme(self, max_length: int) -> str:
@@ -288,7 +290,7 @@ def _last_layer(model: MinBertForMultiTask, task: Task) -> Layer:
     return head.scale * head.linear.weight.detach(), head.scale * head.linear.bias.detach()
 
 
-THRESHOLD = "{!r} is an answer above a probability of {:.4f}; tools that take one half for it answer otherwise."
+THRESHOLD = "The threshold of {!r} is a probability of {:.4f}. Tools that use 0.5 give other answers."
 
 
 README = """---
@@ -298,8 +300,8 @@ pipeline_tag: text-classification
 
 # The task `{task}` as a `{kind}`
 
-One task of a MinBERT model in the library's own class: it runs wherever that does, without code from here. It was
-trained on inputs of at most {max_length} tokens.
+One task of a MinBERT model in a class of transformers. It needs no code of hf_minbert. It was trained on inputs of at
+most {max_length} tokens.
 
 {meaning}
 
@@ -325,8 +327,8 @@ pipeline_tag: token-classification
 
 # The task `{task}` as a `{kind}`
 
-One task of a MinBERT model in the library's own class: it runs wherever that does, without code from here. It was
-trained on inputs of at most {max_length} tokens.
+One task of a MinBERT model in a class of transformers. It needs no code of hf_minbert. It was trained on inputs of at
+most {max_length} tokens.
 
 {meaning}
 

@@ -39,10 +39,12 @@ class ToEncoder:
     def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
         apart = {one: one for one in tasks} if _encoders_differ(config) else dict.fromkeys(tasks, "")
         self.task = choose_task(tasks, task, apart, "have an encoder of their own")
-        self.notes = [f"The heads stay behind ({', '.join(tasks)}): a plain encoder has none."]
+        self.notes = [f"The heads are not exported ({', '.join(tasks)}): a plain encoder has none."]
         pooled = [one.name for one in tasks.values() if one.pooling == "pooler"]
         if pooled and not _has_pooler(config):
-            self.notes.append(f"The pooler, which {', '.join(pooled)} read, stays behind: {config.family} has none.")
+            self.notes.append(
+                f"The pooler, which {', '.join(pooled)} read, is not exported: {config.family} has none."
+            )
         for one in tasks.values():
             if one.layers == "mix" or one.pooling in ("attention", "bigru"):
                 reads = "a learned mix of all layers" if one.layers == "mix" else f"{one.pooling} pooling"
@@ -137,8 +139,8 @@ class ToSentenceTransformers:
         rest = [name for name, head in heads.items() if not isinstance(head, CosineHead)]
         if rest:
             notes.append(
-                f"{', '.join(rest)}: trained with another head than a cosine, which stays behind; how well the cosine "
-                "of two of these vectors tells likeness was not trained, and is to be measured."
+                f"{', '.join(rest)}: trained with another head than a cosine, which is not exported. The cosine of "
+                "two vectors was not trained to measure similarity, so test it first."
             )
         return notes
 

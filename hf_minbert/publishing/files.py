@@ -117,8 +117,8 @@ def _code(folder: Path) -> list[str]:
     for name in plugins:
         if name not in get_relative_imports(folder / FILE):
             raise MinBertError(
-                f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. "
-                f"It did not travel: {why_it_stays(name, plugins) or 'it was another file then'}. Then save the "
+                f"The model needs the plugin {name!r}, whose code is not in {folder}: nobody else could load it. It "
+                f"was not saved: {why_it_stays(name, plugins) or 'it was another file then'}. Then save the "
                 "model again."
             )
     return sorted({*modules, *imported})
@@ -145,7 +145,7 @@ def _check(folder: Path, adapter_only: bool) -> None:
     for name in there:
         weights = is_listed(name, ADAPTER if adapter_only else WEIGHTS) and name.endswith(".safetensors")
         if weights and not whole_safetensors(folder / name):
-            raise MinBertError(f"{folder / name} ends too early: its writing was cut off. Save the model again.")
+            raise MinBertError(f"{folder / name} ends too early: saving it was interrupted. Save the model again.")
 
 
 def _with_length(folder: Path) -> dict[str, bytes | Path]:
@@ -188,7 +188,7 @@ def _without_paths(file: Path) -> bytes | Path:
     except (OSError, ValueError) as error:
         if isinstance(error, MinBertError):
             raise
-        raise MinBertError(f"{file} cannot be read: {error}. Correct it, or take it out of the folder.") from error
+        raise MinBertError(f"{file} cannot be read: {error}. Correct it, or remove it from the folder.") from error
 
 
 def plain_recipe(file: Path) -> dict[str, Any]:
@@ -256,7 +256,7 @@ def check_base_model(name: str | None) -> None:
     """Raises `MinBertError` for a base model that was named and that the Hub could not have."""
     if name is not None and not is_on_hub(name):
         raise MinBertError(
-            f"The base model {portable(name)!r} is no name on the Hub, where others look for it: give owner/name "
+            f"The base model {portable(name)!r} is no name on the Hub, where others load it from: give owner/name "
             f"(--base-model, or `finetuned_from` of `trainer.push_to_hub`), or leave it out."
         )
 

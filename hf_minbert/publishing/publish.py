@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GO_ON = "Give the same command to go on: files that arrived whole are not sent again."
+GO_ON = "Run the same command to continue: complete files are not sent again."
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def prepare(
     adapter_only: bool = False,
     base_model: str | None = None,
     license: str | None = None,
+    language: str | None = None,
 ) -> Publication:
     """Everything that would go up; nothing is written or sent.
 
@@ -62,7 +63,7 @@ def prepare(
         folder: of a run, or of another model that this package saved.
         repo_id: `owner/name`, or `name` for the owner of the token.
         adapter_only: send the adapter that lies there, not the model's weights.
-        base_model, license: see `card.model_card`.
+        base_model, license, language: see `card.model_card`.
 
     Raises:
         MinBertError: the name is none, or the folder holds no whole model.
@@ -75,7 +76,7 @@ def prepare(
     if saved.recipe and not saved.metrics:
         logger.warning("%s has no metrics.json: its run did not finish, and the card has no scores.", folder)
     uploads = collect(folder, adapter_only, base_model)
-    card = model_card(saved, repo_id, uploads, base_model=base_model, license=license)
+    card = model_card(saved, repo_id, uploads, base_model=base_model, license=license, language=language)
     uploads.append(Upload(CARD, card.encode()))
     return Publication(folder, repo_id, uploads, [name for name in left_here(folder, uploads) if name != CARD])
 
@@ -114,8 +115,8 @@ def create(repo_id: str, folder: Path, *, private: bool = False, token: str | No
         url = api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(url.repo_id).private:
             raise MinBertError(
-                f"{url.repo_id} is there already, and public; only a new repository can be made private. Make it "
-                f"private on its page first, or give another name."
+                f"{url.repo_id} already exists and is public. Only a new repository can be made private: change it on "
+                "its page, or give another name."
             )
     return url
 
@@ -148,7 +149,7 @@ def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Generator[None]:
     except MinBertError:
         raise
     except KeyboardInterrupt:
-        logger.warning("Interrupted: %s has what it had before, and %s is as it was. %s", repo_id, folder, go_on)
+        logger.warning("Interrupted: %s on the Hub and the folder %s are unchanged. %s", repo_id, folder, go_on)
         raise
     except Exception as error:  # those of HTTP are of another package in each version
         raise MinBertError(_in_words(error, repo_id, folder, go_on)) from error
@@ -172,11 +173,11 @@ def _in_words(error: Exception, repo_id: str, folder: Path, go_on: str) -> str:
                 f"The token may not write to {repo_id}: {said.rstrip('.') or status}. Give a name of your own, or a "
                 f"token with the right to write there."
             )
-        return f"The Hub would not have {repo_id}: {status} {said}".rstrip(". ") + f". Nothing is lost. {go_on}"
+        return f"The Hub refused {repo_id}: {status} {said}".rstrip(". ") + f". Nothing is lost. {go_on}"
     if isinstance(error, ValueError):  # the library's own checks, such as of the card's metadata
-        return f"The Hub would not have {repo_id}: {str(error).rstrip('.')}. Nothing is lost."
+        return f"The Hub refused {repo_id}: {str(error).rstrip('.')}. Nothing is lost."
     said = str(chain[-1]).rstrip(".") or type(chain[-1]).__name__
     return (
-        f"The Hub does not answer, or the connection to it was lost ({said}). {repo_id} has what it had before, and "
-        f"{folder} is as it was. {go_on}"
+        f"The Hub does not answer, or the connection to it was lost ({said}). {repo_id} and the folder {folder} are "
+        f"unchanged. {go_on}"
     )

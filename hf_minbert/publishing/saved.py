@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.files import HUB, SAMPLE
-from ..data.hub import is_hub_id, licence_of, on_hub
+from ..data.hub import is_hub_id, is_known, licence_of, on_hub
 from ..errors import MinBertError, explain
 from ..pretrained.data import calibration_of, load_plugins
 from ..settings.keys import default_of
@@ -30,19 +30,21 @@ class Data:
         on_hub: whether `name` is such an id.
         revision: its commit.
         licence: as far as the package knows.
-        files: their names, where they are files.
+        files: the names of the files, where they are files.
         config: the dataset's configuration on the Hub.
         dev: what the dataset calls its dev split.
+        english: whether its texts are known to be.
     """
 
     task: str
     name: str
     on_hub: bool = False
     revision: str | None = None
-    licence: str = "not stated"
+    licence: str = "unknown"
     files: tuple[str, ...] = ()
     config: str | None = None
     dev: str = "dev"
+    english: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _folder(name: str, child: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with explain(f"Reading {path}", "Correct it, or take it out of the folder."):
+    with explain(f"Reading {path}", "Correct it, or remove it from the folder."):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -155,7 +157,7 @@ def _data_of(run: dict[str, Any]) -> Iterator[Data]:
 
 def _own(task: Task, data_dir: str | None) -> Data:
     if task.dataset is None and data_dir == SAMPLE and task.name in TASKS:
-        return Data(task.name, "the sample in hf_minbert", licence="Apache-2.0, as the package")
+        return Data(task.name, "the sample in hf_minbert", licence="Apache-2.0, as the package", english=True)
     if task.dataset is None and (data_dir == HUB or not task.files):
         task = on_hub(task)
     if task.dataset is not None:
@@ -164,11 +166,11 @@ def _own(task: Task, data_dir: str | None) -> Data:
         name = task.dataset + (f" ({task.dataset_config})" if task.dataset_config else "")
         return Data(
             task.name, name, True, task.dataset_revision, licence_of(task.dataset), config=task.dataset_config,
-            dev=task.splits.get("dev", "validation"),
+            dev=task.splits.get("dev", "validation"), english=is_known(task.dataset),
         )  # fmt: skip
     files = tuple(Path(file.path).name for file in data_files(task.files["train"])) if "train" in task.files else ()
     known = task.name in TASKS and task.files == TASKS[task.name].files
-    return Data(task.name, COURSE if known else "files of its own", files=files)
+    return Data(task.name, COURSE if known else "files of its own", files=files, english=known)
 
 
 def _borrowed(task: Task, source: Source, tasks: dict[str, Task], data_dir: str | None) -> Data:
@@ -177,5 +179,8 @@ def _borrowed(task: Task, source: Source, tasks: dict[str, Task], data_dir: str 
         return replace(_own(lender, data_dir), task=f"{task.name}, from {source.task}")
     if source.dataset is not None and is_hub_id(source.dataset) and not is_local_path(source.dataset):
         name = source.dataset + (f" ({source.dataset_config})" if source.dataset_config else "")
-        return Data(task.name, name, True, source.dataset_revision, licence_of(source.dataset))
+        known = is_known(source.dataset)
+        return Data(
+            task.name, name, True, source.dataset_revision, licence_of(source.dataset), english=known
+        )  # fmt: skip
     return Data(task.name, "files of its own", files=tuple(Path(part).name for part in source.name.split(", ")))

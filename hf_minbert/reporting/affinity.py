@@ -194,7 +194,7 @@ def verdict(group: Group) -> str:
     """One sentence on whether tasks should train together."""
     cell, name = group.together, group.name
     if cell.effect is None:
-        return f"{name}: not said, as runs of them have not finished."
+        return f"{name}: no result, because its runs have not finished."
     if not cell.verdict:
         return f"{name}: {cell.said}."
     found = f"{signed(cell.effect.difference)} in the mean of the tasks, {interval_text(cell.effect)}"

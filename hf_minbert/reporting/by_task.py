@@ -130,8 +130,9 @@ def fitted(build: Builder, run: Run, answers: Answers) -> list:
         text += f"{quoted(label)} is an answer above a probability of {threshold:.3f}. "
     text += "".join(f"{note} " for note in found["notes"])
     text += (
-        f"This was fitted on the {counted(found['rows'], 'dev row')} that the scores are of. “After” is of rows that "
-        "were not fitted: each half by what was fitted on the other. All else on this page is of the model as it is."
+        f"This was fitted on the {counted(found['rows'], 'dev row')} that are also scored. “After” is measured on "
+        "other rows than the fit: each half with the values from the other half. The rest of this page shows the "
+        "fitted model."
     )
     alt = f"{name}: accuracy by the probability of the more probable label, "
     pictures = [

@@ -66,7 +66,7 @@ def _named(runs: list[Run]) -> list[Run]:
     """The runs with names of their own: as much of their paths as it takes."""
     paths = [run.path.resolve() for run in runs]
     if len(set(paths)) < len(paths):
-        raise MinBertError("A run stands twice among those to compare. Give each folder once.")
+        raise MinBertError("A run is given twice. Give each folder once.")
     parts = 1
     while len(names := {"/".join(path.parts[-parts:]) for path in paths}) < len(paths):
         parts += 1

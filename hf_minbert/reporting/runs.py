@@ -199,7 +199,7 @@ class Run:
         Raises:
             MinBertError: they cannot be read.
         """
-        with explain(f"Reading the training rows of {task.name!r}", "Give the folder with the data by --data-dir."):
+        with explain(f"Reading the training rows of {task.name!r}", "Give the folder of the data with --data-dir."):
             return read_texts(task, self.data.folder_of(task.name), "train")
 
 
@@ -242,7 +242,7 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
 def _json(path: Path) -> Entry:
     if not path.is_file():
         return {}
-    with explain(f"Reading {path}", "Put the right file back, or delete it."):
+    with explain(f"Reading {path}", "Restore the file, or delete it."):
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
@@ -349,7 +349,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
     """
     if task.traits.is_tags:
         return _read_tags(Path(path), task)
-    with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
+    with explain(f"Reading {path}", "Restore the file that the run wrote, or delete it."):
         with Path(path).open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
         expected = csv_columns(task)
@@ -357,14 +357,14 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         if header not in (expected, older) or not rows:
             raise MinBertError(
                 f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
-                f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it anew by "
+                f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it again with "
                 "minbert predict."
             )
         odd = next((number for number, row in enumerate(rows, 2) if len(row) != len(header)), None)
         if odd is not None:
             raise MinBertError(
                 f"{path}, row {odd}: expected {len(header)} cells, found {len(rows[odd - 2])}. Delete the file, or "
-                f"write it anew by minbert predict."
+                "write it again with minbert predict."
             )
         ids = [row[0] for row in rows]
         places = [header.index(name) for name in older[1:] if name != "labels"]
@@ -377,7 +377,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
             if (values != numbers[:, 0]).any() or values.min() < 0 or values.max() >= len(task.labels):
                 raise MinBertError(
                     f"{path}: a prediction of {task.name!r} must be a class id from 0 to {len(task.labels) - 1}. "
-                    f"Delete the file, or write it anew by minbert predict."
+                    f"Delete the file, or write it again with minbert predict."
                 )
     return Answers(task, ids, values, numbers[:, 1:])
 
@@ -385,14 +385,14 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
 def _read_tags(path: Path, task: Task) -> Answers:
     """`read_predictions` of a task with tags."""
     ids, values = [], []
-    with explain(f"Reading {path}", "Put the file that the run wrote back, or delete it."):
+    with explain(f"Reading {path}", "Restore the file that the run wrote, or delete it."):
         # Not `splitlines`: a word may hold what ends a line for Unicode.
         for number, line in enumerate(path.read_text(encoding="utf-8").strip("\n").split("\n"), 1):
             row = json.loads(line)
             if row.keys() != {"id", "tokens", "tags", "probabilities"} or not {*row["tags"]} <= {*task.labels}:
                 raise MinBertError(
                     f"{path}, line {number}: expected id, tokens, tags of {task.name!r} and probabilities. Found "
-                    f"{line:.60}. Delete the file, or write it anew by minbert predict."
+                    f"{line:.60}. Delete the file, or write it again with minbert predict."
                 )
             read = np.array([probability is not None for probability in row["probabilities"]])
             ids.append(row["id"])
@@ -407,15 +407,15 @@ def _add_rows(answers: Answers, data: RunData) -> None:
         with explain(f"Reading the dev rows of {task.name!r}", ""):
             rows = data.rows(task, "dev")
     except MinBertError as error:
-        remedy = "" if data.recipe else " Where the data is now, says --data-dir."  # else the error says so
+        remedy = "" if data.recipe else " Give the folder of the data with --data-dir."  # else the error says so
         answers.missing = f"Without labels and texts of {task.name}: {error}{remedy}"
         return
     columns = rows[:]  # as lists: a column by itself is read row by row
     if columns["id"] != answers.ids:
         answers.missing = (
             f"Without labels and texts of {task.name}: the {len(rows):,} dev rows found are not the "
-            f"{len(answers.ids):,} that were predicted; their ids differ. Give the folder with the run's data by "
-            f"--data-dir."
+            f"{len(answers.ids):,} that were predicted; their ids differ. Give the folder with the run's data with "
+            "--data-dir."
         )
         return
     if task.traits.is_tags:

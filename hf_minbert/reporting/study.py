@@ -52,7 +52,7 @@ class TableRow:
 
     @property
     def note(self) -> str:
-        said = f"With the keys here the same training as {quoted(self.same)}, and done once." if self.same else ""
+        said = f"With these keys the same training as {quoted(self.same)}, so it was run once." if self.same else ""
         return " ".join(filter(None, (self.row.note, said)))
 
 

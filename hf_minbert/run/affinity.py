@@ -69,22 +69,22 @@ def study_of(recipe: Path, words: Iterable[str], *, steps: int, seeds: int) -> S
 
 def _check(values: Mapping[str, Any], given: Mapping[str, Any], trained: list[str]) -> None:
     if len(trained) < 2:
-        raise MinBertError(f"Whether tasks train well together takes two or more. Found {', '.join(trained)}.")
+        raise MinBertError(f"`minbert affinity` needs two tasks or more. Found {', '.join(trained)}.")
     if "stages" in values:
         raise MinBertError(
-            "`minbert affinity` compares runs of as many rounds, and this recipe has `stages`. Give it the recipe of "
-            "the stage that trains the tasks together, with the model of the one before as `model_name_or_path`."
+            "`minbert affinity` takes no recipe with `stages`. Give it the recipe of the stage that trains the tasks "
+            "together, with the model of the stage before as `model_name_or_path`."
         )
     mixing = given.get("mixing", MultiTaskTrainingArguments.mixing)
     if mixing in MIXING and not MIXING[mixing].whole:
         whole = " or ".join(f"`mixing={name}`" for name, rounds in MIXING.items() if rounds.whole)
         raise MinBertError(
-            "`minbert affinity` compares runs in which a task takes as many batches alone as beside others, so that "
-            f"each round must have every task. Found `mixing: {mixing}`. Give {whole} behind the command."
+            "`minbert affinity` gives a task the same number of batches alone and together, so each round must have "
+            f"every task. Found `mixing: {mixing}`. Add {whole} to the command."
         )
     if given.get("task_batch_sizes") == "proportional":
         raise MinBertError(
-            "`task_batch_sizes: proportional` gives a task other batches alone than beside others. Give numbers, as "
+            "`task_batch_sizes: proportional` gives a task other batch sizes alone than together. Give numbers, as "
             "task_batch_sizes={sts: 16}, or task_batch_sizes=null for `per_device_train_batch_size`."
         )
 

@@ -60,10 +60,10 @@ def calibrate(
     outputs = _outputs(predictor, {name: datasets[name] for name in chosen}, progress)
     for name, (logits, labels) in outputs.items():
         if not np.isfinite(logits).all():  # a model that has diverged: its scores say so
-            logger.warning("%s: outputs are not finite, so that nothing is fitted to them.", name)
+            logger.warning("%s: outputs are not finite, so nothing is fitted.", name)
             continue
         if len(labels) < 2:
-            logger.warning("%s: nothing is fitted to a single row, as none is left to measure it on.", name)
+            logger.warning("%s: there is only one row, so nothing is fitted.", name)
             continue
         task = predictor.task(name)
         fitted[name], found[name] = fit_and_measure(task, logits, labels, temperature, thresholds)
@@ -140,7 +140,7 @@ def _check_code(folder: Path) -> None:
     code = folder / "inference.py"
     if code.is_file() and "temperature" not in code.read_text(encoding="utf-8"):
         raise MinBertError(
-            f"The code in {folder} is of a version that knows no temperature. Save the model anew, by "
+            f"The code in {folder} is of a version without temperatures. Save the model again, with "
             f'`Predictor.from_pretrained("{folder}").model.save_pretrained(...)`, and calibrate that.'
         )
 

@@ -59,7 +59,9 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
         by_name = {task.name: task for task in tasks}
         args.check_tasks(by_name)
         if reason := args.why_none_conflict(args.chosen_tasks("train_tasks", by_name)):
-            raise MinBertError(f"Conflicts are between two tasks' gradients of one weight, and {reason}. Change that.")
+            raise MinBertError(
+                f"A conflict needs gradients of two tasks for the same weight, but {reason}. Change that."
+            )
         data = load_data(settings, args, tasks)["train"]
         trained = args.chosen_tasks("train_tasks", by_name)
         tokenizer, model = load_model(settings, model_config(settings, tasks), trained)
@@ -73,7 +75,7 @@ def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictD
     found = trainer.conflicts.means()
     if not found:
         raise MinBertError(
-            "No step had weights that two tasks share and finite gradients: there is nothing to measure."
+            "No step had finite gradients of two tasks for shared weights, so there is nothing to measure."
         )
     return {**found, "steps": trainer.state.global_step}
 

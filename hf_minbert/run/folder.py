@@ -84,7 +84,7 @@ class RunFolder(TrainerCallback):
         check_writable(self.path / "metrics.json")
         if self.args.resume_from_checkpoint:
             if self.settings.overwrite:
-                raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
+                raise MinBertError("`overwrite` and `resume_from_checkpoint` cannot be used together. Leave one out.")
             self._check_checkpoint()
             if self.origin.resolve() != self.path.resolve() and self.holds_run():
                 raise MinBertError(
@@ -94,8 +94,8 @@ class RunFolder(TrainerCallback):
             self.check_same_run()
         elif self.holds_run() and not self.settings.overwrite:
             raise MinBertError(
-                f"`output_dir` {self.path} holds a run already. Go on with it by resume_from_checkpoint=true, delete "
-                f"it by overwrite=true, or give another output_dir."
+                f"`output_dir` {self.path} holds a run already. Continue it with resume_from_checkpoint=true, delete "
+                "it with overwrite=true, or give another output_dir."
             )
 
     @property
@@ -113,7 +113,7 @@ class RunFolder(TrainerCallback):
         return None if newest is None else Path(newest)
 
     def _check_checkpoint(self) -> None:
-        remedy = "Leave `resume_from_checkpoint` out to start anew. What is left of a run here goes by overwrite=true."
+        remedy = "Leave `resume_from_checkpoint` out to start again. overwrite=true deletes what is left of a run."
         if self.checkpoint is None:
             raise MinBertError(f"There is no complete checkpoint in {self.path} to resume from. {remedy}")
         if self.args.resume_from_checkpoint is True:
@@ -132,8 +132,8 @@ class RunFolder(TrainerCallback):
         begun = self.begun_with()
         if begun is None:
             raise MinBertError(
-                f"{self.origin} lacks recipe.yaml or environment.json, which say what its run began with. Put them "
-                f"back, or begin a new run with the weights by model_name_or_path={self.checkpoint or self.path}."
+                f"{self.origin} lacks recipe.yaml or environment.json, which say how its run was started. Restore "
+                f"them, or start a new run from the weights with model_name_or_path={self.checkpoint or self.path}."
             )
         (old_settings, old_given), environment = begun
         self._check_plugins(environment["plugins"])
@@ -160,8 +160,8 @@ class RunFolder(TrainerCallback):
             part, then, now = differing_parts(key, old[key], new[key])[0]
             raise MinBertError(
                 f"The run in {self.origin} was started with {part} = {plain(then)} and cannot be resumed with "
-                f"{plain(now)}{f', that of {self.settings.model_name_or_path}' * of_model}: it would be neither "
-                "run. Keep the old value, or start anew."
+                f"{plain(now)}{f', that of {self.settings.model_name_or_path}' * of_model}. Keep the old value, or "
+                "start again."
             )
         self.changed = {
             key: (old[key], new[key]) for key in names(among=differing, resume=("free", "after", "length"))
@@ -178,8 +178,8 @@ class RunFolder(TrainerCallback):
             if old.get(name) != new.get(name):
                 then, now = (f"with digest {of[name]}" if name in of else "without it" for of in (old, new))
                 raise MinBertError(
-                    f"The run in {self.path} cannot be resumed, as the plugin {name!r} is another one: the run was "
-                    f"started {then}, now it would go on {now}. Put the plugin back as it was, or start anew."
+                    f"The run in {self.path} cannot be resumed, because the plugin {name!r} has changed: the run was "
+                    f"started {then}, and would continue {now}. Restore the plugin, or start again."
                 )
 
     def plugins(self) -> dict[str, str]:
@@ -200,7 +200,7 @@ class RunFolder(TrainerCallback):
             if key not in ARRANGED and _compared(begun, key) != _compared(config, key):
                 raise MinBertError(
                     f"`model_name_or_path` {name} has {key} = {getattr(config, key)}, and {saved} has "
-                    f"{getattr(begun, key)}. Resume with the model that the run was started with, or start anew."
+                    f"{getattr(begun, key)}. Resume with the model that the run was started with, or start again."
                 )
         for values, of in ((old, begun), (new, config)):
             # Pre-training is not for a task, and so takes no model's length.
@@ -222,8 +222,8 @@ class RunFolder(TrainerCallback):
         if longer and left < 0:
             said = " and ".join(f"{key} = {self.changed[key][1]}" for key in longer)
             raise MinBertError(
-                f"{where} has come to step {done} in epoch {state['epoch']:.4g}, behind its end with {said}. Let it "
-                f"end later, or start anew."
+                f"{where} is at step {done} in epoch {state['epoch']:.4g}, which is after its end with {said}. Give a "
+                "later end, or start again."
             )
         stopping = state["stateful_callbacks"].get("EarlyStoppingCallback")
         stopped = patience is not None and args.restore_callback_states_from_checkpoint and stopping is not None
@@ -250,7 +250,7 @@ class RunFolder(TrainerCallback):
             words = " ".join(f"{key}={value}" for key, value in wanted.items() if value is not None)
             raise MinBertError(
                 f"{where} resume it with these batches: steps would see other rows. Resume it with "
-                f"{_counted(processes) if None in needed else words}, or start anew."
+                f"{_counted(processes) if None in needed else words}, or start again."
             )
 
     def begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
@@ -259,7 +259,7 @@ class RunFolder(TrainerCallback):
         if not (recipe.is_file() and environment.is_file()):
             return None
         split = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
-        with explain(f"Reading {environment}", "Start anew with overwrite=true, or put the right file back."):
+        with explain(f"Reading {environment}", "Restore the file, or start again with overwrite=true."):
             begun = json.loads(environment.read_text(encoding="utf-8"))
             kept = {key: begun[key] for key in ("processes", "datasets", "training_rows")}
             return split, {**kept, "plugins": begun.get("plugins", {})}  # runs of before there were plugins
@@ -281,7 +281,7 @@ class RunFolder(TrainerCallback):
             if begun is not None and begun[1]["training_rows"].get(name) != digest:
                 raise MinBertError(
                     f"The training rows of {name!r} are not those that the run in {self.origin} was started with, so "
-                    f"it cannot be resumed. Give the same data, or start anew."
+                    f"it cannot be resumed. Give the same data, or start again."
                 )
 
     # ---- On several processes --------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class RunFolder(TrainerCallback):
             logger.info("From step %d on: %s.", state.global_step, said)
         if names(among=self.changed, resume="length"):
             logger.info(
-                "The schedule %s now ends at step %d: the learning rate goes on from its value there at step %d.",
+                "The schedule %s now ends at step %d: the learning rate continues from its value there at step %d.",
                 plain(self.args.lr_scheduler_type), state.max_steps, state.global_step,
             )  # fmt: skip
 

@@ -86,7 +86,7 @@ def _pairs(
     if not path.is_file():
         made = new_pairs(own, count, {*forbidden}, encoder.vectors, crc32(task.name.encode()))
         write_json(path, made)
-    with explain(f"Reading the pairs in {path}", "Delete this file; it is made anew."):
+    with explain(f"Reading the pairs in {path}", "Delete this file; it is made again."):
         return [(first, second) for first, second in json.loads(path.read_text(encoding="utf-8"))]
 
 

@@ -123,7 +123,9 @@ def load_texts(
     guarded = {source: drop_leaks(found, held_out, True) for source, found in _each_once(texts).items()}
     train = {source: _dataset(found) for source, (found, _) in guarded.items() if found}
     if not train:
-        raise MinBertError(f"`mlm_texts`: all texts of {', '.join(texts)} stand in dev or test rows too. Add others.")
+        raise MinBertError(
+            f"`mlm_texts`: all texts of {', '.join(texts)} are also in dev or test rows. Name other texts."
+        )
     dev = {name: load_split(by_name[name], settings.data_dir, "dev", strict=settings.strict_data) for name in scored}
     dev = _each_once({name: _columns(rows, by_name[name]) for name, rows in dev.items()})
     leaks = {source: counts for source, (_, counts) in guarded.items()}
@@ -139,7 +141,9 @@ def _lines(name: str, data_dir: str | None) -> list[str]:
     """The lines of a text file, looked for in `data_dir` and in the working directory."""
     beside = Path(data_dir or "") / name
     path = beside if beside.is_file() else Path(name)
-    with explain(f"`mlm_texts`: reading {name}", f"Give `{TASKS}`, or the path of a UTF-8 file with a text a line."):
+    with explain(
+        f"`mlm_texts`: reading {name}", f"Give `{TASKS}`, or the path of a UTF-8 file with one text per line."
+    ):
         return path.read_text(encoding="utf-8-sig").split("\n")
 
 
@@ -226,7 +230,7 @@ def _tell_of_texts(sizes: Mapping[str, int], leaks: Mapping[str, Mapping[str, An
     dropped = {name: counts["dropped"] for name, counts in leaks.items() if counts["dropped"]}
     if dropped:
         said = ", ".join(f"{count:,} of {name}" for name, count in dropped.items())
-        logger.info("Texts that stand in dev or test rows and are not trained on: %s.", said)
+        logger.info("Texts that are also in dev or test rows, and are not trained on: %s.", said)
 
 
 def _joined(sources: Mapping[str, Any]) -> Any:
@@ -249,7 +253,9 @@ def _load_model(settings: RunSettings, config: MinBertConfig) -> MinBertForMaske
     check_encoder(name, missing)
     if any(key.startswith("cls.") for key in missing):
         logger.warning(
-            "%s has no head that predicts words; it starts from random numbers, and the perplexity far up.", name
+            "%s has no head that predicts words. The new head starts from random numbers, so the perplexity starts "
+            "high.",
+            name,
         )
     if model.bert.pooler is not None:
         # The loss does not reach it.

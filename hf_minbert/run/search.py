@@ -141,7 +141,7 @@ def _say_how_it_ended(folder: SearchFolder, number: int, outcome: Outcome) -> No
     trial, best = folder.trial(number), best_of(folder.trials())
     folder.write_results()
     if outcome.lost:
-        logger.warning("Trial %d is not finished: %s The same command goes on with it.", number, outcome.error)
+        logger.warning("Trial %d is not finished: %s The same command continues it.", number, outcome.error)
     elif trial.state == "failed":
         logger.warning("Trial %d failed: %s", number, trial.error)
     elif best is not None:
@@ -169,8 +169,8 @@ def known_metrics(recipe: Mapping[str, Value], whole: bool = False) -> list[str]
     last = stages[-1].settings if stages else settings
     if last.objective == "mlm":
         raise MinBertError(
-            "`objective: mlm` ends with a perplexity, and the scores of tasks are compared. Let a stage that trains "
-            "tasks come after it."
+            "`objective: mlm` has a perplexity and no scores of tasks to compare. Add a stage after it that trains "
+            "tasks."
         )
     tasks = get_tasks(last.tasks)
     by_name = {task.name: task for task in tasks}
@@ -210,7 +210,7 @@ class SearchFolder:
         self.recipe = {key: value for key, value in recipe.items() if key not in OF_THE_SEARCH}
         for key in {*OF_THE_SEARCH} - {"output_dir"}:
             if key in recipe and recipe[key].value:
-                raise MinBertError(f"`{key}` is of one run. A search goes on by the same command; leave it out.")
+                raise MinBertError(f"`{key}` is for a single run. Leave it out: the same command continues a search.")
 
     def check(self, method: str) -> None:
         """Checks the folder, and the recipe with each value of the space (of a range, its ends) by itself.
@@ -252,7 +252,7 @@ class SearchFolder:
                 key = next(key for key in {**old, **now} if old.get(key) != now.get(key))
                 name, old, now = f"the recipe's `{key}`", old.get(key), now.get(key)
             raise MinBertError(
-                f"The search in {self.path} was begun with another {name.removeprefix('the ')}: {cell(old)}, now "
+                f"The search in {self.path} was started with another {name.removeprefix('the ')}: {cell(old)}, now "
                 f"{cell(now)}. Its trials would not be comparable: keep the old one, or give another --output-dir."
             )
 
@@ -334,8 +334,8 @@ class SearchFolder:
         if best_of(trials) is None:
             said = f" Trial {trials[0].number}: {trials[0].error}" if trials else ""
             raise MinBertError(
-                f"No trial in {self.path} finished.{said} What each said is in its run.log; delete its folder to "
-                f"have it run again."
+                f"No trial in {self.path} finished.{said} The error of each is in its run.log. Delete a trial's "
+                "folder to run it again."
             )
         plot(self.path / "trials.png", self.space, trials, self.metric)
         return trials

@@ -115,9 +115,9 @@ def read_space(given: str) -> Space:
     keys = [key for entry in space for key in keys_of(entry)]
     for key in keys:
         if key in OF_THE_SEARCH:
-            raise MinBertError(f"{where}: `{key}` is given to each trial by the search. Leave it out of the space.")
+            raise MinBertError(f"{where}: `{key}` is set for each trial by the search. Leave it out of the space.")
         if keys.count(key) > 1:
-            raise MinBertError(f"{where}: the key `{key}` stands twice. Keep one.")
+            raise MinBertError(f"{where}: the key `{key}` is given twice. Keep one.")
     return space
 
 
@@ -154,8 +154,8 @@ def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
     for entry, choices in space.items():
         if isinstance(choices, Range):
             raise MinBertError(
-                f"`--method {method}` tries every value, and `{entry}` is a range. Give a list of values, or take "
-                f"--method random or optuna."
+                f"`--method {method}` tries every value, and `{entry}` is a range. Give a list of values, or use "
+                "--method random or optuna."
             )
         lists[entry] = choices
     return lists

@@ -85,7 +85,7 @@ class Stage:
         try:
             run.check_same_run(finished=not is_last)
         except MinBertError as error:
-            later = "" if is_last else " What is for a later stage alone goes by stages.<name>.<key>."
+            later = "" if is_last else " To change a later stage only, give stages.<name>.<key>."
             raise MinBertError(f"Stage {self.name!r} has finished. {error}{later}") from error
         return bool(run.changed)
 
@@ -176,12 +176,15 @@ def _entries(tasks: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
 
 def _check_stage(where: str, name: str, stage: Mapping[str, Any], earlier: Sequence[str]) -> None:
     if not re.fullmatch(r"[\w-]+", name):
-        raise MinBertError(f"{where}: `name` becomes a folder's: letters, digits, `-` and `_`. Found {name!r}.")
+        raise MinBertError(
+            f"{where}: `name` is also the name of a folder, so it must have letters, digits, `-` and "
+            f"`_` only. Found {name!r}."
+        )
     if name in earlier:
         raise MinBertError(f"{where}: another stage has that name already. Give each a name of its own.")
     for key in (*OF_ALL, "plugins"):
         if key in stage:
-            raise MinBertError(f"{where}: `{key}` is of the whole recipe. Write it outside `stages`.")
+            raise MinBertError(f"{where}: `{key}` is for the whole recipe. Write it outside `stages`.")
 
 
 def _typed(name: str, values: dict[str, Value]) -> Stage:
@@ -221,8 +224,8 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
             break
         if has_diverged(metrics):
             raise DivergedError(
-                f"Stage {stage.name!r} has ended, and its model in {stage.folder} has diverged: nothing can go on "
-                "from it. Start anew with a lower `learning_rate`, by overwrite=true."
+                f"Stage {stage.name!r} has ended, and its model in {stage.folder} has diverged, so no stage can "
+                "continue from it. Start again with a lower `learning_rate` and overwrite=true."
             )
         finished[stage.name] = metrics
     goes_on = [stage.name for stage in stages[: len(finished)] if stage.goes_on(stage is stages[-1])]
@@ -248,27 +251,30 @@ def _check_folder(
 ) -> None:
     if resumes and values["resume_from_checkpoint"].value is not True:
         raise MinBertError(
-            "With `stages`, `resume_from_checkpoint` is true: the run goes on in the stage where it stopped. Found "
+            "With `stages`, `resume_from_checkpoint` must be true: the run continues in the stage where it stopped. "
+            "Found "
             f"{values['resume_from_checkpoint'].value!r}."
         )
     if resumes and overwrites:
-        raise MinBertError("`overwrite` and `resume_from_checkpoint` exclude each other. Leave one out.")
+        raise MinBertError("`overwrite` and `resume_from_checkpoint` cannot be used together. Leave one out.")
     if root.exists() and not root.is_dir():
         raise MinBertError(f"`output_dir` {root} is a file. Give the path of a folder.")
     check_writable(root / "metrics.json")
     holds = [name for name in (FOLDER, *RUN_FILES) if (root / name).exists()]
     if resumes and not (root / FOLDER).exists() and not (root / TEACHERS).exists():
-        raise MinBertError(f"There is no stage in {root} to resume. Leave `resume_from_checkpoint` out to start anew.")
+        raise MinBertError(
+            f"There is no stage in {root} to resume. Leave `resume_from_checkpoint` out to start again."
+        )
     for path in sorted(root.glob(f"{FOLDER}/*")) if resumes else ():
         if path not in [stage.folder for stage in stages]:
             raise MinBertError(
                 f"{root} has a stage {path.name}, and the recipe has none of that number and name. Resume with the "
-                f"recipe that it was begun with, or start anew with overwrite=true."
+                "recipe that it was started with, or start again with overwrite=true."
             )
     if holds and not resumes and not overwrites:
         raise MinBertError(
-            f"`output_dir` {root} holds a run already. Go on with it by resume_from_checkpoint=true, delete it by "
-            f"overwrite=true, or give another output_dir."
+            f"`output_dir` {root} holds a run already. Continue it with resume_from_checkpoint=true, delete it with "
+            "overwrite=true, or give another output_dir."
         )
 
 

@@ -104,7 +104,7 @@ def run_study(
     by_folder = {run.folder: run for run in runs}
     waiting = [run for run in runs if not run.has_ended]
     ended_before = len(runs) - len(waiting)
-    logger.info("%s: %d have ended, %d are to come.", counted(len(runs), "run"), ended_before, len(waiting))
+    logger.info("%s: %d have ended, %d are left.", counted(len(runs), "run"), ended_before, len(waiting))
     if not waiting:
         return
     shared, teachers = SharedStages(runs), SharedTeachers(root)
@@ -131,10 +131,10 @@ def run_study(
             return
         left, name = sum(not run.has_ended for run in waiting), by_folder[folder].name
         if outcome.lost:
-            logger.warning("%s is not finished: %s The same command goes on with it.", name, outcome.error)
+            logger.warning("%s is not finished: %s The same command continues it.", name, outcome.error)
         elif (error := failure(folder)) is not None:
             logger.warning("%s failed: %s See %s.", name, error, folder / LOG)
-        logger.info("%s: %.1f s; %d of %d to come.", name, clock.took[folder], left, len(waiting))
+        logger.info("%s: %.1f s; %d of %d left.", name, clock.took[folder], left, len(waiting))
 
     carry_out(next_run, ended, parallel, clock.watch)
     clock.tell()
@@ -226,7 +226,7 @@ class SharedStages:
         values = read_recipe(part / "recipe.yaml") | {"output_dir": as_value(str(run.folder))}
         write_recipe(part / "recipe.yaml", *split(values))
         part.rename(run.folder)
-        logger.info("%s is the same training as %s, and taken from there.", run.name, self.runs[source].name)
+        logger.info("%s is the same training as %s, so that run is used.", run.name, self.runs[source].name)
         return True
 
     def take(self, run: Run) -> None:
@@ -242,7 +242,7 @@ class SharedStages:
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(source, part, copy_function=linked, ignore=_left_out)
             part.rename(stage.folder)
-            logger.info("%s takes its stage %s from %s.", run.name, stage.name, source)
+            logger.info("%s reuses its stage %s from %s.", run.name, stage.name, source)
 
 
 def _left_out(folder: str, names: Iterable[str]) -> list[str]:
@@ -290,7 +290,7 @@ class _Clock:
         )
         logger.info("%s.", said)
         if whole > SURE_ABOVE and not self.agree(said):
-            raise MinBertError(f"{said}. Give --yes to go on; what has begun goes on from its last checkpoint.")
+            raise MinBertError(f"{said}. Add --yes to continue; started runs continue from their last checkpoint.")
 
     def tell(self) -> None:
         whole = time.monotonic() - self.begun

@@ -116,7 +116,7 @@ class Teachers:
         if processes > 1 and not all(_has_finished(run.folder) for run in runs):
             raise MinBertError(
                 "`teachers` that are recipes are trained in processes of their own. Run the command without a "
-                "launcher until the student trains; with them in its folder it may go on with a launcher."
+                "launcher until the student trains. Then it can be continued with a launcher."
             )
 
     def were_interrupted(self, student: RunFolder) -> bool:
@@ -124,7 +124,7 @@ class Teachers:
         return self.folder.is_dir() and student.checkpoint is None and not student.holds_run()
 
     def _check_same(self, run: Run) -> None:
-        remedy = "Delete this folder, give the teacher another `name`, or train all anew by overwrite=true."
+        remedy = "Delete this folder, give the teacher another `name`, or train all again with overwrite=true."
         run.check_same(f"Teacher {run.row!r}", remedy)
 
     def train(self, entries: Sequence[Any]) -> None:
@@ -145,7 +145,7 @@ class Teachers:
         if not waiting:
             return
         there = len(runs) - len(waiting)
-        logger.info("%s: %d have been trained, %d are to come.", counted(len(runs), "teacher"), there, len(waiting))
+        logger.info("%s: %d have been trained, %d are left.", counted(len(runs), "teacher"), there, len(waiting))
         begun: dict[Path, float] = {}
 
         def next_run(running: Collection[Path]) -> Path | None:
@@ -169,7 +169,7 @@ class Teachers:
 def check_end(folder: Path, name: str, outcome: Outcome) -> None:
     """Deletes what a teacher that has finished needs no more. Raises `MinBertError` for one that has not."""
     if outcome.lost:
-        raise MinBertError(f"Teacher {name} is not finished: {outcome.error} The same command goes on with it.")
+        raise MinBertError(f"Teacher {name} is not finished: {outcome.error} The same command continues it.")
     if (error := failure(folder)) is not None:
         raise MinBertError(f"Teacher {name} failed: {error} See {folder / LOG}.")
     for path in (*checkpoints(folder), folder / FOLDER):  # a teacher has only to answer

@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, set_seed
 
+from ..data.rows import tag_rows
 from ..errors import DivergedError, MinBertError, explain
+from ..evaluation.analysis import baseline
 from ..evaluation.calibration import skipped, to_fit
 from ..evaluation.metrics import has_diverged
 from ..evaluation.submission import ending, write_predictions
@@ -123,7 +126,8 @@ def check_stages(stages: Sequence[Stage]) -> None:
     """Raises, as a `MinBertError`, what a later stage's tasks, heads, layers and data would only after hours."""
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
-            "`push_to_hub` would send each stage by itself. Leave it out, and send the whole by `minbert publish`."
+            "`push_to_hub` would upload each stage by itself. Leave it out, and upload the whole with `minbert "
+            "publish`."
         )
     config, before = None, None
     for number, stage in enumerate(stages, 1):
@@ -183,8 +187,8 @@ def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> N
             raise MinBertError(f"`regularizer: {term.name}` needs `{name}`, which {of} does not take. Leave it out.")
     if args.regularizer == "smart" and args.smart_form != "paper" and not parts.embeddings:
         raise MinBertError(
-            f"`smart_form: {args.smart_form}` moves what goes into the first layer, which no module of {of} gives as "
-            "wide as words. Take `paper`."
+            f"`smart_form: {args.smart_form}` moves the input of the first layer, which no module of {of} gives in "
+            "the size of words. Use `paper`."
         )
 
 
@@ -223,14 +227,14 @@ def _train(
         model, later = trainer.accelerator.reduce(diverged.to(args.device), "sum").tolist()
         if model:
             raise DivergedError(
-                f"Training diverged: outputs or weights of the model in {folder.path} are not finite, so it answers "
-                "nothing. Lower `learning_rate`, or clip gradients by `max_grad_norm`."
+                f"Training diverged: outputs or weights of the model in {folder.path} are not finite, so it gives no "
+                "answers. Lower `learning_rate`, or clip gradients with `max_grad_norm`."
             )
         if args.push_to_hub:
             trainer.push_to_hub()
     said = (
         f"Training diverged: at its end predictions were not finite. The model in {folder.path} is that of step "
-        f"{trainer.state.best_global_step}, the best of those before, and may be used. Lower `learning_rate`."
+        f"{trainer.state.best_global_step}, the best one before that, and can be used. Lower `learning_rate`."
     )
     return metrics, [said] if later else []
 
@@ -302,6 +306,7 @@ def _train_and_score(
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder, trainer, data["scored"]), "leaks": data["leaks"]}
+            of_tasks |= _rows_and_baselines(trainer.tasks, data)
             of_tasks["unknown_tokens"] = trainer.unknown_tokens
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics}, timeline)
     return metrics
@@ -387,6 +392,18 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
         averaged, _ = score(Predictor.from_pretrained(folder / AVERAGED, batch_size=size), dev, progress=shown)
         scores |= {f"averaged_{name}": value for name, value in averaged.items()}
     return {f"eval_{name}": value for name, value in scores.items()}
+
+
+def _rows_and_baselines(tasks: Mapping[str, Task], data: Mapping[str, Any]) -> dict[str, Any]:
+    """How many rows each task was trained and scored on, and what answers without a model score on the latter."""
+    rows = {name: {task: len(of) for task, of in data[name].items()} for name in ("train", "scored")}
+    baselines = {}
+    for name, of in data["scored"].items():
+        task, columns = tasks[name], of[:]
+        labels = tag_rows(columns["label"]) if task.traits.is_tags else np.asarray(columns["label"])
+        pairs = list(zip(*(columns[text] for text in task.text_columns), strict=True)) if task.is_pair else ()
+        baselines[name] = baseline(task, labels, pairs)
+    return {"rows": {"train": rows["train"], "dev": rows["scored"]}, "baselines": baselines}
 
 
 def _asked(settings: RunSettings) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class PushesToHub(Trainer):
         if args.hub_strategy in ("checkpoint", "all_checkpoints"):
             raise MinBertError(
                 f"`hub_strategy: {HubStrategy(args.hub_strategy).value}` would publish the optimizer's state and the "
-                f"training arguments. Take every_save or end, and keep checkpoints where they are."
+                f"training arguments. Use every_save or end, and keep checkpoints where they are."
             )
         if not self.is_world_process_zero():
             return
@@ -61,20 +61,21 @@ class PushesToHub(Trainer):
         """Writes `README.md` into `output_dir`, for the model that was saved there. See `card.model_card`.
 
         Args:
-            values, named: those of the stock method. `license` and `finetuned_from` are as the Hub writes them;
-                `finetuned_from` is the id of the base model. The others our card takes from the model and the run,
-                and says so.
+            values, named: those of the stock method. `language`, `license` and `finetuned_from` are as the Hub writes
+                them; `finetuned_from` is the id of the base model. The others have no effect, which is logged: the
+                card is made from the model and the run.
         """
         if not self.is_world_process_zero():
             return
         given = signature(Trainer.create_model_card).bind(self, *values, **named).arguments
-        license, base_model = given.get("license"), given.get("finetuned_from")
-        others = given.keys() - {"self", "license", "finetuned_from"}
+        known = {name: given.get(name) for name in ("language", "license")}
+        base_model = given.get("finetuned_from")
+        others = given.keys() - {"self", "finetuned_from", *known}
         if idle := sorted(name for name in others if given[name] is not None):
             logger.warning("No effect on the model card, which is made from the run: %s.", ", ".join(idle))
         uploads = collect(self._folder, is_adapter_alone(self._folder), base_model)
         saved = self._saved(self._folder)
-        card = model_card(saved, self._repo_name(), uploads, base_model=base_model, license=license)
+        card = model_card(saved, self._repo_name(), uploads, base_model=base_model, **known)
         write_atomically(self._folder / CARD, card)
 
     # The stock annotation knows no future, and no other process than the first.
@@ -129,7 +130,7 @@ class PushesToHub(Trainer):
         def ended(job: Future) -> None:
             copy.cleanup()
             if job.exception() is not None:
-                logger.warning("%s: not sent, the Hub would not have it: %s", message, job.exception())
+                logger.warning("%s: not sent, because the Hub refused it: %s", message, job.exception())
 
         job.add_done_callback(ended)
         jobs = [] if running is None else cast("list[Future]", running.jobs)

@@ -637,6 +637,11 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             metrics |= {f"{metric_key_prefix}_{task}_{name}": value for name, value in scores.items()}
         return PredictionOutput(logits, labels, metrics)
 
+    def _known_metrics(self) -> dict[str, Any]:
+        splits = {"train": self.train_dataset, "dev": self.eval_dataset}
+        rows = {split: {name: len(of) for name, of in (own or {}).items()} for split, own in splits.items()}
+        return {**super()._known_metrics(), "rows": rows}
+
     def _one_task(self, task: str | None) -> str:
         task = task if task is not None else self.model.config.active_task
         if task is None:

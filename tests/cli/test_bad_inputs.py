@@ -187,11 +187,11 @@ WORDS: dict[str, tuple[str | list[str], list[str]]] = {
     "prefetch without workers": ("dataloader_prefetch_factor=2", ["dataloader_prefetch_factor", "num_workers"]),
     "both of overwrite and resume": (
         ["overwrite=true", "resume_from_checkpoint=true"],
-        ["`overwrite` and `resume_from_checkpoint` exclude each other"],
+        ["`overwrite` and `resume_from_checkpoint` cannot be used together"],
     ),
-    "nothing to go on with": ("resume_from_checkpoint=true", ["no complete checkpoint in TMP/run", "to start anew"]),
+    "nothing to go on with": ("resume_from_checkpoint=true", ["no complete checkpoint in TMP/run", "to start again"]),
     "no such checkpoint": ("resume_from_checkpoint=TMP/nowhere", ["TMP/nowhere", "no such folder"]),
-    "checkpoint without weights": ("resume_from_checkpoint=TMP/empty", ["TMP/empty: it has no weights", "start anew"]),
+    "checkpoint without weights": ("resume_from_checkpoint=TMP/empty", ["TMP/empty: it has no weights", "start"]),
     "bf16 and fp16": (["bf16=true", "fp16=true", "use_cpu=true"], ["fp16", "bf16"]),
 }  # fmt: skip
 

@@ -73,7 +73,10 @@ def test_it_stops_in_time_on_the_schedule_of_the_recipe(minbert, write_recipe_fi
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train_tasks=[sst]"], "Conflicts are between two tasks' gradients of one weight, and one task is trained."),
+        (
+            ["train_tasks=[sst]"],
+            "A conflict needs gradients of two tasks for the same weight, but one task is trained.",
+        ),
         (["freeze=encoder"], "with `freeze: encoder` nothing is trained that tasks share."),
         (["mixing=proportional"], "with `mixing: proportional` and without `gradient_accumulation_steps` each step"),
         (
@@ -95,10 +98,10 @@ def test_the_verdict_says_whether_surgery_has_anything_to_do():
     none = {"conflict_a_b": 0.0, "surgery_turn": 0.0, "steps": 1}
     assert verdict(none) == "Surgery has nothing to remove: no two tasks were in conflict in 1 step."
     some = {"conflict_a_b": 0.25, "conflict_a_b/pooler": 1.0, "conflict_a_c": 1.0, "surgery_turn": 0.125, "steps": 100}
-    assert "of 2 pairs, 1.25 were in conflict in the mean of 100 steps" in verdict(some)
+    assert "on average over 100 steps, 1.25 of 2 pairs were in conflict" in verdict(some)
     assert "would be 12.5% off the direction of the sum" in verdict(some)
     hardly = verdict({**some, "surgery_turn": 0.0042})
-    assert hardly.startswith("Surgery has hardly anything to remove: of 2 pairs, 1.25 were in conflict")
+    assert hardly.startswith("Surgery has hardly anything to remove: on average over 100 steps, 1.25 of 2 pairs")
     assert hardly.endswith("and PCGrad's gradient would be only 0.42% off the direction of the sum.")
 
 
@@ -107,7 +110,7 @@ def test_an_output_dir_that_is_not_used_is_not_asked_for(minbert, write_recipe_f
     lines = [line for line in recipe.read_text().splitlines() if not line.startswith("output_dir")]
     recipe.write_text("\n".join(lines))
     ended = minbert("conflicts", recipe, "tasks=[sst]")
-    assert ended.status == 2 and "Conflicts are between two tasks' gradients" in ended.err
+    assert ended.status == 2 and "A conflict needs gradients of two tasks" in ended.err
     ended = minbert("search", recipe, "--output-dir", recipe.parent / "search", "--space", "{seed: [1]}", "lr=1")
     assert ended.status == 2 and "Unknown key 'lr'" in ended.err
     ended = minbert(

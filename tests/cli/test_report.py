@@ -23,7 +23,7 @@ def test_a_real_run(minbert, finished_run, tmp_path):
         (["{file}"], "is a file. Give the folder of a run"),
         (["{run}", "{empty}"], "A report is of one run. Give those to compare it with by --compare"),
         (["{run}", "--compare", "{empty}"], "holds no run"),
-        (["{run}", "--compare", "{run}"], "A run stands twice"),
+        (["{run}", "--compare", "{run}"], "A run is given twice"),
         (["{run}", "--ordered", "sts"], "Unknown task of `--ordered` 'sts'. "),
         (["{run}", "--output-dir", "{file}"], "is not a folder. Give a path that can be written."),
         (["{run}", "--examples", "0"], "'--examples'"),

@@ -255,7 +255,7 @@ def test_another_number_of_processes_goes_on_with_the_same_rows(together, minber
     assert ended.status == [0, 0], ended.said
     (said,) = together(lambda rank: minbert_train(tmp_path / "run", *resume), processes=1).said
     assert "was started with 2 processes, and 1 process cannot resume it with these batches" in said
-    assert "Resume it with per_device_train_batch_size=4, or start anew." in said
+    assert "Resume it with per_device_train_batch_size=4, or start again." in said
     doubled = "per_device_train_batch_size=4"
     ended = together(lambda rank: minbert_train(tmp_path / "run", *resume, doubled, "max_steps=4"), processes=1)
     assert ended.status == [0], ended.said

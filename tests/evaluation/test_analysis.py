@@ -13,12 +13,14 @@ from hf_minbert.evaluation.metrics import value_metrics
 from hf_minbert.evaluation.significance import (
     RESAMPLES,
     bootstrap,
+    correlation_interval,
     interval,
     mcnemar,
     mean_interval,
     share_interval,
     statistics_of,
 )
+from hf_minbert.settings.metrics import metrics_of
 from hf_minbert.settings.tasks import Task, get_tasks
 
 SST, PARA, STS = get_tasks(["sst", "para", "sts"])
@@ -132,6 +134,25 @@ def test_constant_score_is_the_mean_and_distances_are_those_of_scikit_learn(draw
     far = analysis.distances(scores, labels)
     assert far["mae"] == pytest.approx(sk.mean_absolute_error(labels, scores))
     assert far["rmse"] == pytest.approx(sk.root_mean_squared_error(labels, scores))
+
+
+def test_a_baseline_has_every_metric_of_its_task(drawn):
+    labels = drawn[0]
+    found = analysis.baseline(SST, labels)
+    assert SST.labels[np.bincount(labels).argmax()] in found["answer"]
+    assert found["scores"].keys() == metrics_of(SST).keys()
+    assert found["scores"]["accuracy"] == pytest.approx(np.bincount(labels).max() / len(labels))
+    texts = [("a b", "A, b!"), ("a b", "b c"), ("a", "b")]
+    assert analysis.baseline(STS, np.array([5.0, 3.0, 1.0]), texts)["scores"].keys() == metrics_of(STS).keys()
+    assert analysis.baseline(STS, np.array([5.0, 3.0, 1.0])) == {}  # of texts without a second one
+    (topics,) = get_tasks({"topics": {"kind": "labels", "text_columns": ["text"], "labels": ["a", "b"]}})
+    sets = analysis.baseline(topics, np.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
+    assert sets["scores"].keys() == metrics_of(topics).keys()
+    (tags,) = get_tasks({"tags": {"kind": "tags", "text_columns": ["tokens"], "labels": ["O", "B-X"]}})
+    words = np.array([np.array([0, 0]), np.array([1, 0, 0])], dtype=object)
+    assert analysis.baseline(tags, words)["scores"] == pytest.approx(
+        {"entity_f1": 0, "entity_precision": 0, "entity_recall": 0, "accuracy": 0.8}
+    )
 
 
 def test_overlap_of_words_by_hand():
@@ -248,3 +269,16 @@ def test_intervals_of_shares_and_means():
     assert mean_interval(np.array([2.0])) is None and mean_interval(np.array([2.0, 2.0])) == (2.0, 2.0)
     theirs = stats.ttest_1samp([1.0, 2.0, 4.0], 0).confidence_interval(0.95)
     assert mean_interval(np.array([1.0, 2.0, 4.0])) == pytest.approx((theirs.low, theirs.high))
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+def test_the_interval_of_a_correlation_is_that_of_scipy(rows):
+    random = np.random.default_rng(1)
+    x = random.normal(size=rows)
+    found = stats.pearsonr(x, x + random.normal(size=rows))
+    theirs = found.confidence_interval(0.95)
+    assert correlation_interval(found.statistic, rows) == pytest.approx((theirs.low, theirs.high))
+
+
+def test_no_interval_where_fishers_is_not_defined():
+    assert correlation_interval(0.5, 3) is None and correlation_interval(1.0, 30) is None

@@ -171,7 +171,7 @@ def test_scores_stand_in_the_metadata_as_they_were_measured(run):
     }  # fmt: skip
     assert {(result.dataset_split, result.dataset_config) for result in card.data.eval_results} == {("dev", None)}
     assert card.data.model_name == "model" and card.data.license is None
-    assert "not stated by who published" in card.text
+    assert "- The weights: unknown, because the publisher did not state it." in card.text
     assert f"{metrics['train_runtime']:,.0f} s of training" in card.text
 
 
@@ -180,9 +180,10 @@ def test_the_card_says_what_the_records_say(run):
     card = ModelCard(prepare(run, "model").card)
     assert card.data.library_name == "transformers" and card.data.model_name == "model"
     for said in (
-        "3 tasks at once, with a head for each: sst, para, sts. 2 layers of 32, trained with hf_minbert.",
+        "3 tasks at once, with a head for each: sst, para, sts. It has 2 layers of hidden size 32, and was trained",
         "| masked words | perplexity | 7.25 |", "| steps | 1,234 |", "| best step | 617 |", "```yaml\n",
-        "## Limits", "`para`: Made for questions", "- Probabilities are those of the heads", "All tasks at once:",
+        "## Limits", "`para`: Made for questions", "- Probabilities are not calibrated: `sst`, `para`.",
+        "minbert-multitask",
     ):  # fmt: skip
         assert said in card.text, said
     config = json.loads((run / "config.json").read_text())
@@ -190,8 +191,64 @@ def test_the_card_says_what_the_records_say(run):
     (run / "config.json").write_text(json.dumps(config))
     (run / "recipe.yaml").unlink()
     card = ModelCard(prepare(run, "model").card)
-    assert "All tasks at once:" not in card.text and "```yaml" not in card.text
+    assert "minbert-multitask" not in card.text and "```yaml" not in card.text
     assert {result.dataset_split for result in card.data.eval_results} == {"dev"}  # of data that nothing is said of
+
+
+def test_each_score_has_its_rows_its_interval_and_its_baseline(run):
+    metrics = json.loads((run / "metrics.json").read_text())
+    rows, baselines = metrics["rows"], metrics["baselines"]
+    card = prepare(run, "me/model").card
+    cells = [line.strip("| ").split(" | ") for line in card.split("## Scores")[1].split("## ")[0].splitlines()]
+    found = {(row[0].strip("`"), row[1]): row for row in cells if len(row) == 6 and row[0].startswith("`")}
+    assert len(found) == 8
+    for (task, metric), (*_, score, interval, baseline, dev) in found.items():
+        assert score == f"{metrics[f'eval_{task}_{metric}']:.3f}"
+        assert baseline == f"{baselines[task]['scores'][metric]:z.3f}"
+        assert dev == str(rows["dev"][task])
+        if metric in ("accuracy", "pearson"):
+            low, high = map(float, interval.split(" to "))
+            assert low <= float(score) <= high
+        else:
+            assert not interval
+    assert f"`sst`: {baselines['sst']['answer']}." in card
+    for task in ("sst", "para", "sts"):
+        assert f"| `{task}` | {rows['train'][task]} | {rows['dev'][task]} |" in card
+    rewrite(run / "metrics.json", rows=None, baselines=None)  # of a run before they were recorded
+    assert "Baselines" not in prepare(run, "me/model").card
+
+
+def test_the_language_is_known_of_the_packages_data_alone(run, tiny_model, tiny_tokenizer, tmp_path):
+    assert ModelCard(prepare(run, "me/model").card).data.language == "en"
+    entry = "tasks: {sst: {files: {train: mine.csv, dev: mine.csv}}}\n"
+    folder = model_with(tiny_model, tiny_tokenizer, tmp_path / "own", entry, tasks=("sst",))
+    card = ModelCard(prepare(folder, "me/model").card)
+    assert card.data.language is None and "Language of the texts: unknown." in card.text
+    card = ModelCard(prepare(folder, "me/model", language="de").card)
+    assert card.data.language == "de" and "Language of the texts: `de`." in card.text
+
+
+COSINE = {"pair_encoding": "bi", "pooling": "mean", "head": "cosine"}
+STARS = {"kind": "score", "text_columns": ["text"], "range": [1, 5]}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "hub_task", "form"),
+    [
+        ({"sts": None}, "text-ranking", "classifier"), ({"para": None}, "text-classification", "classifier"),
+        ({"sts": COSINE}, "sentence-similarity", "sentence-transformers"),
+        ({"stars": STARS}, "text-classification", "classifier"),
+        ({"sts": {"pair_encoding": "bi"}}, "sentence-similarity", "onnx"),
+    ],
+)  # fmt: skip
+def test_a_task_has_the_name_of_the_hub_and_a_form_that_keeps_it(
+    tiny_model, tiny_tokenizer, tmp_path, tasks, hub_task, form
+):
+    (own,) = get_tasks(tasks)
+    card = ModelCard(prepare(model_with(tiny_model, tiny_tokenizer, tmp_path, "", tasks=(own,)), "me/m").card)
+    assert card.data.pipeline_tag == hub_task and card.data.tags == ["minbert", own.name]
+    assert f"minbert export me/m --to {form} " in card.text
+    assert card.text.count("minbert export") == 1
 
 
 def test_a_score_alone_has_no_probabilities(tiny_model, tiny_tokenizer, tmp_path):
@@ -206,14 +263,14 @@ def test_a_score_alone_has_no_probabilities(tiny_model, tiny_tokenizer, tmp_path
         (
             "",
             {"best_metric": 0.5},
-            "Of the saved model, on the dev rows. The checkpoint was chosen by `x` on the sam",
+            "Scores of the saved model on the dev rows. The checkpoint was chosen by `x` on the sam",
         ),
         (
             "select_on: 0.2\n",
             {"best_metric": 0.5},
             "on 80% of the dev rows. The checkpoint was chosen by `x` on the o",
         ),
-        ("select_on: 0.2\n", {}, "Of the saved model, on the dev rows. One run,"),
+        ("select_on: 0.2\n", {}, "Scores of the saved model on the dev rows. One run with one seed."),
     ],
 )
 def test_scores_say_on_which_rows_the_checkpoint_was_chosen(
@@ -228,8 +285,8 @@ def test_scores_say_on_which_rows_the_checkpoint_was_chosen(
 def test_each_task_is_asked_about_its_own_kind_of_text(tiny_model, tiny_tokenizer, tmp_path):
     news = Task(name="news", kind="binary", text_columns=("text",), labels=("no", "yes"))
     card = prepare(model_with(tiny_model, tiny_tokenizer, tmp_path / "own", "", tasks=(news,)), "me/own").card
-    assert "film" not in card.split("## Use")[1].split("## Scores")[0]
-    assert 'tokenizer("This is a text.", return_tensors="pt")' in card
+    assert "film" not in card
+    assert 'tokenizer("Which is it: no or yes?", return_tensors="pt")' in card
     card = prepare(model_with(tiny_model, tiny_tokenizer, tmp_path / "para", "", tasks=("para",)), "me/para").card
     assert 'tokenizer("How do I learn to swim?", "How deep is the lake where I learned to swim?"' in card
 
@@ -241,8 +298,8 @@ def test_one_row_is_a_row(run):
     }
     rewrite(run / "metrics.json", leaks=leaks)
     card = prepare(run, "me/model").card
-    assert "- 1 row of sst dev stands in the training rows of sst too; it was trained on." in card
-    assert "- 1 row that sts was to borrow from para, found in dev or test rows and left out." in card
+    assert "- 1 row of sst dev is also in the training rows of sst. The model was trained on it." in card
+    assert "- 1 row was not borrowed from para for sts, because dev or test rows contain it." in card
 
 
 def test_leak_counts_are_those_of_the_metrics(run):
@@ -252,10 +309,10 @@ def test_leak_counts_are_those_of_the_metrics(run):
     }
     rewrite(run / "metrics.json", leaks=leaks)
     card = prepare(run, "me/model").card
-    assert "1,234 rows of sst dev stand in the training rows of sst" in card
-    assert "17 rows that sts was to borrow from para, found in dev or test rows and left out." in card
+    assert "1,234 rows of sst dev are also in the training rows of sst. The model was trained on them." in card
+    assert "17 rows were not borrowed from para for sts, because dev or test rows contain them." in card
     rewrite(run / "metrics.json", leaks={"given": {"sst": {}}, "borrowed": {}})
-    assert "No dev or test row that the run could see" in prepare(run, "me/model").card
+    assert "found no dev or test row among its training rows" in prepare(run, "me/model").card
 
 
 def test_data_of_the_hub_stand_with_commit_and_licence(tiny_model, tiny_tokenizer, tmp_path):
@@ -332,7 +389,7 @@ def test_a_model_merged_by_task_vectors_names_its_base_and_numbers(tiny_model, t
     (tmp_path / "merge.json").write_text(json.dumps(record | {"scale": 0.4, "density": 0.5, "seed": 3}))
     card = ModelCard(prepare(tmp_path, "me/model").card)
     assert card.data.base_model == "me/bert" and card.data.base_model_relation == "merge"
-    assert "plus what several models learned from there (dare: scale 0.4, density 0.5, seed 3)." in card.text
+    assert "plus task vectors of several models (dare: scale 0.4, density 0.5, seed 3)." in card.text
     assert "Made from `a`, `b`, `me/bert`." in card.text and "average" not in card.text
 
 
@@ -381,7 +438,7 @@ def test_labels_of_any_kind_stand_in_card_and_recipe(tiny_model, tiny_tokenizer,
     sent = read_recipe(tmp_path / "sent.yaml")["tasks"].value["own"]
     assert sent == {**entry, "files": {"train": "odd.csv"}}
     card = ModelCard(found.card)
-    assert card.data.tags == ["minbert", "multi-task", "own"]
+    assert card.data.tags == ["minbert", "own"]
     (row,) = [line for line in card.text.splitlines() if line.startswith("| `own` | a sentence")]
     assert row.endswith(r"5 `tick`, 6 two lines, 7 \n, 8 {y}, 9 null, 10 a\|b |")
     for code in re.findall(r"```python\n(.*?)```\n", card.text, re.DOTALL):

@@ -85,7 +85,7 @@ def test_a_bert_model_says_what_it_does_not_hold(save, minbert, tmp_path):
     save(tmp_path / "model", tasks)
     ended = minbert("export", tmp_path / "model", "--to", "encoder", "--output-dir", tmp_path / "bert")
     assert ended.status == 0, ended.err
-    assert "The heads stay behind (sst, own)" in ended.out
+    assert "The heads are not exported (sst, own)" in ended.out
     assert "sst reads the token states by a learned mix of all layers" in ended.out
     assert "own reads the token states by attention pooling" in ended.out
     record = json.loads((tmp_path / "bert" / "export.json").read_text())
@@ -355,8 +355,8 @@ def test_differences_are_relative_above_one_and_nan_is_one():
         (["--to", "encoder", "--output-dir", "file"], "file is not a folder"),
         (["--to", "encoder", "--output-dir", "file/below"], "file is not a folder"),
         (["--to", "encoder", "--output-dir", "old"], "old is not empty"),
-        (["--to", "encoder", "--output-dir", "old", "--overwrite"], "holds notes.txt too. Move that away"),
-        (["--to", "encoder", "--output-dir", "."], "is the folder that you are in"),
+        (["--to", "encoder", "--output-dir", "old", "--overwrite"], "holds notes.txt too. Move it away"),
+        (["--to", "encoder", "--output-dir", "."], "is the working directory"),
     ],
 )
 def test_mistakes_are_one_line_before_weights_load(save, minbert, tmp_path, monkeypatch, words, said):

@@ -322,7 +322,7 @@ def test_the_command_says_what_the_outputs_are(bert, minbert, tmp_path):
     ended = minbert(*words, tmp_path / "two")
     assert ended.status == 0, ended.err
     assert "two outputs, 0 and z" in ended.out and "export with --logits 1" in ended.out
-    assert "The other tasks stay behind (sst, sts): a BertForSequenceClassification has one head." in ended.out
+    assert "The other tasks are not exported (sst, sts): a BertForSequenceClassification has one head." in ended.out
     ended = minbert(*words, tmp_path / "one", "--logits", "1")
     assert ended.status == 0 and "one output z, whose sigmoid is the probability of 'duplicate'" in ended.out
     record = json.loads((tmp_path / "one" / "export.json").read_text())

@@ -70,9 +70,14 @@ def test_the_code_of_the_card_runs(published, stranger, publisher):
     card = published["README.md"].decode()
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     ours = [block for block in blocks if "hf_minbert" in block]
-    assert len(ours) == 1 and len(blocks) >= 3
+    exported = [block for block in blocks if "exports/" in block]
+    assert len(ours) == 1 and len(exported) == 1 and len(blocks) == 5
+    command = next(line for line in card.splitlines() if line.startswith("minbert export"))
+    status, _, err = publisher.minbert(*command.split()[1:])
+    assert status == 0, err
     for block in blocks:
-        (publisher if block in ours else stranger).run(block)
+        block_here = block.replace("exports/", f"{publisher.folder}/exports/")
+        (publisher if block in ours else stranger).run(block_here)
 
 
 def test_the_card_of_an_ensemble_with_a_pair_read_apart_asks_it_rightly(
@@ -84,7 +89,8 @@ def test_the_card_of_an_ensemble_with_a_pair_read_apart_asks_it_rightly(
     (tmp_path / "merge.json").write_text(json.dumps({"method": "ensemble", "models": ["a", "b"]}))
     status, _, err = publisher.minbert("publish", tmp_path, "me/ensemble")
     assert status == 0, err
-    code = re.search(r"```python\n(.*?)```", hub.repos["models"]["me/ensemble"]["README.md"].decode(), re.DOTALL)[1]
+    blocks = re.findall(r"```python\n(.*?)```", hub.repos["models"]["me/ensemble"]["README.md"].decode(), re.DOTALL)
+    code = next(block for block in blocks if "AutoModel" in block)
     found = stranger.run(f'{code}\nresult = model(**inputs, task="sts").logits.item()')  # the card asks sts last
     (wanted,) = Predictor.from_pretrained(tmp_path, device="cpu")("sts", *([text] for text in EXAMPLES["sts"]))
     assert found == pytest.approx(wanted["prediction"], abs=1e-5)
@@ -158,7 +164,7 @@ def test_an_upload_that_is_cut_off_changes_nothing_and_says_how_to_go_on(hub, pu
     status, _, err = publisher.minbert("publish", finished_run, "me/cut")
     hub.cut = 0
     last = err.splitlines()[-1]
-    assert status == 2 and "connection" in last and "the same command to go on" in last, err
+    assert status == 2 and "connection" in last and "the same command to continue" in last, err
     assert hub.repos["models"]["me/cut"] == {}
     status, _, err = publisher.minbert("publish", finished_run, "me/cut")
     assert status == 0, err
@@ -172,7 +178,7 @@ def test_a_dry_run_sends_nothing_and_shows_everything(hub, publisher, finished_r
         "publish", finished_run, "me/dry", "--dry-run", "--card", card, token=""
     )  # fmt: skip
     assert status == 0 and hub.requests == [] and not (finished_run / "README.md").exists()
-    assert re.search(r"model\.safetensors", out) and "Stays here: checkpoint" in out
+    assert re.search(r"model\.safetensors", out) and "Not uploaded: checkpoint" in out
     sizes = {path: int(size.replace(",", "")) for size, path in re.findall(r"^ +([\d,]+)  (\S+)$", out, re.MULTILINE)}
     assert sizes["model.safetensors"] == (finished_run / "model.safetensors").stat().st_size
     assert sizes["README.md"] == card.stat().st_size

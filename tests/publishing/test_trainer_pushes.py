@@ -89,7 +89,7 @@ def test_a_trainer_without_a_recipe_pushes_the_same_card(hub, publisher, strange
         (["hub_token=hf_refused"], "refuses the token"),
         (["hub_model_id=you/x"], "may not write to you/x"),
         (["hub_strategy=all_checkpoints"], "optimizer's state"),
-        (["stages=[{name: a}, {name: b}]"], "`push_to_hub` would send each stage by itself"),
+        (["stages=[{name: a}, {name: b}]"], "`push_to_hub` would upload each stage by itself"),
     ],
 )
 def test_what_cannot_be_pushed_is_said_before_training(publisher, recipe, tmp_path, words, said):

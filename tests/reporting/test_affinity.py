@@ -82,13 +82,13 @@ def test_two_tasks_are_a_pair_and_no_more_and_train_tasks_chooses_them(recipe):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train_tasks=[sst]"], r"takes two or more. Found sst."),
+        (["train_tasks=[sst]"], r"needs two tasks or more. Found sst."),
         (["max_steps=7"], r"`max_steps` is given to each run by `minbert affinity`. Leave it out; see --steps."),
         (["eval_tasks=[sst]"], r"`eval_tasks` is given to each run"),
         (["seed=1"], r"`seed` is given to each run by the study"),
-        (["mixing=proportional"], r"Found `mixing: proportional`. Give `mixing=cycle` or `mixing=shortest` behind"),
+        (["mixing=proportional"], r"Found `mixing: proportional`. Add `mixing=cycle` or `mixing=shortest` to"),
         (["task_batch_sizes=proportional"], r"Give numbers, as task_batch_sizes=\{sts: 16\}"),
-        (["stages=[{name: a, max_steps: 1}]"], r"this recipe has `stages`. Give it the recipe of the stage"),
+        (["stages=[{name: a, max_steps: 1}]"], r"no recipe with `stages`. Give it the recipe of the stage"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_with_the_remedy(recipe, words, said):
@@ -188,7 +188,7 @@ def test_the_files_hold_the_matrix_and_the_conflicts(made, tmp_path):
 
 def test_without_runs_or_seeds_nothing_is_told(study, root, tmp_path, recipe):
     nothing = summarize(study, tmp_path, {})
-    assert verdict(nothing.groups[0]) == "sst and para: not said, as runs of them have not finished."
+    assert verdict(nothing.groups[0]) == "sst and para: no result, because its runs have not finished."
     assert "sst: seeds 1, 2 and 3: not finished" in nothing.missing
     write(nothing, tmp_path)
     one = summarize(study_of(recipe, (), steps=300, seeds=1), root, {})

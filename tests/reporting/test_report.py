@@ -278,7 +278,7 @@ def test_runs_of_one_folder_name_are_told_apart_and_one_run_is_not_compared_with
     twin = make_run(tmp_path / "run", data, 60, seed=2)
     names = [found.name for found in report._named([read_run(run), read_run(twin)])]
     assert len({*names}) == 2 and all(name.endswith("/run") for name in names)
-    with pytest.raises(MinBertError, match="A run stands twice"):
+    with pytest.raises(MinBertError, match="A run is given twice"):
         report.report(run, [run])
 
 
@@ -478,7 +478,7 @@ def test_a_failing_picture_or_section_never_loses_the_rest(run, tmp_path, monkey
     monkeypatch.setattr(plots, "confusion", broken)
     monkeypatch.setattr("hf_minbert.reporting.by_task.neighbours", broken)
     ended = minbert("report", run, "--output-dir", tmp_path)
-    assert ended.status == 1 and "3 of its parts could not be made" in ended.err
+    assert ended.status == 1 and "3 parts of the report failed" in ended.err
     found = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert found.ids == SECTIONS
     assert "The picture 'sst-confusion' could not be made: ZeroDivisionError: no such colour" in found.text

@@ -244,7 +244,7 @@ def test_rows_that_are_the_same_training_have_no_difference_to_tell(root, tmp_pa
     cells = made.metrics["overall"]
     assert cells["better"].effect is None and cells["better"].said == cells["better"].claim == SAME
     assert cells["alike"].p == cells["alike"].effect.p  # Holm's rows are without it
-    assert made.rows[1].note == "With the keys here the same training as sum, and done once."
+    assert made.rows[1].note == "With these keys the same training as sum, so it was run once."
     assert "better: the same training as sum" in lines(made)
     write(made, tmp_path)
     assert json.loads((tmp_path / "study.json").read_text())["claims"][0]["claim"] == SAME

@@ -266,7 +266,7 @@ def test_what_would_be_published(tagged_run, minbert):
         "one of 7 tags for each word", 'predictor("ner", ["Ada Lovelace wrote to Charles Babbage from London."])',
     ):  # fmt: skip
         assert part in ended.out, part
-    assert "predictions" in ended.out.split("Stays here:")[1]
+    assert "predictions" in ended.out.split("Not uploaded:")[1]
 
 
 def test_the_page_marks_the_entities(predictor):
