@@ -40,5 +40,11 @@ def train(
 
     metrics = carry_out(values, jobs=jobs, timeline=Timeline.of_process())
     if metrics:
-        print_metrics({key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")})
+        baselines = {
+            f"{task}_{name}": score
+            for task, of in metrics.get("baselines", {}).items()
+            for name, score in of.get("scores", {}).items()
+        }
+        scores = {key.removeprefix("eval_"): value for key, value in metrics.items() if key.startswith("eval_")}
+        print_metrics(scores, baselines)
         typer.echo(f"Model, predictions and metrics are in {values['output_dir'].text}.")

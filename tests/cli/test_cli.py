@@ -189,12 +189,15 @@ def test_the_script_for_accelerate_trains(write_recipe_file, tmp_path, monkeypat
 def test_train_prints_metrics_and_where_the_model_is(minbert, write_recipe_file, tmp_path):
     ended = minbert("train", write_recipe_file(), "max_steps=2", f"output_dir={tmp_path / '2024'}")
     assert ended.status == 0
-    metrics = json.loads((tmp_path / "2024" / "metrics.json").read_text())
-    metrics = {key: value for key, value in metrics.items() if key.startswith("eval_")}
+    written = json.loads((tmp_path / "2024" / "metrics.json").read_text())
+    metrics = {key: value for key, value in written.items() if key.startswith("eval_")}
     last = ended.out.splitlines()[-len(metrics) - 1 :]
     assert last[-1] == f"Model, predictions and metrics are in {tmp_path / '2024'}."
-    shown = dict(line.split() for line in last[:-1])
-    assert {f"eval_{name}": float(value) for name, value in shown.items()} == pytest.approx(metrics, abs=5e-5)
+    shown = {f"eval_{line.split()[0]}": float(line.split()[1]) for line in last[:-1]}
+    assert shown == pytest.approx(metrics, abs=5e-5)
+    score, base = metrics["eval_sst_accuracy"], written["baselines"]["sst"]["scores"]["accuracy"]
+    end = "" if score > base else ", no better"
+    assert f"{score:.4f}  without a model {base:.4f}{end}" in next(line for line in last if "sst_accuracy" in line)
 
 
 def test_a_wrong_value_in_the_recipe_is_corrected_after_it(minbert, write_recipe_file):
