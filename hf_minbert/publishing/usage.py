@@ -185,7 +185,10 @@ def _call(task: Task) -> list[str]:
             f'inputs = tokenizer([{texts}], padding=True, return_tensors="pt")',
             "inputs = {key: value[None] for key, value in inputs.items()}  # one example of two sentences",
         ]
-    logits = f'model(**inputs, task="{task.name}").logits'
+    logits, fitted = f'model(**inputs, task="{task.name}").logits', []
+    if task.temperature != 1:  # which the model divides by only where it is asked without `task`
+        fitted = [f'logits = {logits} / model.config.get_task("{task.name}")["temperature"]  # it is calibrated']
+        logits = "logits"
     labels = ", ".join(map(one_line, task.labels))
     asked = {
         "classes": f"print({logits}.softmax(-1))  # probabilities: {labels}",
@@ -195,4 +198,4 @@ def _call(task: Task) -> list[str]:
         "score": f"print({logits})  # the score",
         "tags": f"print({logits}.softmax(-1))  # probabilities for each token: {labels}",
     }
-    return [*inputs, asked[task.kind]]
+    return [*inputs, *fitted, asked[task.kind]]
