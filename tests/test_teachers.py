@@ -4,6 +4,7 @@ that their answers are computed once."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from safetensors.torch import load_file
 
 from hf_minbert import MinBertError, Predictor, get_tasks
 from hf_minbert.pretrained.teachers import teacher_logits
+from hf_minbert.run.runs import split
 from hf_minbert.run.search import search
 from hf_minbert.run.search_methods import read_space
 from hf_minbert.run.study import begin, run_study
 from hf_minbert.run.teachers import Teachers, teacher_runs
 from hf_minbert.run.train import train
-from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.settings.recipe import read_lines, read_recipe, write_recipe
 from hf_minbert.settings.study import read_study, run_folder
 from hf_minbert.settings.table import names
 from hf_minbert.settings.teachers import teachers_to_train
@@ -153,7 +155,73 @@ def test_teachers_are_trained_first_and_once_and_teach_as_saved_models_do(studen
     assert_same(root, tmp_path / "other")
     train(student("", "overwrite=true", "max_steps=1"))
     assert len(worker.trained) == 2
-    assert plain(read_recipe(root / "recipe.yaml"))["teachers"] == plain(student())["teachers"]
+
+
+def elsewhere(folder: Path, place: Path) -> Path:
+    """Copies of a folder's recipe and of its teachers' recipes, in another place."""
+    for path in (folder / "recipe.yaml", *folder.glob("teachers/*.yaml")):
+        copy = place / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    return place / "recipe.yaml"
+
+
+def test_the_recipe_of_a_run_trains_the_same_model_again_elsewhere_and_after_a_change(student, here, tmp_path):
+    worker, root = here(), tmp_path / "student"
+    more = "teachers=[{recipe: PLACE/teacher.yaml, name: large, keys: {learning_rate: 1e-2}}, {recipe: PLACE/teacher.yaml}]"
+    train(student("run_name: 007\n", more.replace("PLACE", str(tmp_path)), teacher=TEACHER + "run_name: 007\n"))
+    copy = elsewhere(root, tmp_path / "elsewhere")
+    (tmp_path / "teacher.yaml").unlink()
+    named = read_lines(copy)["teachers"].value
+    assert [entry["recipe"] for entry in named] == ["teachers/large.yaml", "teachers/teacher.yaml"]
+    assert read_lines(copy.parent / named[0]["recipe"])["run_name"].value == "007"
+    trained = len(worker.trained)
+    train(read_recipe(copy, [f"output_dir={tmp_path / 'again'}"]))
+    assert len(worker.trained) == 2 * trained == 4
+    assert_same(root, tmp_path / "again")
+    assert plain(read_lines(tmp_path / "again" / "recipe.yaml"))["teachers"] == named
+
+
+def test_names_of_the_packages_recipes_stay_and_no_token_is_written(student, tmp_path):
+    entries = "teachers=[{recipe: cs224n/baseline}, me/saved, {recipe: PLACE/teacher.yaml}]"
+    values = student("", entries.replace("PLACE", str(tmp_path)), teacher=TEACHER + "hub_token: hf_x\n")
+    write_recipe(tmp_path / "run" / "recipe.yaml", *split(values))
+    written = read_lines(tmp_path / "run" / "recipe.yaml")["teachers"].value
+    assert written[:2] == [{"recipe": "cs224n/baseline"}, "me/saved"]
+    assert "hub_token" not in read_lines(tmp_path / "run" / written[2]["recipe"])
+
+
+def test_a_teachers_recipe_is_kept_as_it_was_when_the_command_began(student, here, tmp_path, monkeypatch):
+    here()
+    teach = Teachers.train
+
+    def changed_meanwhile(self, entries):
+        teach(self, entries)
+        (tmp_path / "teacher.yaml").write_text("learning_rate: 7\n")
+
+    monkeypatch.setattr(Teachers, "train", changed_meanwhile)
+    train(student("stages: [{name: a}, {name: b}]\n"))
+    for folder in (tmp_path / "student", tmp_path / "student" / "stages" / "2-b"):
+        assert read_lines(folder / "teachers" / "teacher.yaml")["learning_rate"].value == 1e-3
+
+
+def test_a_run_is_resumed_by_the_recipe_of_its_teacher_wherever_that_lies(student, here, tmp_path):
+    worker = here()
+    more = "save_strategy: steps\nsave_steps: 1\n"
+    train(student("", "save_strategy=steps", "save_steps=1"))
+    (tmp_path / "student" / "metrics.json").unlink()
+    (tmp_path / "moved").mkdir()
+    for name in ("teacher.yaml", "student.yaml"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    words = [*more.replace(": ", "=").split(), "resume_from_checkpoint=true"]
+    train(read_recipe(tmp_path / "moved" / "student.yaml", [*words, "max_steps=3"]))
+    assert len(worker.trained) == 2
+    (tmp_path / "moved" / "teacher.yaml").write_text(TEACHER.replace("1e-3", "1e-4"))
+    shutil.rmtree(tmp_path / "student" / "teachers" / "teacher")
+    with pytest.raises(
+        MinBertError, match=r"started with teachers\.0\.recipe\.learning_rate = 0.001 and .* with 0.0001"
+    ):
+        train(read_recipe(tmp_path / "moved" / "student.yaml", [*words, "max_steps=4"]))
 
 
 def test_a_command_that_was_stopped_between_teachers_ends_with_the_same_student(student, here, tmp_path):
@@ -258,6 +326,11 @@ def test_rows_of_a_study_share_teachers_and_their_answers(student, here, tmp_pat
     assert names_.count("teacher") == 3 and len(names_) == 3 + 3
     assert names_.index("plain") == 2  # of the row, the two teachers come first
     assert not any(run.has_failed for run in runs)
+    copies = [elsewhere(run.folder, tmp_path / f"elsewhere-{number}") for number, run in enumerate(runs)]
+    for copy in copies:
+        ((teacher, values),) = teachers_to_train(read_recipe(copy)).values()
+        assert teacher.name == "teacher" and plain(values)["max_steps"] == 2
+        assert read_lines(copy)["teachers"].value[0]["recipe"] == "teachers/teacher.yaml"
     # Each run is scored on its tasks' dev rows; beside that three teachers answer once for each of two tasks.
     assert len(asked) == 2 * len(names_) + 3 * 2
     train(student("", f"cache_dir={tmp_path / 'study' / 'cache'}", "seed=1"))
@@ -285,6 +358,11 @@ def test_trials_of_a_search_share_teachers(student, here, tmp_path):
     )  # fmt: skip
     assert [trial.state for trial in found] == ["finished"] * 2
     assert [name for name, *_ in worker.trained] == ["teacher", "teacher", "trials", "trials"]
+    for recipe in (tmp_path / "search" / "best.yaml", tmp_path / "search" / "trials" / "1" / "recipe.yaml"):
+        assert read_lines(recipe)["teachers"].value == [
+            {"recipe": "teachers/teacher.yaml", "seeds": 2, "name": "teacher"}
+        ]
+        assert (recipe.parent / "teachers" / "teacher.yaml").is_file()
 
 
 # ---- Answers

@@ -34,8 +34,8 @@ def write_predictions(
     """Writes the predictions of all rows, in order; ids to the character; the file is whole or absent.
 
     It is a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted class,
-    and `probability_<class id>`, numbers in full precision; of ordered classes also `expected`, the mean class. Of tags it is JSON lines, with `id` and what
-    `inference.tagged` says of a sentence.
+    and `probability_<class id>`, numbers in full precision; of ordered classes also `expected`, the mean class. Of
+    tags it is JSON lines, with `id` and what `inference.tagged` says of a sentence.
 
     Args:
         texts: the words of each row, `spans.joined`; for tags alone.
