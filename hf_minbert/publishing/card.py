@@ -9,7 +9,7 @@ from typing import Any
 from ..data.encoding import unknown_in_words
 from ..pretrained.weights import MODEL
 from ..settings.keys import default_of
-from ..settings.recipe import recipe_text
+from ..settings.recipe import packaged_recipes, recipe_text
 from ..settings.table import OURS
 from ..settings.tasks import Task
 from ..settings.teachers import read_teacher
@@ -74,7 +74,7 @@ def model_card(
         calibration(saved),
         _limits(saved),
         _data(saved, bases),
-        _training(saved, bases),
+        _training(saved, bases, paths),
         _plots(paths),
         _licence(license),
     ]
@@ -173,7 +173,8 @@ def _head(saved: SavedModel, repo_id: str, language: str | None) -> str:
     if saved.config:
         size += f" has {saved.config['num_hidden_layers']} layers of hidden size {saved.config['hidden_size']}, and"
     taught = ", also on the answers of teachers (distillation)" if saved.teachers else ""
-    said = f"{size} was trained with hf_minbert{taught}. Language of the texts: {f'`{language}`' if language else 'unknown'}."
+    of_texts = f"`{language}`" if language else "unknown"
+    said = f"{size} was trained with hf_minbert{taught}. Language of the texts: {of_texts}."
     return f"# {repo_id.split('/')[-1]}\n\n{what}{_made(saved.merge)} {said}"
 
 
@@ -290,7 +291,7 @@ def _leaks(leaks: dict[str, Any]) -> str:
     return "The run found no dev or test row among its training rows." if compared else ""
 
 
-def _training(saved: SavedModel, bases: list[str]) -> str:
+def _training(saved: SavedModel, bases: list[str], paths: list[str]) -> str:
     parts = []
     if bases:
         named = [
@@ -299,7 +300,7 @@ def _training(saved: SavedModel, bases: list[str]) -> str:
         parts.append(f"Base model: {', '.join(named)}.")
     if saved.merge:
         parts.append("Made from " + ", ".join(f"`{portable(name)}`" for name in saved.parents) + ".")
-    parts.append(_teachers(saved))
+    parts.append(_teachers(saved, paths))
     parts.append(_as_measured(saved))
     if saved.recipe:
         shown = {key: value for key, value in portable(saved.recipe).items() if value is not None}
@@ -309,7 +310,7 @@ def _training(saved: SavedModel, bases: list[str]) -> str:
     return "## Training\n\n" + "\n\n".join(found) if found else ""
 
 
-def _teachers(saved: SavedModel) -> str:
+def _teachers(saved: SavedModel, paths: list[str]) -> str:
     """Whose answers the model learned."""
     lines = []
     for entry in saved.teachers:
@@ -318,18 +319,16 @@ def _teachers(saved: SavedModel) -> str:
             lines.append(f"- The saved model {link}.")
             continue
         teacher, recipe = read_teacher(entry), portable(entry["recipe"])
-        there = f"[`{recipe}`]({recipe})" if recipe.endswith(".yaml") else f"`{recipe}`, which is part of hf_minbert"
+        there = f"[`{recipe}`]({recipe})" if recipe in paths else f"`{recipe}`"
+        there += " of hf_minbert" if recipe in packaged_recipes() else ""
         seeds = f"seed{'s' * (len(teacher.seeds) > 1)} {', '.join(map(str, teacher.seeds))}"
         keys = f", with other values of {', '.join(f'`{key}`' for key in teacher.keys)}" if teacher.keys else ""
         lines.append(f"- `{teacher.name}`, trained by the recipe {there}{keys}; {seeds}.")
     if not lines:
         return ""
-    shares = {
-        run.get("distill_weight", default_of(OURS["distill_weight"])) for run in saved.runs if run.get("teachers")
-    }
-    said = (
-        f"Teachers, whose answers have the share {' or '.join(f'{share:g}' for share in sorted(shares))} of the loss:"
-    )
+    usual = default_of(OURS["distill_weight"])
+    weights = sorted({run.get("distill_weight", usual) for run in saved.runs if run.get("teachers")})
+    said = f"Teachers, whose answers have the weight {' or '.join(f'{weight:g}' for weight in weights)} in the loss:"
     return "\n".join([said, "", *lines])
 
 

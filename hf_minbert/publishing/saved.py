@@ -99,7 +99,7 @@ class SavedModel:
 
     @property
     def teachers(self) -> list[str | dict[str, Any]]:
-        """The entries of `teachers` of its recipe, each once: saved models, and recipes that were trained before it."""
+        """The entries of `teachers`, each once: saved models, and recipes that were trained before it."""
         entries = [entry for run in self.runs for entry in run.get("teachers") or ()]
         return [entry for place, entry in enumerate(entries) if entry not in entries[:place]]
 

@@ -189,7 +189,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     override(values, words)
     if "plugins" in values:
         values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
-    for entry in _teachers(values):
+    for entry in _teachers(values, str):
         entry["recipe"] = beside(entry["recipe"], path.parent)
     return values
 
@@ -211,19 +211,19 @@ def beside(recipe: str, folder: Path) -> str:
     return str(folder / recipe) if recipe and (folder / recipe).is_file() else recipe
 
 
-def _teachers(lines: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The entries of `teachers` that name a recipe, also in stages. What is wrong there is said later."""
+def _teachers(lines: Mapping[str, Any], kind: type) -> Iterator[dict[str, Any]]:
+    """The entries of `teachers`, also in stages, whose recipe is of this type. What is wrong there is said later."""
     for of in (lines, *_stages(lines)):
         line = of.get("teachers")
         entries = line.value if isinstance(line, Value) else line
         for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict) and isinstance(entry.get("recipe"), str):
+            if isinstance(entry, dict) and isinstance(entry.get("recipe"), kind):
                 yield entry
 
 
 def teacher_recipes(lines: Mapping[str, Any]) -> list[str]:
     """What the entries of `teachers` call the recipes that they name, each once."""
-    return [*dict.fromkeys(entry["recipe"] for entry in _teachers(lines))]
+    return [*dict.fromkeys(entry["recipe"] for entry in _teachers(lines, str))]
 
 
 def with_teachers_read(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def with_teachers_read(values: Mapping[str, Any]) -> dict[str, Any]:
     It does not change with the files, and is the same wherever they lie. Recipes of the package stay names.
     """
     values = {**values, **{key: copy.deepcopy(values[key]) for key in ("teachers", "stages") if key in values}}
-    for entry in _teachers(values):
+    for entry in _teachers(values, str):
         path = Path(entry["recipe"])
         if not os.path.isfile(path):
             continue
@@ -447,12 +447,10 @@ def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str,
     lines = {**vars(settings), **training}
     lines = {key: value.value if isinstance(value, enum.Enum) else value for key, value in lines.items()}
     lines = with_teachers_read(lines)
-    for of in (lines, *_stages(lines)):
-        for entry in of.get("teachers") or ():
-            if isinstance(entry, dict) and isinstance(entry["recipe"], dict):
-                own = {key: value for key, value in entry["recipe"].items() if key not in names(scope="secret")}
-                entry["recipe"] = f"teachers/{entry['name']}.yaml"
-                write_atomically(Path(path).parent / entry["recipe"], recipe_text(own))
+    for entry in _teachers(lines, dict):
+        own = {key: value for key, value in entry["recipe"].items() if key not in names(scope="secret")}
+        entry["recipe"] = f"teachers/{entry['name']}.yaml"
+        write_atomically(Path(path).parent / entry["recipe"], recipe_text(own))
     write_atomically(path, recipe_text(lines))
 
 
