@@ -36,14 +36,13 @@ class Teacher:
     """A recipe that is trained to teach.
 
     Args:
-        recipe: the path of a recipe, also relative to the student's recipe, the name of a recipe of the package, or the
-            lines of a recipe, as `with_teachers_read` gives them.
+        recipe: the path of a recipe, also relative to the student's recipe, or the name of a recipe of the package.
         name: the name of the teacher's folder; the last part of the recipe's name by default.
         keys: changed keys of the recipe, with dots, as in a row of a study.
         seeds: the number of seeds (1, 2 and so on), or a list of them. One model is trained with each; 1 by default.
     """
 
-    recipe: str | Mapping[str, Any]
+    recipe: str | Mapping[str, Any]  # its lines where `with_teachers_read` has read them
     name: str
     keys: Mapping[str, Any]
     seeds: tuple[int, ...]
