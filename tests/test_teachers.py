@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from hf_minbert import MinBertError, Predictor, get_tasks
 from hf_minbert.pretrained.teachers import teacher_logits
 from hf_minbert.publishing.publish import prepare
+from hf_minbert.reporting.runs import read_run
 from hf_minbert.run.runs import split
 from hf_minbert.run.search import search
 from hf_minbert.run.search_methods import read_space
@@ -332,6 +333,9 @@ def test_rows_of_a_study_share_teachers_and_their_answers(student, here, tmp_pat
         ((teacher, values),) = teachers_to_train(read_recipe(copy)).values()
         assert teacher.name == "teacher" and plain(values)["max_steps"] == 2
         assert read_lines(copy)["teachers"].value[0]["recipe"] == "teachers/teacher.yaml"
+    plain_, softer, other = (read_run(run.folder) for run in runs)
+    assert softer.differences(plain_) == ["distill_temperature"]  # whose copies of the recipe say the same
+    assert sorted(other.differences(plain_)) == ["teachers.0.keys", "teachers.0.seeds"]
     # Each run is scored on its tasks' dev rows; beside that three teachers answer once for each of two tasks.
     assert len(asked) == 2 * len(names_) + 3 * 2
     train(student("", f"cache_dir={tmp_path / 'study' / 'cache'}", "seed=1"))

@@ -23,7 +23,7 @@ from ..settings.complete import differing_parts
 from ..settings.dotted import Value, stage_recipes
 from ..settings.meaning import meaning
 from ..settings.metrics import by_words
-from ..settings.recipe import read_recipe, split_recipe
+from ..settings.recipe import read_recipe, split_recipe, with_teachers_read
 from ..settings.table import names
 from ..settings.tasks import TASKS, Task, get_tasks
 from ..settings.wording import counted
@@ -270,7 +270,7 @@ def _differing(
 
 
 def _recipe(path: Path) -> dict[str, Value]:
-    return read_recipe(path / "recipe.yaml") if (path / "recipe.yaml").is_file() else {}
+    return with_teachers_read(read_recipe(path / "recipe.yaml")) if (path / "recipe.yaml").is_file() else {}
 
 
 def _note_what_is_missing(run: Run, predictions: Path) -> None:
