@@ -218,6 +218,10 @@ their answers is used.
 **Runs.** A teacher that is trained here is a run in `OUTPUT_DIR/teachers/NAME/seed-N`, in a process of its own.
 `--jobs 2` trains two at a time. A teacher leaves its model, log and scores, and no checkpoint.
 
+**Recipes.** The command reads a teacher's recipe once, at its start. It writes a copy as `teachers/NAME.yaml` beside
+the run's `recipe.yaml`, which names the copy. Move both together to train the same model elsewhere. `minbert publish`
+uploads both. A recipe of the package keeps its name and is not copied.
+
 **Interruption.** The same command continues. If the student had begun already, add `resume_from_checkpoint=true`.
 
 - A finished teacher is not trained again. An interrupted teacher continues from its checkpoint.

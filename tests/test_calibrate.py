@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 import torch
 from transformers import pipeline
 
-from hf_minbert import MinBertError, Predictor
+from hf_minbert import MinBertError, Predictor, Task
 from hf_minbert.pretrained.data import RunData, calibration_of
 from hf_minbert.pretrained.merging import average, ensemble
 from hf_minbert.publishing.card import model_card
+from hf_minbert.publishing.demo import examples_of
 from hf_minbert.publishing.export import export
 from hf_minbert.publishing.files import collect
 from hf_minbert.publishing.saved import SavedModel
@@ -70,6 +72,29 @@ def test_the_predictor_divides_outputs_and_takes_the_threshold(raw, fitted):
     assert any(
         row["prediction"] and row["probabilities"]["duplicate"] < 0.5 for row in answers
     )  # else nothing is seen
+
+
+def printed_by_card(folder) -> list[torch.Tensor]:
+    """What the card's code with transformers prints, a tensor for each task."""
+    card = model_card(SavedModel.of(folder), "me/m", collect(folder))
+    code = next(block for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL) if "model.eval()" in block)
+    found: list[torch.Tensor] = []
+    exec(code.replace('"me/m"', repr(str(folder))), {"print": found.append})
+    return found
+
+
+def test_the_code_of_the_card_gives_the_same_probabilities(fitted, tiny_model, tiny_tokenizer, tmp_path):
+    labels = Task("topics", "labels", ("text",), labels=("art", "sport", "war"), temperature=0.25, thresholds=0.7)
+    tiny_model(tasks=(labels,)).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    for folder in (fitted, tmp_path):
+        tasks = SavedModel.of(folder).tasks
+        for (name, task), tensor in zip(tasks.items(), printed_by_card(folder), strict=True):
+            if task.traits.is_score:
+                continue
+            wanted = probabilities(folder, name, *([text] for text in examples_of(task.to_config())))[0]
+            found = tensor.detach().numpy()[0]
+            np.testing.assert_allclose(found, wanted[1:] if task.kind == "binary" else wanted, rtol=1e-4)
 
 
 def test_pipelines_give_the_same_probabilities(fitted):

@@ -57,6 +57,7 @@ from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.pretrained.teachers import mean_answer
 from hf_minbert.publishing.demo import replies
 from hf_minbert.publishing.publish import prepare
+from hf_minbert.reporting.runs import read_predictions
 from hf_minbert.run.train import train
 from hf_minbert.settings.metrics import KIND_METRICS
 from hf_minbert.settings.recipe import read_recipe
@@ -334,6 +335,27 @@ def test_labels_are_predicted_into_a_file(run, minbert, data, tmp_path):
         assert row["labels"] == "|".join(names)
     ended = minbert("predict", run, "--task", "topics", "--text", "a film")
     assert ended.status == 0 and ended.out.splitlines()[1].endswith("  sport")
+
+
+def test_the_mean_of_ordered_classes_is_predicted_into_a_file(run, minbert, data, tmp_path):
+    output = tmp_path / "stars.csv"
+    ended = minbert("predict", run, "--task", "stars", "--input", data / "stars-dev.csv", "--output", output)
+    assert ended.status == 0, ended.err
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [*rows[0]][-2:] == ["probability_3", "expected"]
+    for row in rows:
+        shares = [float(row[f"probability_{place}"]) for place in range(4)]
+        assert float(row["expected"]) == pytest.approx(sum(place * share for place, share in enumerate(shares)))
+    texts = [row["text"] for row in csv.DictReader((data / "stars-dev.csv").open())]
+    answers = Predictor.from_pretrained(run)("stars", texts)
+    assert [float(row["expected"]) for row in rows] == pytest.approx([each["expected"] for each in answers], abs=1e-6)
+    task = get_tasks(FURTHER)[[*FURTHER].index("stars")]
+    found = read_predictions(output, task)
+    lines = [line.rsplit(",", 1)[0] for line in output.read_text().splitlines()]  # as it was written before
+    output.write_text("\n".join(lines) + "\n")
+    np.testing.assert_array_equal(read_predictions(output, task).probabilities, found.probabilities)
+    assert found.probabilities.shape == (len(rows), 4)
 
 
 def test_it_would_be_published_with_a_card(run):

@@ -4,6 +4,7 @@ that their answers are computed once."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,15 @@ from safetensors.torch import load_file
 
 from hf_minbert import MinBertError, Predictor, get_tasks
 from hf_minbert.pretrained.teachers import teacher_logits
+from hf_minbert.publishing.publish import prepare
+from hf_minbert.reporting.runs import read_run
+from hf_minbert.run.runs import split
 from hf_minbert.run.search import search
 from hf_minbert.run.search_methods import read_space
 from hf_minbert.run.study import begin, run_study
 from hf_minbert.run.teachers import Teachers, teacher_runs
 from hf_minbert.run.train import train
-from hf_minbert.settings.recipe import read_recipe
+from hf_minbert.settings.recipe import read_lines, read_recipe, write_recipe
 from hf_minbert.settings.study import read_study, run_folder
 from hf_minbert.settings.table import names
 from hf_minbert.settings.teachers import teachers_to_train
@@ -153,7 +157,73 @@ def test_teachers_are_trained_first_and_once_and_teach_as_saved_models_do(studen
     assert_same(root, tmp_path / "other")
     train(student("", "overwrite=true", "max_steps=1"))
     assert len(worker.trained) == 2
-    assert plain(read_recipe(root / "recipe.yaml"))["teachers"] == plain(student())["teachers"]
+
+
+def elsewhere(folder: Path, place: Path) -> Path:
+    """Copies of a folder's recipe and of its teachers' recipes, in another place."""
+    for path in (folder / "recipe.yaml", *folder.glob("teachers/*.yaml")):
+        copy = place / path.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
+    return place / "recipe.yaml"
+
+
+def test_the_recipe_of_a_run_trains_the_same_model_again_elsewhere_and_after_a_change(student, here, tmp_path):
+    worker, root = here(), tmp_path / "student"
+    entries = "[{recipe: TEACHER, name: large, keys: {learning_rate: 1e-2}}, {recipe: TEACHER}]"
+    word = "teachers=" + entries.replace("TEACHER", str(tmp_path / "teacher.yaml"))
+    train(student("run_name: 007\n", word, teacher=TEACHER + "run_name: 007\n"))
+    copy = elsewhere(root, tmp_path / "elsewhere")
+    (tmp_path / "teacher.yaml").unlink()
+    named = read_lines(copy)["teachers"].value
+    assert [entry["recipe"] for entry in named] == ["teachers/large.yaml", "teachers/teacher.yaml"]
+    assert read_lines(copy.parent / named[0]["recipe"])["run_name"].value == "007"
+    train(read_recipe(copy, [f"output_dir={tmp_path / 'again'}"]))
+    assert len(worker.trained) == 2 + 2
+    assert_same(root, tmp_path / "again")
+    assert plain(read_lines(tmp_path / "again" / "recipe.yaml"))["teachers"] == named
+
+
+def test_names_of_the_packages_recipes_stay_and_no_token_is_written(student, tmp_path):
+    entries = "teachers=[{recipe: cs224n/baseline}, me/saved, {recipe: PLACE/teacher.yaml}]"
+    values = student("", entries.replace("PLACE", str(tmp_path)), teacher=TEACHER + "hub_token: hf_x\n")
+    write_recipe(tmp_path / "run" / "recipe.yaml", *split(values))
+    written = read_lines(tmp_path / "run" / "recipe.yaml")["teachers"].value
+    assert written[:2] == [{"recipe": "cs224n/baseline"}, "me/saved"]
+    assert "hub_token" not in read_lines(tmp_path / "run" / written[2]["recipe"])
+
+
+def test_a_teachers_recipe_is_kept_as_it_was_when_the_command_began(student, here, tmp_path, monkeypatch):
+    here()
+    teach = Teachers.train
+
+    def changed_meanwhile(self, entries):
+        teach(self, entries)
+        (tmp_path / "teacher.yaml").write_text("learning_rate: 7\n")
+
+    monkeypatch.setattr(Teachers, "train", changed_meanwhile)
+    train(student("stages: [{name: a}, {name: b}]\n"))
+    for folder in (tmp_path / "student", tmp_path / "student" / "stages" / "2-b"):
+        assert read_lines(folder / "teachers" / "teacher.yaml")["learning_rate"].value == 1e-3
+
+
+def test_a_run_is_resumed_by_the_recipe_of_its_teacher_wherever_that_lies(student, here, tmp_path):
+    worker = here()
+    saves = ["save_strategy=steps", "save_steps=1"]
+    train(student("", *saves))
+    (tmp_path / "student" / "metrics.json").unlink()
+    (tmp_path / "moved").mkdir()
+    for name in ("teacher.yaml", "student.yaml"):
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    words = [*saves, "resume_from_checkpoint=true"]
+    train(read_recipe(tmp_path / "moved" / "student.yaml", [*words, "max_steps=3"]))
+    assert len(worker.trained) == 2
+    (tmp_path / "moved" / "teacher.yaml").write_text(TEACHER.replace("1e-3", "1e-4"))
+    shutil.rmtree(tmp_path / "student" / "teachers" / "teacher")
+    with pytest.raises(
+        MinBertError, match=r"started with teachers\.0\.recipe\.learning_rate = 0.001 and .* with 0.0001"
+    ):
+        train(read_recipe(tmp_path / "moved" / "student.yaml", [*words, "max_steps=4"]))
 
 
 def test_a_command_that_was_stopped_between_teachers_ends_with_the_same_student(student, here, tmp_path):
@@ -258,6 +328,14 @@ def test_rows_of_a_study_share_teachers_and_their_answers(student, here, tmp_pat
     assert names_.count("teacher") == 3 and len(names_) == 3 + 3
     assert names_.index("plain") == 2  # of the row, the two teachers come first
     assert not any(run.has_failed for run in runs)
+    copies = [elsewhere(run.folder, tmp_path / f"elsewhere-{number}") for number, run in enumerate(runs)]
+    for copy in copies:
+        ((teacher, values),) = teachers_to_train(read_recipe(copy)).values()
+        assert teacher.name == "teacher" and plain(values)["max_steps"] == 2
+        assert read_lines(copy)["teachers"].value[0]["recipe"] == "teachers/teacher.yaml"
+    plain_, softer, other = (read_run(run.folder) for run in runs)
+    assert softer.differences(plain_) == ["distill_temperature"]  # whose copies of the recipe say the same
+    assert sorted(other.differences(plain_)) == ["teachers.0.keys", "teachers.0.seeds"]
     # Each run is scored on its tasks' dev rows; beside that three teachers answer once for each of two tasks.
     assert len(asked) == 2 * len(names_) + 3 * 2
     train(student("", f"cache_dir={tmp_path / 'study' / 'cache'}", "seed=1"))
@@ -285,6 +363,77 @@ def test_trials_of_a_search_share_teachers(student, here, tmp_path):
     )  # fmt: skip
     assert [trial.state for trial in found] == ["finished"] * 2
     assert [name for name, *_ in worker.trained] == ["teacher", "teacher", "trials", "trials"]
+    for recipe in (tmp_path / "search" / "best.yaml", tmp_path / "search" / "trials" / "1" / "recipe.yaml"):
+        assert read_lines(recipe)["teachers"].value == [
+            {"recipe": "teachers/teacher.yaml", "seeds": 2, "name": "teacher"}
+        ]
+        assert (recipe.parent / "teachers" / "teacher.yaml").is_file()
+
+
+# ---- The card
+
+
+@pytest.fixture
+def distilled(student, here, course_dir, tmp_path) -> Path:
+    """The run of a student of a saved model and of a recipe's teachers, with rows without labels."""
+    here()
+    train(student())
+    saved = tmp_path / "student" / "teachers" / "teacher" / "seed-1"
+    dev = (course_dir / "sts-dev.csv").read_text().splitlines()[1].split("\t")
+    rows = [["a cat sat", "a dog ran"], ["it rains", "the sun is out"], dev[-3:-1]]
+    (tmp_path / "more.tsv").write_text("".join("\t".join(row) + "\n" for row in [["sentence1", "sentence2"], *rows]))
+    entries = f"[{saved}, {{recipe: {tmp_path}/teacher.yaml, keys: {{learning_rate: 1e-2}}, seeds: [3, 5]}}]"
+    more = f"unlabelled: {tmp_path}/more.tsv, unlabelled_pairs: 0.5"
+    train(student("", f"output_dir={tmp_path}/run", f"teachers={entries}", f"tasks={{sst: null, sts: {{{more}}}}}"))
+    return tmp_path / "run"
+
+
+def test_the_card_names_the_teachers_and_counts_the_rows_without_labels(distilled, tmp_path):
+    metrics = json.loads((distilled / "metrics.json").read_text())
+    found = metrics["rows"]["unlabelled"]["sts"]
+    assert (found["own"], found["files"]) == (0, 2) and found["pairs"] > 0
+    assert metrics["leaks"]["unlabelled"]["sts"]["dropped"] == 1
+    published = prepare(distilled, "me/m")
+    card, uploads = published.card, {upload.path: upload.read().decode() for upload in published.uploads[:-1]
+                                     if upload.path.endswith(".yaml")}  # fmt: skip
+    counts = [line.strip("| ").split(" | ") for line in card.split("## Data")[1].splitlines()]
+    (row,) = [cells for cells in counts if cells[0] == "`sts`"]
+    train_rows, dev = metrics["rows"]["train"]["sts"], metrics["rows"]["dev"]["sts"]
+    assert row == ["`sts`", str(train_rows), "none", "2", str(found["pairs"]), str(dev)]
+    for said in (
+        "| sts, without labels | files of its own `more.tsv` |", "also on the answers of teachers (distillation)",
+        "- 1 row without labels was left out for sts, because dev or test rows contain it.",
+        "Teachers, whose answers have the weight 0.5 in the loss:", "- The saved model `seed-1`.",
+        "- `teacher`, trained by the recipe [`teachers/teacher.yaml`](teachers/teacher.yaml), with other values of "
+        "`learning_rate`; seeds 3, 5.",
+        "s of training, with evaluations, without that of the teachers |", "| time of the teachers | ",
+    ):  # fmt: skip
+        assert said in card, said
+    theirs = [json.loads((distilled / f"teachers/teacher/seed-{seed}/metrics.json").read_text()) for seed in (3, 5)]
+    assert [each["train_runtime"] for each in metrics["teachers"]] == [each["train_runtime"] for each in theirs]
+    assert uploads.keys() == {"recipe.yaml", "teachers/teacher.yaml"}
+    assert not [text for text in uploads.values() if str(tmp_path) in text]
+    (distilled / "teachers" / "old.yaml").write_text("seed: 1")  # of a run before, which no recipe names
+    assert "teachers/old.yaml" not in [upload.path for upload in prepare(distilled, "me/m").uploads]
+
+
+def test_what_is_uploaded_trains_teachers_again_and_the_cards_command_none(distilled, here, course_dir, tmp_path):
+    worker, published, place = here(), prepare(distilled, "me/m"), tmp_path / "sent"
+    for upload in published.uploads:
+        if upload.path.endswith(".yaml"):
+            (place / upload.path).parent.mkdir(parents=True, exist_ok=True)
+            (place / upload.path).write_bytes(upload.read())
+    (teacher,) = teachers_to_train(read_recipe(place / "recipe.yaml"))
+    assert teacher == "teacher"
+    lines = published.card.replace("\\\n", "").splitlines()
+    commands = [line.split(" recipe.yaml ")[1].split() for line in lines if " train recipe.yaml " in line]
+    assert len(commands) == 2 and commands[0] == commands[1]  # on one GPU, and on several
+    words = [
+        word.replace("me/m", str(distilled)).replace("FOLDER", str(course_dir)).replace("runs/", f"{tmp_path}/")
+        for word in commands[0]
+    ]
+    metrics = train(read_recipe(place / "recipe.yaml", words))
+    assert not worker.trained and "teachers" not in metrics and "unlabelled" not in metrics["rows"]
 
 
 # ---- Answers

@@ -25,6 +25,8 @@ COURSE_COLUMNS = {
     "cfimdb": "Predicted_Sentiment",
 }
 
+EXPECTED = "expected"  # the column with the mean of ordered classes
+
 
 def write_predictions(
     path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str] = ()
@@ -32,8 +34,8 @@ def write_predictions(
     """Writes the predictions of all rows, in order; ids to the character; the file is whole or absent.
 
     It is a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted class,
-    and `probability_<class id>`, numbers in full precision. Of tags it is JSON lines, with `id` and what
-    `inference.tagged` says of a sentence.
+    and `probability_<class id>`, numbers in full precision; of ordered classes also `expected`, the mean class. Of
+    tags it is JSON lines, with `id` and what `inference.tagged` says of a sentence.
 
     Args:
         texts: the words of each row, `spans.joined`; for tags alone.
@@ -86,7 +88,8 @@ def csv_columns(task: Task) -> list[str]:
     if task.traits.is_score:
         return ["id", "prediction"]
     said = ["labels"] if task.traits.is_set else ["prediction", "label"]
-    return ["id", *said, *(f"probability_{number}" for number in range(len(task.labels)))]
+    expected = [EXPECTED] if task.kind == "ordinal" else []
+    return ["id", *said, *(f"probability_{number}" for number in range(len(task.labels))), *expected]
 
 
 def _header(task: Task) -> str:
@@ -123,6 +126,8 @@ def _csv_lines(task: Task, ids: Sequence[str], decoded: Decoded) -> str:
     columns = [ids, values]
     if decoded.probabilities is not None:
         columns += [[task.labels[value] for value in values], *decoded.probabilities.T.tolist()]
+    if decoded.expected is not None:
+        columns.append(decoded.expected.tolist())
     return _as_csv(zip(*columns, strict=True))
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from ..data.encoding import unknown_in_words
 from ..pretrained.weights import MODEL
-from ..settings.recipe import recipe_text
+from ..settings.keys import default_of
+from ..settings.recipe import packaged_recipes, recipe_text
+from ..settings.table import OURS
 from ..settings.tasks import Task
+from ..settings.teachers import read_teacher
 from ..settings.wording import counted
 from .files import ADAPTER_CONFIG, PLOTS, Upload, is_listed, is_on_hub, portable
 from .saved import SavedModel
@@ -34,6 +37,10 @@ MINILM_NOTE = (
     "questions and natural language inference (SNLI, MultiNLI) are among them. The model has seen such pairs before, "
     "so its scores on paraphrases and inference cannot be compared with those of models based on plain BERT."
 )
+#: The columns of training rows without labels, by their names in the metrics.
+WITHOUT_LABELS = {
+    "own": "own rows without labels", "files": "rows of files without labels", "pairs": "new pairs without labels",
+}  # fmt: skip
 MERGED = "merge"  # what `minbert merge` calls its way, in merge.json
 
 
@@ -67,7 +74,7 @@ def model_card(
         calibration(saved),
         _limits(saved),
         _data(saved, bases),
-        _training(saved, bases),
+        _training(saved, bases, paths),
         _plots(paths),
         _licence(license),
     ]
@@ -165,7 +172,9 @@ def _head(saved: SavedModel, repo_id: str, language: str | None) -> str:
     size = "It"
     if saved.config:
         size += f" has {saved.config['num_hidden_layers']} layers of hidden size {saved.config['hidden_size']}, and"
-    said = f"{size} was trained with hf_minbert. Language of the texts: {f'`{language}`' if language else 'unknown'}."
+    taught = ", also on the answers of teachers (distillation)" if saved.teachers else ""
+    of_texts = f"`{language}`" if language else "unknown"
+    said = f"{size} was trained with hf_minbert{taught}. Language of the texts: {of_texts}."
     return f"# {repo_id.split('/')[-1]}\n\n{what}{_made(saved.merge)} {said}"
 
 
@@ -240,14 +249,19 @@ def _data(saved: SavedModel, bases: list[str]) -> str:
 
 def _counts(saved: SavedModel) -> str:
     """How many rows each task was trained and scored on."""
-    train, dev = (row_counts(saved, split) for split in ("train", "dev"))
-    rows = [
-        (f"`{name}`", *(f"{of[name]:,}" if name in of else "none" for of in (train, dev)))
-        for name in saved.tasks
-        if name in {**train, **dev}
-    ]
     stage = " of the last stage" if len(saved.runs) > 1 else ""
-    return table(("task", f"training rows{stage}", "dev rows"), rows) if rows else ""
+    columns = {f"training rows{stage}": row_counts(saved, "train")}
+    if without := row_counts(saved, "unlabelled"):
+        for kind, said in WITHOUT_LABELS.items():
+            columns[said] = {name: of[kind] for name, of in without.items()}
+    columns["dev rows"] = row_counts(saved, "dev")
+    rows = [
+        (f"`{name}`", *(f"{of[name]:,}" if of.get(name) else "none" for of in columns.values()))
+        for name in saved.tasks
+        if any(name in of for of in columns.values())
+    ]
+    said = "The rows without labels were learnt from the answers of the teachers alone." if without else ""
+    return "\n\n".join(part for part in (table(("task", *columns), rows), said) if part) if rows else ""
 
 
 def _leaks(leaks: dict[str, Any]) -> str:
@@ -264,6 +278,12 @@ def _leaks(leaks: dict[str, Any]) -> str:
                 f"- {counted(counts['dropped'], 'row', 'was', 'were')} not borrowed from {counts['source']} for "
                 f"{task}, because dev or test rows contain {'it' if counts['dropped'] == 1 else 'them'}."
             )
+    lines += [
+        f"- {counted(of['dropped'], 'row')} without labels {'was' if of['dropped'] == 1 else 'were'} left out for "
+        f"{task}, because dev or test rows contain {'it' if of['dropped'] == 1 else 'them'}."
+        for task, of in (leaks.get("unlabelled") or {}).items()
+        if of["dropped"]
+    ]
     if lines:
         said = "Overlap of training rows with dev and test rows, compared without case, punctuation and spaces:"
         return "\n".join([said, "", *lines])
@@ -271,7 +291,7 @@ def _leaks(leaks: dict[str, Any]) -> str:
     return "The run found no dev or test row among its training rows." if compared else ""
 
 
-def _training(saved: SavedModel, bases: list[str]) -> str:
+def _training(saved: SavedModel, bases: list[str], paths: list[str]) -> str:
     parts = []
     if bases:
         named = [
@@ -280,6 +300,7 @@ def _training(saved: SavedModel, bases: list[str]) -> str:
         parts.append(f"Base model: {', '.join(named)}.")
     if saved.merge:
         parts.append("Made from " + ", ".join(f"`{portable(name)}`" for name in saved.parents) + ".")
+    parts.append(_teachers(saved, paths))
     parts.append(_as_measured(saved))
     if saved.recipe:
         shown = {key: value for key, value in portable(saved.recipe).items() if value is not None}
@@ -289,14 +310,39 @@ def _training(saved: SavedModel, bases: list[str]) -> str:
     return "## Training\n\n" + "\n\n".join(found) if found else ""
 
 
+def _teachers(saved: SavedModel, paths: list[str]) -> str:
+    """Whose answers the model learned."""
+    lines = []
+    for entry in saved.teachers:
+        if isinstance(entry, str):
+            link = f"[{entry}](https://huggingface.co/{entry})" if is_on_hub(entry) else f"`{portable(entry)}`"
+            lines.append(f"- The saved model {link}.")
+            continue
+        teacher, recipe = read_teacher(entry), portable(entry["recipe"])
+        there = f"[`{recipe}`]({recipe})" if recipe in paths else f"`{recipe}`"
+        there += " of hf_minbert" if recipe in packaged_recipes() else ""
+        seeds = f"seed{'s' * (len(teacher.seeds) > 1)} {', '.join(map(str, teacher.seeds))}"
+        keys = f", with other values of {', '.join(f'`{key}`' for key in teacher.keys)}" if teacher.keys else ""
+        lines.append(f"- `{teacher.name}`, trained by the recipe {there}{keys}; {seeds}.")
+    if not lines:
+        return ""
+    usual = default_of(OURS["distill_weight"])
+    weights = sorted({run.get("distill_weight", usual) for run in saved.runs if run.get("teachers")})
+    said = f"Teachers, whose answers have the weight {' or '.join(f'{weight:g}' for weight in weights)} in the loss:"
+    return "\n".join([said, "", *lines])
+
+
 def _as_measured(saved: SavedModel) -> str:
     environment, metrics = saved.environment, saved.metrics
     rows: list[tuple[str, Any]] = []
+    without = ", without that of the teachers" if saved.teachers else ""
+    theirs = [each["train_runtime"] for each in metrics.get("teachers") or ()]
     if "device" in environment:
         processes = environment["processes"]
         rows.append(("hardware", environment["device"] + (f", {processes} processes" if processes > 1 else "")))
     if "train_runtime" in metrics:
-        rows.append(("time", f"{metrics['train_runtime']:,.0f} s of training, with evaluations"))
+        rows.append(("time", f"{metrics['train_runtime']:,.0f} s of training, with evaluations{without}"))
+        rows += [("time of the teachers", f"{sum(theirs):,.0f} s of training, with evaluations")] if theirs else []
         rows.append(("speed", f"{metrics['train_samples_per_second']:,.1f} rows per second"))
     for key, name in (("global_step", "steps"), ("best_step", "best step"), ("seed", "seed")):
         if metrics.get(key) is not None:

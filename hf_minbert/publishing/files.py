@@ -12,13 +12,13 @@ from typing import Any
 
 from ..errors import MinBertError, explain
 from ..io import INDEX, json_line, whole_safetensors
-from ..model.configuration_minbert import MinBertConfig
+from ..model.configuration_minbert import RECIPE, MinBertConfig
 from ..model.inference import length_of
 from ..model.saving import FILE, why_it_stays
 from ..pretrained.data import CALIBRATION, READ_FROM
 from ..pretrained.loading import TOKENIZER_FILES
 from ..pretrained.weights import MODEL
-from ..settings.recipe import read_recipe, recipe_text
+from ..settings.recipe import read_lines, recipe_text, teacher_recipes
 from ..settings.table import names
 
 CARD = "README.md"
@@ -30,10 +30,11 @@ TOKENIZER = (*TOKENIZER_FILES, "merges.txt", "tokenizer_config.json", "special_t
 #: What a run, or a merge, says of itself. They are read, and go up without local paths.
 RECORDS = ("recipe.yaml", "environment.json", "metrics.json", CALIBRATION, "merge.json", "log.jsonl")
 PLOTS = (f"report/{PICTURES}/*.png",)  # of `minbert report`
+TEACHERS = ("teachers/*.yaml",)  # recipes that recipe.yaml names
 NAMES = ("labels",)  # what stands there is no path, whatever it looks like
 #: All that may go up beside the code that the config names. What lies there of an older push and is on this list, but
 #: not in the new push, goes away.
-LISTED = ("config.json", *WEIGHTS, *ADAPTER, *TOKENIZER, *RECORDS, *PLOTS, CARD)
+LISTED = ("config.json", *WEIGHTS, *ADAPTER, *TOKENIZER, *RECORDS, *TEACHERS, *PLOTS, CARD)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def collect(folder: Path, adapter_only: bool = False, base_model: str | None = N
     _check(folder, adapter_only)
     check_base_model(base_model)
     wanted = ("config.json", *(ADAPTER if adapter_only else WEIGHTS), *_code(folder), *TOKENIZER, *RECORDS, *PLOTS)
-    names = [path for path in _files(folder) if is_listed(path, wanted)]
+    teachers = teacher_recipes(plain_recipe(folder / RECIPE)) if (folder / RECIPE).is_file() else ()
+    names = [path for path in _files(folder) if is_listed(path, wanted) or path in teachers]
     changed = _with_length(folder)
     if ADAPTER_CONFIG in names:
         changed[ADAPTER_CONFIG] = _on_base(folder / ADAPTER_CONFIG, base_model)
@@ -90,7 +92,8 @@ def left_here(folder: Path, uploads: Iterable[Upload]) -> list[str]:
 
 
 def _files(folder: Path) -> list[str]:
-    paths = [path for path in (*folder.iterdir(), *folder.glob(f"report/{PICTURES}/*")) if path.is_file()]
+    deeper = (f"report/{PICTURES}/*", *TEACHERS)
+    paths = [path for paths in (folder.iterdir(), *map(folder.glob, deeper)) for path in paths if path.is_file()]
     return sorted(path.relative_to(folder).as_posix() for path in paths)
 
 
@@ -176,7 +179,7 @@ _PATH = re.compile(r"(?<![\w./:~\\-])(?:(?:file://|~|\.\.)?(?:/[\w.@+-]+)+/?|[A-
 
 def _without_paths(file: Path) -> bytes | Path:
     """A record's text with local paths cut to their last part; other files as they are."""
-    if file.name not in RECORDS:
+    if file.name not in RECORDS and file.suffix != ".yaml":
         return file
     try:
         text = file.read_text(encoding="utf-8")
@@ -192,8 +195,8 @@ def _without_paths(file: Path) -> bytes | Path:
 
 
 def plain_recipe(file: Path) -> dict[str, Any]:
-    """A recipe's lines, with plain values."""
-    return {key: value.value for key, value in read_recipe(file).items()}
+    """A recipe's lines, with plain values; names of files as they stand there."""
+    return {key: value.value for key, value in read_lines(file).items()}
 
 
 def portable(value: Any) -> Any:

@@ -17,6 +17,7 @@ from ..settings.table import OURS
 from ..settings.tasks import TASKS, Source, Task, data_files, get_tasks
 from .files import ADAPTER_CONFIG, hub_name, is_local_path, plain_recipe
 
+UNLABELLED = ("unlabelled", "unlabelled_pairs")
 COURSE = "the files of Stanford's CS224N default project"
 
 
@@ -97,6 +98,21 @@ class SavedModel:
         return [{**whole, **stage} for stage in stages]
 
     @property
+    def teachers(self) -> list[str | dict[str, Any]]:
+        """The entries of `teachers`, each once: saved models, and recipes that were trained before it."""
+        entries = [entry for run in self.runs for entry in run.get("teachers") or ()]
+        return [entry for place, entry in enumerate(entries) if entry not in entries[:place]]
+
+    def without_labels(self, task: str) -> dict[str, Any]:
+        """The keys of a task, with their values, that give it training rows without labels."""
+        found: dict[str, Any] = {}
+        for run in self.runs:
+            for each in get_tasks(run.get("tasks") or default_of(OURS["tasks"])):
+                if each.name == task:
+                    found |= {key: value for key in UNLABELLED if (value := getattr(each, key))}
+        return found
+
+    @property
     def parents(self) -> list[str]:
         """Folders or Hub ids of the models that this one began with, or was merged from; a base last."""
         names = [*(self.merge.get("kept") or self.merge.get("models") or ())]
@@ -150,6 +166,9 @@ def _data_of(run: dict[str, Any]) -> Iterator[Data]:
             yield _own(task, data_dir)
         for source in task.sources:
             yield _borrowed(task, source, tasks, data_dir)
+        if task.unlabelled is not None:
+            files = tuple(Path(file.path).name for file in data_files(task.unlabelled))
+            yield Data(f"{task.name}, without labels", "files of its own", files=files)
     for text in run.get("mlm_texts") or ():
         if text != "tasks" and run.get("objective") == "mlm":
             yield Data("(masked words)", "texts of its own", files=(Path(text).name,))

@@ -30,8 +30,8 @@ def measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
     ]
 
 
-def row_counts(saved: SavedModel, split: str) -> dict[str, int]:
-    """How many rows of a split each task had, as far as the run recorded it."""
+def row_counts(saved: SavedModel, split: str) -> dict[str, Any]:
+    """How many rows of a split each task had, as far as the run recorded it; `unlabelled` ones by origin."""
     return (saved.metrics.get("rows") or {}).get(split) or {}
 
 

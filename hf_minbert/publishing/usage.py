@@ -32,12 +32,22 @@ def usage(saved: SavedModel, repo_id: str, paths: Iterable[str]) -> str:
         return f"{HEADING}\n\n{TRANSFORMERS}\n\n{code_block('python', *loading)}"
     blocks = [HEADING, *_with_package(saved, repo_id), *_with_transformers(saved, repo_id), *_exported(saved, repo_id)]
     if "recipe.yaml" in paths:
-        blocks += ["### Train it further", "On one GPU, or on several with `accelerate`:", code_block("bash",
-            f"hf download {repo_id} recipe.yaml --local-dir .",
-            f"minbert train recipe.yaml model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further",
-            "accelerate launch --multi_gpu --num_processes 2 -m hf_minbert train recipe.yaml \\",
-            f"    model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further")]  # fmt: skip
+        blocks += _further(saved, repo_id)
     return "\n\n".join(blocks)
+
+
+def _further(saved: SavedModel, repo_id: str) -> list[str]:
+    """How to train the model further: from its weights, on labels alone."""
+    given, said = f"model_name_or_path={repo_id} data_dir=FOLDER output_dir=runs/further", []
+    if saved.teachers:
+        words = [f"tasks.{name}.{key}" for name in saved.tasks for key in saved.without_labels(name)]
+        given = " ".join([given, "teachers=null", *(f"{word}=null" for word in words)])
+        said = ["The teachers are left out (`teachers=null`). Each row needs a label then."]
+    return [
+        "### Train it further", "On one GPU, or on several with `accelerate`:", code_block("bash",
+            f"hf download {repo_id} recipe.yaml --local-dir .", f"minbert train recipe.yaml {given}",
+            "accelerate launch --multi_gpu --num_processes 2 -m hf_minbert train recipe.yaml \\",
+            f"    {given}"), *said]  # fmt: skip
 
 
 def adapter_usage(saved: SavedModel, repo_id: str, under: str) -> str:
@@ -185,7 +195,10 @@ def _call(task: Task) -> list[str]:
             f'inputs = tokenizer([{texts}], padding=True, return_tensors="pt")',
             "inputs = {key: value[None] for key, value in inputs.items()}  # one example of two sentences",
         ]
-    logits = f'model(**inputs, task="{task.name}").logits'
+    logits, fitted = f'model(**inputs, task="{task.name}").logits', []
+    if task.temperature != 1:  # which the model divides by only where it is asked without `task`
+        fitted = [f'logits = {logits} / model.config.get_task("{task.name}")["temperature"]  # it is calibrated']
+        logits = "logits"
     labels = ", ".join(map(one_line, task.labels))
     asked = {
         "classes": f"print({logits}.softmax(-1))  # probabilities: {labels}",
@@ -195,4 +208,4 @@ def _call(task: Task) -> list[str]:
         "score": f"print({logits})  # the score",
         "tags": f"print({logits}.softmax(-1))  # probabilities for each token: {labels}",
     }
-    return [*inputs, asked[task.kind]]
+    return [*inputs, *fitted, asked[task.kind]]

@@ -14,7 +14,7 @@ import numpy as np
 from ..data.files import read_texts
 from ..data.rows import tag_rows
 from ..errors import MinBertError, explain
-from ..evaluation.submission import csv_columns, ending
+from ..evaluation.submission import EXPECTED, csv_columns, ending
 from ..model.inference import ragged
 from ..pretrained.adapters import full_options
 from ..pretrained.data import RunData, calibration_of, last_stage, stage_folders
@@ -23,7 +23,7 @@ from ..settings.complete import differing_parts
 from ..settings.dotted import Value, stage_recipes
 from ..settings.meaning import meaning
 from ..settings.metrics import by_words
-from ..settings.recipe import read_recipe, split_recipe
+from ..settings.recipe import read_recipe, split_recipe, with_teachers_read
 from ..settings.table import names
 from ..settings.tasks import TASKS, Task, get_tasks
 from ..settings.wording import counted
@@ -270,7 +270,7 @@ def _differing(
 
 
 def _recipe(path: Path) -> dict[str, Value]:
-    return read_recipe(path / "recipe.yaml") if (path / "recipe.yaml").is_file() else {}
+    return with_teachers_read(read_recipe(path / "recipe.yaml")) if (path / "recipe.yaml").is_file() else {}
 
 
 def _note_what_is_missing(run: Run, predictions: Path) -> None:
@@ -353,8 +353,9 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         with Path(path).open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
         expected = csv_columns(task)
-        older = [name for name in expected if name != "label"]  # without the name of the predicted class
-        if header not in (expected, older) or not rows:
+        # Older files lack the mean of ordered classes, or that and the name of the predicted class.
+        read = [name for name in expected if name not in ("label", EXPECTED)]
+        if header not in (expected, [name for name in expected if name != EXPECTED], read) or not rows:
             raise MinBertError(
                 f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
                 f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it again with "
@@ -367,7 +368,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                 "write it again with minbert predict."
             )
         ids = [row[0] for row in rows]
-        places = [header.index(name) for name in older[1:] if name != "labels"]
+        places = [header.index(name) for name in read[1:] if name != "labels"]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
         if task.traits.is_set:
             return Answers(task, ids, numbers, numbers)

@@ -35,7 +35,7 @@ from ..publishing.environment import environment
 from ..settings import plugins
 from ..settings.complete import differing_parts, same_value
 from ..settings.keys import default_of
-from ..settings.recipe import read_recipe, split_recipe, write_recipe
+from ..settings.recipe import read_recipe, split_recipe, with_teachers_read, write_recipe
 from ..settings.run import RunSettings
 from ..settings.table import names, traits_of
 from ..settings.tasks import get_tasks, revisions, with_revisions
@@ -258,7 +258,8 @@ class RunFolder(TrainerCallback):
         recipe, environment = self.origin / "recipe.yaml", self.origin / "environment.json"
         if not (recipe.is_file() and environment.is_file()):
             return None
-        split = split_recipe(read_recipe(recipe), typing.get_type_hints(MultiTaskTrainingArguments))
+        values = with_teachers_read(read_recipe(recipe))
+        split = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
         with explain(f"Reading {environment}", "Restore the file, or start again with overwrite=true."):
             begun = json.loads(environment.read_text(encoding="utf-8"))
             kept = {key: begun[key] for key in ("processes", "datasets", "training_rows")}

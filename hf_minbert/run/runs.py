@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import MinBertError
 from ..settings.complete import differing_parts
 from ..settings.dotted import Value
-from ..settings.recipe import read_recipe, split_recipe, write_recipe
+from ..settings.recipe import read_recipe, split_recipe, with_teachers_read, write_recipe
 from ..settings.run import RunSettings
 from ..settings.table import names
 from ..training.args import MultiTaskTrainingArguments
@@ -67,7 +67,8 @@ class Run:
         path = self.folder / RECIPE
         if not path.is_file():
             return
-        old, new = ({**vars(s), **g} for s, g in map(split, (read_recipe(path), self.values)))
+        both = map(with_teachers_read, (read_recipe(path), self.values))
+        old, new = ({**vars(s), **g} for s, g in map(split, both))
         for key in names(among={**old, **new}, scope=("run", "seed"), records=False):
             if old.get(key) == new.get(key):
                 continue

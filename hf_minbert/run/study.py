@@ -21,7 +21,7 @@ from pathlib import Path
 from ..errors import MinBertError, unknown_name
 from ..io import check_writable
 from ..settings.dotted import as_value
-from ..settings.recipe import read_recipe, write_recipe
+from ..settings.recipe import read_recipe, with_teachers_read, write_recipe
 from ..settings.study import Study, run_folder
 from ..settings.wording import counted
 from ..training.checkpoints import checkpoints
@@ -39,7 +39,7 @@ STEPS_TO_TELL = 100  # of a run, before its time is estimated
 
 def runs_of(study: Study, root: Path) -> list[Run]:
     """The runs of a study, all rows with one seed before those with the next. Raises as `Study.recipe`."""
-    recipes = {row.name: study.recipe(row) for row in study.rows if not row.not_run}
+    recipes = {row.name: with_teachers_read(study.recipe(row)) for row in study.rows if not row.not_run}
     found = []
     for seed in study.seeds:
         for row, recipe in recipes.items():

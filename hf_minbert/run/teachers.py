@@ -10,6 +10,7 @@ every run that has it gets a copy.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import shutil
 import time
@@ -118,6 +119,15 @@ class Teachers:
                 "`teachers` that are recipes are trained in processes of their own. Run the command without a "
                 "launcher until the student trains. Then it can be continued with a launcher."
             )
+
+    def times(self, entries: Sequence[Any]) -> list[dict[str, Any]]:
+        """The seconds of training of each teacher that was trained for the run, with its name and seed."""
+        found = []
+        for run in self._named(entries):
+            metrics = json.loads((run.folder / FINISHED).read_text(encoding="utf-8"))
+            stages = metrics["stages"].values() if "stages" in metrics else [metrics]
+            found.append({"name": run.row, "seed": run.seed, "train_runtime": sum(s["train_runtime"] for s in stages)})
+        return found
 
     def were_interrupted(self, student: RunFolder) -> bool:
         """Whether a command that is to resume has trained teachers so far, and the student not yet."""

@@ -31,7 +31,7 @@ from ..pretrained.prediction import Predictor, score
 from ..pretrained.teachers import teacher_logits
 from ..settings import plugins
 from ..settings.dotted import Value
-from ..settings.recipe import split_recipe
+from ..settings.recipe import split_recipe, with_teachers_read
 from ..settings.run import RunSettings
 from ..settings.table import names
 from ..settings.tasks import Task, get_tasks
@@ -76,6 +76,7 @@ def train(
             model is the best of those before, everything of the run is written nevertheless.
     """
     plugins.load_named(values)
+    values = with_teachers_read(values)  # their files may change while they are trained
     timelines = iter([] if timeline is None else [timeline])
     stages, teachers, late = _plan_together(values), Teachers(values, jobs), []
 
@@ -221,7 +222,7 @@ def _train(
             trainer = pretraining.make_trainer(settings, args, config, data, [*callbacks, folder, timeline])
         else:
             trainer = _make_trainer(folder.settings, args, config, data, [*callbacks, folder, timeline], teachers)
-        metrics = _train_and_score(folder, trainer, data, timeline)
+        metrics = _train_and_score(folder, trainer, data, timeline, teachers)
         # The first process alone has scores. All wait for it here.
         diverged = torch.tensor([has_diverged(metrics), _diverged_late(trainer)], dtype=torch.float32)
         model, later = trainer.accelerator.reduce(diverged.to(args.device), "sum").tolist()
@@ -284,7 +285,7 @@ def _prepare(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict
 
 
 def _train_and_score(
-    folder: RunFolder, trainer: Trainer, data: Mapping[str, Any], timeline: Timeline
+    folder: RunFolder, trainer: Trainer, data: Mapping[str, Any], timeline: Timeline, teachers: Teachers
 ) -> dict[str, Any]:
     """What `metrics.json` holds, on the first process."""
     args = folder.args
@@ -306,7 +307,8 @@ def _train_and_score(
         of_tasks = {}
         if isinstance(trainer, MultiTaskTrainer):
             of_tasks = {**_score(folder, trainer, data["scored"]), "leaks": data["leaks"]}
-            of_tasks |= _rows_and_baselines(trainer.tasks, data)
+            of_tasks |= _rows_and_baselines(trainer, data)
+            of_tasks |= {"teachers": teachers.times(args.teachers)} if args.teachers else {}
             of_tasks["unknown_tokens"] = trainer.unknown_tokens
         metrics = _finish(folder.path, trainer, {**of_tasks, **outcome.metrics}, timeline)
     return metrics
@@ -394,16 +396,28 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
     return {f"eval_{name}": value for name, value in scores.items()}
 
 
-def _rows_and_baselines(tasks: Mapping[str, Task], data: Mapping[str, Any]) -> dict[str, Any]:
-    """How many rows each task was trained and scored on, and what answers without a model score on the latter."""
-    rows = {name: {task: len(of) for task, of in data[name].items()} for name in ("train", "scored")}
+def _rows_and_baselines(trainer: MultiTaskTrainer, data: Mapping[str, Any]) -> dict[str, Any]:
+    """How many rows each task was trained and scored on, and what answers without a model score on the latter.
+
+    Those without labels count by where they are from, where they are learnt: own rows, files, and new pairs.
+    """
+    tasks = trainer.tasks
+    rows: dict[str, Any] = {"train": {}, "dev": {task: len(of) for task, of in data["scored"].items()}}
+    for name, of in data["train"].items():
+        blank = sum(label is None for label in of[:]["label"])
+        rows["train"][name] = len(of) - blank
+        if name in trainer.unlabelled:
+            read = data["leaks"].get("unlabelled", {}).get(name, {"rows": 0, "dropped": 0})
+            files, pairs = read["rows"] - read["dropped"], len(trainer.unlabelled[name]) - blank
+            found = {"own": blank - files, "files": files, "pairs": pairs}
+            rows.setdefault("unlabelled", {})[name] = found
     baselines = {}
     for name, of in data["scored"].items():
         task, columns = tasks[name], of[:]
         labels = tag_rows(columns["label"]) if task.traits.is_tags else np.asarray(columns["label"])
         pairs = list(zip(*(columns[text] for text in task.text_columns), strict=True)) if task.is_pair else ()
         baselines[name] = baseline(task, labels, pairs)
-    return {"rows": {"train": rows["train"], "dev": rows["scored"]}, "baselines": baselines}
+    return {"rows": rows, "baselines": baselines}
 
 
 def _asked(settings: RunSettings) -> dict[str, Any]:

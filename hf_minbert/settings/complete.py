@@ -18,8 +18,12 @@ def same_value(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool
 def differing_parts(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """Where two values of a key differ: key with dots, and the values there.
 
-    Of two mappings that differ in their order alone, the names in either order.
+    Of two mappings that differ in their order alone, the names in either order. Entries of lists that are as long as
+    each other go by their place from 0.
     """
+    lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
+    if lists and any(isinstance(entry, Mapping) for entry in (*old, *new)):
+        old, new = (dict(enumerate(entries)) for entries in (old, new))
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
         return [(key, old, new)]
     both = [(name, old.get(name), new.get(name)) for name in {**old, **new}]

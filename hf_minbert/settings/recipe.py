@@ -6,12 +6,13 @@ It needs neither the Trainer nor a model, so that a misspelt line is answered at
 
 from __future__ import annotations
 
+import copy
 import enum
 import os
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from . import plugins
 from .dotted import Value, in_order, set_for_all, set_key
 from .run import RunSettings
 from .stock import stock_hints
+from .table import names
 from .training import TrainingKeys
 
 # ---- Reading YAML ----------------------------------------------------------------------------------------
@@ -129,9 +131,9 @@ def recipes_folder() -> Path:
 def packaged_recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name: the path in their folder without `.yaml`."""
     folder = recipes_folder()
-    names = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
     # no recipes, those: settings of accelerate, and files such as `search.space.yaml`, whose second ending says what
-    return {n: path for n, path in names.items() if not n.startswith("accelerate/") and not Path(n).suffix}
+    return {n: path for n, path in found.items() if not n.startswith("accelerate/") and not Path(n).suffix}
 
 
 def find_packaged(given: str | Path, ending: str) -> Path | None:
@@ -175,13 +177,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
         MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
     """
     path = find_recipe(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise MinBertError(f"Recipe {path}: cannot be read as UTF-8 text: {error}.") from error
-    values = _read_yaml(text, f"Recipe {path}")
-    if not isinstance(values, dict):
-        raise MinBertError(f"Recipe {path}: expected lines of `key: value`. Found {values.value!r}.")
+    values = read_lines(path)
     words: dict[str, Value] = {}
     for word in overrides:
         key, equals, written = word.partition("=")
@@ -193,9 +189,20 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
     override(values, words)
     if "plugins" in values:
         values["plugins"] = Value(plugins.located(values["plugins"].value, path.parent), None)
-    for lines in (values, *_stages(values)):
-        if "teachers" in lines:
-            _locate_teachers(lines, path.parent)
+    for entry in _teachers(values, str):
+        entry["recipe"] = beside(entry["recipe"], path.parent)
+    return values
+
+
+def read_lines(path: Path) -> dict[str, Value]:
+    """The lines of a recipe's file as they stand there. Raises as `read_recipe`."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise MinBertError(f"Recipe {path}: cannot be read as UTF-8 text: {error}.") from error
+    values = _read_yaml(text, f"Recipe {path}")
+    if not isinstance(values, dict):
+        raise MinBertError(f"Recipe {path}: expected lines of `key: value`. Found {values.value!r}.")
     return values
 
 
@@ -204,13 +211,37 @@ def beside(recipe: str, folder: Path) -> str:
     return str(folder / recipe) if recipe and (folder / recipe).is_file() else recipe
 
 
-def _locate_teachers(lines: dict[str, Any], folder: Path) -> None:
-    """Names the recipes of `teachers` by their paths. What is wrong there is said where they are read."""
-    line = lines["teachers"]
-    entries = line.value if isinstance(line, Value) else line
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("recipe"), str):
-            entry["recipe"] = beside(entry["recipe"], folder)
+def _teachers(lines: Mapping[str, Any], kind: type) -> Iterator[dict[str, Any]]:
+    """The entries of `teachers`, also in stages, whose recipe is of this type. What is wrong there is said later."""
+    for of in (lines, *_stages(lines)):
+        line = of.get("teachers")
+        entries = line.value if isinstance(line, Value) else line
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and isinstance(entry.get("recipe"), kind):
+                yield entry
+
+
+def teacher_recipes(lines: Mapping[str, Any]) -> list[str]:
+    """What the entries of `teachers` call the recipes that they name, each once."""
+    return [*dict.fromkeys(entry["recipe"] for entry in _teachers(lines, str))]
+
+
+def with_teachers_read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which `teachers` hold the lines of their recipes in the place of paths.
+
+    It does not change with the files, and is the same wherever they lie. Recipes of the package stay names.
+    """
+    values = {**values, **{key: copy.deepcopy(values[key]) for key in ("teachers", "stages") if key in values}}
+    for entry in _teachers(values, str):
+        path = Path(entry["recipe"])
+        if not os.path.isfile(path):
+            continue
+        try:
+            lines = {key: _plain(key, value) for key, value in read_recipe(path).items()}
+        except MinBertError:  # said where teachers are trained, with the entry's name
+            continue
+        entry |= {"recipe": lines, "name": str(entry.get("name", path.stem))}
+    return values
 
 
 def override(values: dict[str, Value], words: Mapping[str, Value], absent: bool = False) -> None:
@@ -229,15 +260,21 @@ def override(values: dict[str, Value], words: Mapping[str, Value], absent: bool 
         (set_key if of_one else set_for_all)(values, key, dotted[key], repr(key), absent=absent)
 
 
-def _stages(values: Mapping[str, Value]) -> list[dict[str, Any]]:
-    stages = values["stages"].value if "stages" in values else None
+def _stages(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    line = values.get("stages")
+    stages = line.value if isinstance(line, Value) else line
     return [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
 
 
 def _raw(key: str, value: Value) -> Any:
     """The value of a key with dots. That of a stage's line, `stages.all.run_name=007`, may be text."""
     line = key.split(".", 2)[2:] if key.startswith("stages.") else []
-    return value.text if type(value.value) in (int, float) and line and _takes_text(line[0]) else value.value
+    return _plain(line[0], value) if line else value.value
+
+
+def _plain(key: str, value: Value) -> Any:
+    """The value of a line; of one that takes text, such as `run_name: 007`, the characters."""
+    return value.text if type(value.value) in (int, float) and _takes_text(key) else value.value
 
 
 def _takes_text(key: Any) -> bool:
@@ -401,11 +438,19 @@ def _words(option: Any) -> str:
 
 
 def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str, Any]) -> None:
-    """Writes a recipe that `read_recipe` and `split_recipe` turn into the same settings again."""
+    """Writes a recipe that `read_recipe` and `split_recipe` turn into the same settings again.
+
+    Recipes of `teachers` are written too, as `teachers/<name>.yaml` beside it, so that all can be moved together.
+    """
     from ..io import write_atomically
 
     lines = {**vars(settings), **training}
     lines = {key: value.value if isinstance(value, enum.Enum) else value for key, value in lines.items()}
+    lines = with_teachers_read(lines)
+    for entry in _teachers(lines, dict):
+        own = {key: value for key, value in entry["recipe"].items() if key not in names(scope="secret")}
+        entry["recipe"] = f"teachers/{entry['name']}.yaml"
+        write_atomically(Path(path).parent / entry["recipe"], recipe_text(own))
     write_atomically(path, recipe_text(lines))
 
 

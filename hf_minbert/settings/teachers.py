@@ -14,6 +14,7 @@ have. The entry's `keys` go before both.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class Teacher:
         seeds: the number of seeds (1, 2 and so on), or a list of them. One model is trained with each; 1 by default.
     """
 
-    recipe: str
+    recipe: str | Mapping[str, Any]  # its lines where `with_teachers_read` has read them
     name: str
     keys: Mapping[str, Any]
     seeds: tuple[int, ...]
@@ -52,7 +53,10 @@ class Teacher:
         Raises:
             MinBertError: as `read_recipe`; or its recipe trains teachers too.
         """
-        values = read_recipe(self.recipe)
+        if isinstance(self.recipe, str):
+            values = read_recipe(self.recipe)
+        else:
+            values = {key: as_value(raw) for key, raw in copy.deepcopy({**self.recipe}).items()}  # changed in place
         handed_on = {key: student[key] for key in names(among=student, of_teachers=True) if key not in OWN}
         override(values, handed_on | _places(student, values), absent=True)
         override(values, {key: as_value(raw) for key, raw in self.keys.items()}, absent=True)
@@ -87,7 +91,7 @@ def _places(student: Mapping[str, Value], teacher: Mapping[str, Value]) -> dict[
 
 def read_teachers(entries: Sequence[Any]) -> list[str | Teacher]:
     """The entries of `teachers`, read. Raises `MinBertError` if one says something that a teacher cannot have."""
-    read = [_teacher(entry) if isinstance(entry, dict) else entry for entry in entries]
+    read = [read_teacher(entry) if isinstance(entry, dict) else entry for entry in entries]
     known: dict[str, Teacher] = {}
     for teacher in (teacher for teacher in read if isinstance(teacher, Teacher)):
         if known.setdefault(teacher.name, teacher) is not teacher:
@@ -95,11 +99,12 @@ def read_teachers(entries: Sequence[Any]) -> list[str | Teacher]:
     return read
 
 
-def _teacher(entry: dict[str, Any]) -> Teacher:
+def read_teacher(entry: dict[str, Any]) -> Teacher:
+    """One entry that names a recipe. Raises as `read_teachers`."""
     recipe = entry.get("recipe")
-    if not isinstance(recipe, str) or not recipe:
+    if not isinstance(recipe, str | dict) or not recipe:
         raise MinBertError(f"`teachers`: an entry must be a saved model or have a `recipe`. Found {entry!r}.")
-    name = str(entry.get("name", Path(recipe).stem))
+    name = str(entry.get("name", Path(recipe).stem if isinstance(recipe, str) else ""))
     where = f"Teacher {name!r}"
     check_keys(where, entry, Teacher, without=())
     check_name(where, name)
