@@ -440,4 +440,4 @@ def test_what_is_said_of_a_file_is_said_once_by_a_command(minbert, tiny_bert, tm
         assert ended.status == 0, ended.err
         left_out = [line for line in ended.err.splitlines() if "1 of 4 rows left out" in line]
         assert len(left_out) == 2 and "train.csv" in left_out[0] and "dev.csv" in left_out[1]
-        assert ended.err.count("in the training rows of one, two too") == 1
+        assert ended.err.count("also training rows of one, two and kept there") == 1

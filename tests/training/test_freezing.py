@@ -369,7 +369,7 @@ def test_what_is_read_once_trains_the_same_heads(make_trainer, tiny_model, monke
             lambda module, args, given, out, passes=passes: passes.append(given["input_ids"].numel()), with_kwargs=True
         )
         if not once:
-            monkeypatch.setattr(MultiTaskTrainer, "_rows_of_steps", lambda self: self.train_dataset)
+            monkeypatch.setattr(MultiTaskTrainer, "_rows_of_steps", lambda self, rows: rows)
         given = {"learning_rate": 5e-3, "max_steps": 6, "per_device_eval_batch_size": 100}
         trainer = make_trainer(model, freeze="encoder", **given, **arguments)
         trainer.train()

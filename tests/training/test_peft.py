@@ -156,7 +156,7 @@ def test_merge_makes_an_ordinary_model(lora, published, minbert, tmp_path):
     plain = MinBertForMultiTask.from_pretrained(tmp_path / "model")
     assert_same(answers(Predictor(plain, predictor.tokenizer)), answers(predictor), atol=0)
     ended = minbert("merge", published, "--output-dir", tmp_path / "other")
-    assert ended.status == 2 and "is no adapter" in ended.err
+    assert ended.status == 2 and "is not an adapter" in ended.err
 
 
 def test_a_base_that_is_gone_is_named(lora, tmp_path):

@@ -253,7 +253,8 @@ def test_new_pairs_change_nothing_of_what_the_student_draws(start, tmp_path):
     """With teachers that count for nothing the student is, but for rounding, that without new pairs."""
     found = []
     for entry in ("null", "{unlabelled_pairs: 1.0}"):
-        start(f"tasks={{sst: null, sts: {entry}}}", "distill_weight=0.0")
+        # By Adam, a bias whose gradient is rounding alone would move by the learning rate.
+        start(f"tasks={{sst: null, sts: {entry}}}", "distill_weight=0.0", "optim=sgd")
         found.append(load_file(tmp_path / "student" / "model.safetensors"))
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-3, atol=1e-5)
