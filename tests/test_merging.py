@@ -1,5 +1,9 @@
 """Averages, task vectors and ensembles: by hand on numbers, against peft, and the members' own outputs."""
 
+import json
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from peft.utils import merge_utils
@@ -385,3 +389,19 @@ def test_a_base_that_does_not_fit_is_refused(tiny_model, tmp_path):
         load_base(str(tmp_path / "private"), [tiny_model(["sst"]).config])
     with pytest.raises(MinBertError, match="Model 1 has private layers or encoders"):
         add_task_vectors([private], base, "ties")
+
+
+def test_the_mean_answer_of_a_model_and_itself_scores_as_the_model(
+    finished_run, course_dir, monkeypatch, capsys, tmp_path
+):
+    words = ["mean_answers.py", str(course_dir), str(finished_run), str(finished_run)]
+    script = str(Path(__file__).parents[1] / "scripts" / "mean_answers.py")
+    monkeypatch.setattr("sys.argv", words)
+    runpy.run_path(script, run_name="__main__")
+    found = dict(line.rsplit(" ", 1) for line in capsys.readouterr().out.splitlines())
+    saved = json.loads((finished_run / "metrics.json").read_text())
+    assert float(found["sst accuracy"]) == pytest.approx(saved["eval_sst_accuracy"], abs=5e-5)
+    assert float(found["overall"]) == pytest.approx(saved["eval_overall"], abs=1e-3)
+    monkeypatch.setattr("sys.argv", [*words, "--write", str(tmp_path)])
+    runpy.run_path(script, run_name="__main__")
+    assert {path.name for path in tmp_path.iterdir()} == {"sst-test.csv", "para-test.csv", "sts-test.csv"}
