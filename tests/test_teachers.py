@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_minbert import MinBertError, Predictor, get_tasks
-from hf_minbert.pretrained.teachers import teacher_logits
+from hf_minbert.pretrained.teachers import on_scale_of, teacher_logits
 from hf_minbert.publishing.publish import prepare
 from hf_minbert.reporting.runs import read_run
 from hf_minbert.run.runs import split
@@ -489,3 +489,37 @@ def test_answers_that_cannot_be_read_are_refused_with_the_remedy(saved, tmp_path
     np.save(file, np.zeros((1, 5), dtype=np.float32))
     with pytest.raises(MinBertError, match=r"Reading the answers in .*\.npy failed: they are \[1, 5\]. Delete this"):
         teacher_logits([saved(0)], tasks, {"sst": ROWS["sst"]}, kept)
+
+
+def test_scores_trained_for_their_order_alone_are_brought_to_the_scale_of_the_labels(
+    tiny_model, tiny_tokenizer, tmp_path
+):
+    """A mean with scores on a scale of their own would be no score. Rows without a label have the same line."""
+    labels = np.array([0.0, 1.5, None, 4.0, 5.0])
+    for seed, loss in ((0, "cosent"), (1, "mse")):
+        tiny_model({"sts": {"loss": loss}}, seed=seed).save_pretrained(tmp_path / loss)
+        tiny_tokenizer.save_pretrained(tmp_path / loss)
+    texts = ("a good film", "very bad", "why", "why not", "a bad film")
+    rows = {
+        "sts": [
+            {"sentence1": texts[0], "sentence2": text, "label": label}
+            for text, label in zip(texts, labels, strict=True)
+        ]
+    }
+    (task,) = get_tasks(["sts"])
+    pairs = [{name: row[name] for name in task.text_columns} for row in rows["sts"]]
+    raw = {loss: Predictor.from_pretrained(tmp_path / loss).logits("sts", pairs) for loss in ("cosent", "mse")}
+    alone = teacher_logits([str(tmp_path / "cosent")], [task], rows)["sts"]
+    known = labels != None  # noqa: E711 - element by element
+    line = np.polyfit(raw["cosent"][known, 0], labels[known].astype(float), 1)
+    expected = np.polyval(line, raw["cosent"]) if line[0] > 0 else raw["cosent"]
+    np.testing.assert_allclose(alone, expected, rtol=1e-4)
+    both = teacher_logits([str(tmp_path / loss) for loss in raw], [task], rows)["sts"]
+    np.testing.assert_allclose(both, (expected + raw["mse"]) / 2, rtol=1e-4)
+
+
+def test_a_line_keeps_the_order_of_scores():
+    scores, labels = np.array([[1.0], [1.1], [1.2], [1.3]]), [0.0, None, 2.0, 3.0]
+    np.testing.assert_allclose(on_scale_of(scores, labels)[:, 0], [0.0, 1.0, 2.0, 3.0], atol=0.15)
+    for kept in ([3.0, None, 2.0, 0.0], [None] * 4, [1.0, None, None, None]):  # another order, nothing, one label
+        np.testing.assert_array_equal(on_scale_of(scores, kept), scores)

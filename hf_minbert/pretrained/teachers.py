@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 1  # to be raised when a model of the same weights gives other answers
 #: What a teacher's task must agree in with the student's for its answers to mean the same.
 SAME = ("kind", "labels", "range", "text_columns")
+#: Losses that look at the order of scores alone, and leave their scale free.
+OF_ORDER = ("cosent",)
 
 
 def teacher_logits(
@@ -45,7 +47,8 @@ def teacher_logits(
     Args:
         teachers: saved models, by folder or Hub id. Each has one or more of the tasks.
         tasks: the student's.
-        rows: task to rows with its text columns.
+        rows: task to rows with its text columns. Their `label`, where there is one, gives the scale of scores of
+            teachers whose loss looks at the order alone.
         keep_in: the folder where answers are kept, and looked for; nowhere unless given.
 
     Returns:
@@ -61,7 +64,10 @@ def teacher_logits(
     for folder in teachers:
         teacher = _Teacher(folder, keep_in)
         for name in check_tasks(folder, teacher.predictor.tasks, wanted):
-            found[name].append(teacher.answers(wanted[name], rows[name]))
+            answers = teacher.answers(wanted[name], rows[name])
+            if teacher.predictor.tasks[name].loss in OF_ORDER:
+                answers = on_scale_of(answers, [row.get("label") for row in rows[name]])
+            found[name].append(answers)
     for name, answers in found.items():
         if not answers:
             raise MinBertError(
@@ -153,6 +159,25 @@ def saved_tasks(teacher: str) -> dict[str, Task]:
     except MinBertError as error:
         raise MinBertError(f"A model of `teachers` cannot be loaded: {error}") from error
     return {task.name: task for task in map(Task.from_config, config.tasks or ())}
+
+
+def on_scale_of(answers: np.ndarray, labels: Sequence[float | None]) -> np.ndarray:
+    """Scores on the scale of the labels: by the line with the least squared error, which keeps their order.
+
+    They stay as they are where fewer than two rows have a label, or the line would reverse the order.
+
+    Args:
+        answers: [rows, 1].
+        labels: `None` for a row without one.
+    """
+    known = np.array([label is not None for label in labels])
+    x, y = answers[known, 0].astype(float), np.array([label for label in labels if label is not None], dtype=float)
+    if len(y) < 2 or x.std() == 0:
+        return answers
+    slope = np.cov(x, y, bias=True)[0, 1] / x.var()
+    if slope <= 0:
+        return answers
+    return ((answers - x.mean()) * slope + y.mean()).astype(np.float32)
 
 
 def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
