@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
 from pathlib import Path
@@ -456,6 +456,10 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
             word_noise=noise,
             recorded=recorded,
         )
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager:
+        """The precision of a step. The library has it around the model's `forward` alone, and not its `pooled_of`."""
+        return self.accelerator.autocast()
 
     def _begin_measuring(self) -> None:
         """Starts the metrics of one training from zero."""

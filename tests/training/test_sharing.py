@@ -98,6 +98,14 @@ def test_the_summed_gradient_is_that_of_separate_passes(shared, options, missing
     assert_near({name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}, expected)
 
 
+def test_the_pass_is_computed_in_the_precision_of_the_run(shared):
+    trainer, found = shared(rows(), bf16=True, max_steps=1), set()
+    layer = trainer.model.bert.encoder.layer[0].output.dense
+    layer.register_forward_hook(lambda module, inputs, output: found.add(output.dtype))
+    trainer.train()
+    assert found == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("options", WHERE[:3], ids=lambda options: "".join(options) or "plain")
 def test_each_tasks_row_is_the_gradient_of_its_own_pass(shared, options):
     trainer = shared(rows(urgency=lambda i: i % 3), aggregator="pcgrad", per_device_train_batch_size=12, **options)

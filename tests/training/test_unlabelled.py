@@ -84,6 +84,15 @@ def test_the_loss_is_the_mean_over_rows_by_hand(taught, toy_rows, weight, packin
         assert found["distill"].item() == pytest.approx(apart.mean().item(), rel=1e-4)
 
 
+def test_they_are_computed_in_the_precision_of_the_run(taught, toy_rows):
+    rows, found = partly(toy_rows(sst=18), sst=12), set()
+    trainer = taught(rows, bf16=True, max_steps=1)
+    layer = trainer.model.bert.encoder.layer[0].output.dense
+    layer.register_forward_hook(lambda module, inputs, output: found.add(output.dtype))
+    trainer.train()
+    assert found == {torch.bfloat16}
+
+
 def test_with_teachers_that_count_for_nothing_rows_without_labels_do_not_either(taught, toy_rows):
     rows = toy_rows(sst=18)
     alone = moved(taught({"sst": rows["sst"][:12]}, distill_weight=0.0))
