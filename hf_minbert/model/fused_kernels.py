@@ -26,14 +26,16 @@ except ImportError:
 
 #: The widest row that a kernel takes, and columns of a tile where a row need not be whole.
 WIDEST, _WIDTH = 2048, 1024
-#: Rows of a program that sums are a multiple of this.
-_ROWS = 8
+#: Rows of a program that sums are a multiple of this, and the warps of all that run at once on a multiprocessor.
+_ROWS, _AT_ONCE = 4, 12
+#: Random numbers of dropout have 16 bits.
+_CHOICES = 2**16
 
 
 def shares(tokens: int, hidden: int, device: torch.device) -> tuple[int, int]:
     """How many programs sum rows, and rows of each: as many as run at once, or fewer of at least `_ROWS` rows."""
     at_once = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-    at_once *= max(1, WIDEST // _width(hidden))
+    at_once *= max(1, _AT_ONCE // _warps(hidden))
     rows = _ROWS * -(-tokens // (_ROWS * at_once))
     return -(-tokens // rows), rows
 
@@ -67,11 +69,10 @@ def add_norm(
     half, normal = torch.empty_like(product), torch.empty_like(product)
     inverse = whole.new_empty(tokens)
     width = _width(hidden)
-    rows = max(1, WIDEST // width)
     _launch(
-        _add_norm, (-(-tokens // rows),), min(4, width // 32) or 1, product, bias, residual, scale, shift,
-        bias if seed is None else seed, whole, half, normal, inverse, tokens, epsilon, dropout, _factor(dropout),
-        stream, hidden, rows, width, bool(dropout),
+        _add_norm, (-(-tokens // 2),), _warps(hidden), product, bias, residual, scale, shift,
+        bias if seed is None else seed, whole, half, normal, inverse, tokens, epsilon, *_dropped(dropout),
+        stream, hidden, 2, width, bool(dropout),
     )  # fmt: skip
     return whole, half, normal, inverse
 
@@ -99,9 +100,9 @@ def add_norm_backward(
     programs, rows = shares(tokens, hidden, normal.device)
     width = _width(hidden)
     _launch(
-        _add_norm_backward, (programs,), max(1, width // 128), slope, slope if other is None else other, normal,
+        _add_norm_backward, (programs,), _warps(hidden), slope, slope if other is None else other, normal,
         inverse, scale, scale if seed is None else seed, of_residual, of_product, sums[:, column:], tokens, rows,
-        sums.shape[1], dropout, _factor(dropout), stream, hidden, 4, width, bool(dropout), other is not None,
+        sums.shape[1], *_dropped(dropout), stream, hidden, 2, width, bool(dropout), other is not None,
     )  # fmt: skip
     return of_residual, of_product
 
@@ -150,8 +151,15 @@ def _width(hidden: int) -> int:
     return max(16, 1 << (hidden - 1).bit_length())
 
 
-def _factor(dropout: float) -> float:
-    return 1 / (1 - dropout) if dropout < 1 else 0.0  # on what dropout keeps
+def _warps(hidden: int) -> int:
+    """So many that a warp has 256 numbers of a row, 8 for each thread: sums over rows then stay within a thread."""
+    return max(1, _width(hidden) // 256)
+
+
+def _dropped(dropout: float) -> tuple[int, float]:
+    """Of `_CHOICES` random numbers, how many mean that a number is set to 0; and the factor on the others."""
+    dropped = round(dropout * _CHOICES)
+    return dropped, _CHOICES / (_CHOICES - dropped) if dropped < _CHOICES else 0.0
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], warps: int, *given: Any) -> None:
@@ -176,20 +184,21 @@ def _read(values, places, there):
 
 
 @jit
-def _kept(seed, dropout, rows, STREAM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _kept(seed, dropped, rows, STREAM: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Which numbers dropout keeps, [R, W]: a function of the seed, the stream, row and column.
 
-    Philox makes four numbers at a time, and has 7 rounds, as in `short_attention`, whose stream is 0.
+    Philox makes four numbers at a time, of which each half is one of ours. It has 7 rounds, as in `short_attention`,
+    whose stream is 0.
     """
-    fours = rows[:, None] * (WIDTH // 4) + tl.arange(0, WIDTH // 4)[None]
-    first, second, third, fourth = tl.philox(tl.load(seed), fours, 0, STREAM, 0, 7)
-    drawn = tl.join(tl.join(first, third), tl.join(second, fourth)).reshape(ROWS, WIDTH)
-    return tl.uint_to_uniform_float(drawn) >= dropout
+    eights = rows[:, None] * (WIDTH // 8) + tl.arange(0, WIDTH // 8)[None]
+    first, second, third, fourth = tl.philox(tl.load(seed), eights, 0, STREAM, 0, 7)
+    words = tl.join(tl.join(first, third), tl.join(second, fourth))
+    return tl.join(words & 0xFFFF, words >> 16).reshape(ROWS, WIDTH) >= dropped
 
 
-@jit(do_not_specialize=["tokens"])
+@jit(do_not_specialize=["tokens", "dropped"])
 def _add_norm(
-    product, bias, residual, scale, shift, seed, whole, half, normal, inverse, tokens, epsilon, dropout, factor,
+    product, bias, residual, scale, shift, seed, whole, half, normal, inverse, tokens, epsilon, dropped, factor,
     STREAM: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -197,7 +206,7 @@ def _add_norm(
     places, there = _places(rows, columns, tokens, HIDDEN)
     summed = _read(product, places, there) + _read(bias, columns, columns < HIDDEN)[None]
     if DROPOUT:
-        summed = tl.where(_kept(seed, dropout, rows, STREAM, ROWS, WIDTH), summed * factor, 0.0)
+        summed = tl.where(_kept(seed, dropped, rows, STREAM, ROWS, WIDTH), summed * factor, 0.0)
     summed += _read(residual, places, there)
     centred = tl.where((columns < HIDDEN)[None], summed - (tl.sum(summed, 1) / HIDDEN)[:, None], 0.0)
     factors = 1 / tl.sqrt(tl.sum(centred * centred, 1) / HIDDEN + epsilon)
@@ -209,9 +218,9 @@ def _add_norm(
     tl.store(inverse + rows, factors, mask=rows < tokens)
 
 
-@jit(do_not_specialize=["tokens", "share", "stride"])
+@jit(do_not_specialize=["tokens", "share", "stride", "dropped"])
 def _add_norm_backward(
-    slope, other, normal, inverse, scale, seed, of_residual, of_product, sums, tokens, share, stride, dropout, factor,
+    slope, other, normal, inverse, scale, seed, of_residual, of_product, sums, tokens, share, stride, dropped, factor,
     STREAM: tl.constexpr, HIDDEN: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, DROPOUT: tl.constexpr,
     OTHER: tl.constexpr,
 ):  # fmt: skip
@@ -237,7 +246,7 @@ def _add_norm_backward(
         found = (scaled - (tl.sum(scaled, 1) / HIDDEN)[:, None] - normalised * along) * factors[:, None]
         tl.store(of_residual + places, found, mask=there)
         if DROPOUT:
-            found = tl.where(_kept(seed, dropout, rows, STREAM, ROWS, WIDTH), found * factor, 0.0)
+            found = tl.where(_kept(seed, dropped, rows, STREAM, ROWS, WIDTH), found * factor, 0.0)
         tl.store(of_product + places, found.to(of_product.dtype.element_ty), mask=there)
         of_bias += tl.sum(found, 0)
         of_scale += tl.sum(slopes * normalised, 0)
