@@ -62,11 +62,12 @@ def add_norm(
 
     Returns:
         the normalised states, [S, H], in float32 and in the product's dtype; and for the backward pass, what they were
-        before scale and shift, [S, H] in that dtype, and the inverse standard deviations, [S].
+        before scale and shift, [S, H], and the inverse standard deviations, [S]. The former are float16 in all cases:
+        they are small, and bfloat16 would double the error of the gradient of `scale`.
     """
     tokens, hidden = product.shape
     whole = torch.empty_like(product, dtype=torch.float32)
-    half, normal = torch.empty_like(product), torch.empty_like(product)
+    half, normal = torch.empty_like(product), torch.empty_like(product, dtype=torch.float16)
     inverse = whole.new_empty(tokens)
     width = _width(hidden)
     _launch(
@@ -86,17 +87,18 @@ def add_norm_backward(
     seed: Tensor | None,
     stream: int,
     dropout: float,
+    dtype: torch.dtype,
     sums: Tensor,
     column: int,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of `residual` [S, H], float32, and of `product` [S, H], in half precision.
+    """The gradients of `residual` [S, H], float32, and of `product` [S, H], in `dtype`.
 
     Args:
         slope: float32 [S, H], the gradient of the states; with `other`, in half precision, the sum of both is.
         sums: of this program, from `column` on: the gradients of bias, scale and shift.
     """
     tokens, hidden = normal.shape
-    of_residual, of_product = torch.empty_like(slope), torch.empty_like(normal)
+    of_residual, of_product = torch.empty_like(slope), torch.empty_like(normal, dtype=dtype)
     programs, rows = shares(tokens, hidden, normal.device)
     width = _width(hidden)
     _launch(
@@ -142,7 +144,7 @@ def total(sums: Tensor, to: Tensor | None = None) -> Tensor:
     """The sum of all programs' rows, [C]; added to `to`, float32, where it is given."""
     programs, columns = sums.shape
     result = sums.new_empty(columns) if to is None else to
-    _launch(_total, (-(-columns // 32),), 4, sums, result, programs, columns, 64, 32, to is not None)
+    _launch(_total, (-(-columns // 32),), 4, sums, result, programs, int(to is not None), columns, 64, 32)
     return result
 
 
@@ -310,8 +312,9 @@ def _sum_rows(
     tl.store(sums + program * stride + columns, summed, mask=columns < COLUMNS)
 
 
-@jit(do_not_specialize=["programs"])
-def _total(sums, result, programs, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr):
+# Not specialised on what is added to either: the pass that a CUDA graph records must not be the first to compile it.
+@jit(do_not_specialize=["programs", "add"], do_not_specialize_on_alignment=["result"])
+def _total(sums, result, programs, add, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     columns = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     summed = tl.zeros((ROWS, WIDTH), tl.float32)
     first = 0
@@ -319,7 +322,5 @@ def _total(sums, result, programs, COLUMNS: tl.constexpr, ROWS: tl.constexpr, WI
         places, there = _places(first + tl.arange(0, ROWS), columns, programs, COLUMNS)
         summed += _read(sums, places, there)
         first += ROWS
-    found = tl.sum(summed, 0)
-    if ADD:
-        found += _read(result, columns, columns < COLUMNS)
+    found = tl.sum(summed, 0) + _read(result, columns, (columns < COLUMNS) & (add != 0))
     tl.store(result + columns, found, mask=columns < COLUMNS)

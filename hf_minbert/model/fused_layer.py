@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from . import short_attention
@@ -31,13 +30,13 @@ from .step_weights import as_one, destination_of, half_of
 
 def fits(layer: Any, states: Tensor, packing: Packing) -> bool:
     """Whether `fused_layer` computes this `MinBertLayer`, as it is now, for these states, [1, S, H]."""
-    if torch.compiler.is_compiling() or not states.is_cuda or torch.cuda.get_device_capability(states.device) < (8, 0):
-        return False
     attention, parts = layer.attention.self, [module for module in layer.modules() if module is not layer]
     weighted = [module for module in parts if isinstance(module, nn.Linear | nn.LayerNorm)]
     width, wide = states.shape[-1], layer.intermediate.dense.weight.shape[0]
     return (
-        _compute_dtype(states) in (torch.float16, torch.bfloat16)
+        _has_kernels(states.device)
+        and not torch.compiler.is_compiling()
+        and _compute_dtype(states) in (torch.float16, torch.bfloat16)
         and attention.config._attn_implementation != "eager"  # whose passes may be differentiated twice
         and not (layer.gradient_checkpointing and layer.training)
         and short_attention.fits(states.new_empty(0, attention.head_size), packing.longest)
@@ -48,6 +47,10 @@ def fits(layer: Any, states: Tensor, packing: Packing) -> bool:
         and all(module.bias is not None for module in weighted)
         and not any(map(_is_watched, parts))
     )
+
+
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -100,7 +103,7 @@ def fused_layer(layer: Any, states: Tensor, packing: Packing) -> Tensor:
     shapes = [*((tokens, width) for width in widths), (programs, sum(map(len, vectors)))]
     destinations = [destination_of(parameter) for parameter in (*matrices, *vectors)]
     carriers = _Weights.apply(dtype, shapes, destinations, *matrices, *vectors)
-    output = _Layer.apply(plan, weights, states[0], *carriers)[None]
+    output = _Layer.apply(plan, weights, states[0].contiguous(), *carriers)[None]
     autocast = torch.is_autocast_enabled(states.device.type)
     return output if autocast else output.to(states.dtype)  # as torch's LayerNorm
 
@@ -155,7 +158,6 @@ class _Weights(Function):
         return *carriers, torch.empty(1, device=device).expand(sums)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> tuple[Tensor | None, ...]:
         *pairs, sums = given
         wanted, to, found = ctx.needs_input_grad[3:], ctx.destinations, []
@@ -251,8 +253,12 @@ class _Layer(Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # by `create_graph`: what comes out would look like a constant
+            raise RuntimeError(
+                "The fused layer can be differentiated once. For gradients of gradients, load the model with "
+                '`attn_implementation="eager"`.'
+            )
         (
             half, joined, mixed, log_sums, attended_half, normal, inverse, widened, active, last_normal, last_inverse,
             seed, attention, mixing, widening, narrowing, scale, wide_bias, last_scale,
@@ -262,10 +268,10 @@ class _Layer(Function):
         with torch.autocast(slope.device.type, enabled=False):
             programs, _ = shares(*half.shape, half.device)
             sums = slope.new_empty(programs, last + 3 * hidden)
-            of_norm = (last_normal, last_inverse, last_scale, seed, 2, plan.dropouts[1], sums, last)
+            of_norm = (last_normal, last_inverse, last_scale, seed, 2, plan.dropouts[1], plan.dtype, sums, last)
             of_attended, of_last = add_norm_backward(slope.contiguous(), None, *of_norm)
             of_widened = gelu_backward(torch.mm(of_last, narrowing), widened, wide_bias, hidden, sums, 6 * hidden)
-            of_norm = (normal, inverse, scale, seed, 1, plan.dropouts[0], sums, 3 * hidden)
+            of_norm = (normal, inverse, scale, seed, 1, plan.dropouts[0], plan.dtype, sums, 3 * hidden)
             of_states, of_first = add_norm_backward(of_attended, torch.mm(of_widened, widening), *of_norm)
             of_joined = _attend_backward(plan, torch.mm(of_first, mixing), joined, mixed, log_sums, seed)
             if ctx.needs_input_grad[2]:
