@@ -10,24 +10,25 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
-from importlib.util import find_spec
+from copy import deepcopy
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from test_short_attention import GPU, HEADS, dropout_masks
+from test_short_attention import GPU, HEADS, dropout_masks, random_lengths
 from test_short_attention import reference as attention_reference
-from torch.nn import functional as F
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
 
-from hf_minbert import MinBertConfig
+from hf_minbert import MinBertConfig, MinBertForMultiTask, get_tasks
 from hf_minbert.model import step_weights
 from hf_minbert.model.modeling_minbert import MinBertLayer
 from hf_minbert.model.packing import Packing
 from hf_minbert.model.step_weights import StepWeights
 
-LENGTHS = [5, 1, 9, 2]
+LENGTHS = [3, 1, 5]
 
 
 def layers_of(hidden=64, wide=80, count=1, device="cpu", dropout=0.0, heads=HEADS):
@@ -94,20 +95,20 @@ def errors(found, expected, layers):
     names = ["value", "states", *(name for name, parameter in layers.named_parameters() if parameter.requires_grad)]
     of_all = zip(names, found, expected, strict=True)
     # The gradient of a key's bias is 0: it adds the same to all scores of a query.
-    return {
-        name: ((one - other).square().mean() / other.square().mean()).sqrt().item()
-        for name, one, other in of_all
-        if not name.endswith("key.bias")
-    }
+    return {name: error(one, other) for name, one, other in of_all if not name.endswith("key.bias")}
 
 
-def assert_no_worse(ours, autocast, dtype):
+def error(found, expected):
+    return ((found - expected).square().mean() / expected.square().mean()).sqrt().item()
+
+
+def assert_no_worse(ours, autocast, dtype=torch.bfloat16):
     """At most 1.3 times the errors under autocast, whose roundings are as many.
 
-    What is normalised is kept in float16, and rounded for that: twice the error for the gradient of its scale alone.
+    What is normalised is kept in float16, and rounded for that, which the gradient of its scale alone shows.
     """
     for name, error in ours.items():
-        worse = 2.5 if name.endswith("LayerNorm.weight") and dtype == torch.float16 else 1.3
+        worse = 3 if name.endswith("LayerNorm.weight") and dtype == torch.float16 else 1.3
         assert error < worse * autocast[name] + 1e-6, (name, error, autocast[name])
 
 
@@ -147,9 +148,9 @@ def masks_of(seed, lengths, hidden, device, dtype, rate):
 # ---- What holds wherever the kernels run
 
 
-def check_errors(device, dtype, hidden, wide, heads, fill):
-    """Two layers err no more than under autocast, whose roundings are as many."""
-    packing, layers = packing_of(device=device, fill=fill), layers_of(hidden, wide, 2, device, heads=heads)
+def check_errors(device, dtype, hidden, wide, heads, lengths=LENGTHS, fill=False):
+    """Two layers err no more than under autocast."""
+    packing, layers = packing_of(lengths, device, fill), layers_of(hidden, wide, 2, device, heads=heads)
     given = (layers, packing, *made(packing, hidden, device))
     expected = with_gradients(plain, *given)
     ours, autocast = (
@@ -165,7 +166,8 @@ def check_dropout(device, dtype, hidden=64, lengths=LENGTHS, rate=0.25):
     first, second = (mask.float() for mask in masks[1:])
     for mask in (first, second):
         assert abs(mask.mean() - (1 - rate)) < 4 * (rate * (1 - rate) / mask.numel()) ** 0.5
-        assert len(mask.unique(dim=0)) == len(mask) and len(mask.unique(dim=1).T) > hidden - 3
+        assert len(mask.unique(dim=0)) == len(mask)
+        assert len(mask) < 40 or len(mask.unique(dim=1).T) == hidden
     assert abs((first * second).mean() - (1 - rate) ** 2) < 4 * 0.5 / first.numel() ** 0.5
 
     def drawn(*given):
@@ -203,10 +205,10 @@ def check_weights(device, dtype):
             found = torch.autograd.grad(loss, [states, *parameters], allow_unused=True, retain_graph=True)
             for parameter, one, other in zip([states, *parameters], found, expected, strict=True):
                 assert (one is None) == (parameter in gradients)
-                torch.testing.assert_close(one, other) if one is not None else None
+                assert one is None or close(one, other)
             for parameter, other in zip(parameters, expected[1:], strict=True):
                 if parameter in gradients:
-                    torch.testing.assert_close(gradients[parameter], times * other)
+                    assert close(gradients[parameter], times * other)
         loss.backward()
         assert {parameter for parameter in parameters if parameter.grad is None} == gradients.keys()
         layer.zero_grad()
@@ -226,6 +228,11 @@ def in_one_array(parameters):
     return {parameter: part.view_as(parameter) for parameter, part in zip(ordered, parts, strict=True)}
 
 
+def close(one, other):
+    """Equal but for the order of a product's sums: a GPU takes another kernel for another shape."""
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+
 def check_frozen(device, dtype):
     packing, layers = packing_of(device=device), layers_of(device=device)
     given = (layers, packing, *made(packing, 64, device), in_half(device, dtype))
@@ -236,7 +243,7 @@ def check_frozen(device, dtype):
         some = with_gradients(fused, *given)
         names = ["value", "states", *(name for name, _ in layers.named_parameters())]
         expected = [one for name, one in zip(names, whole, strict=True) if kept in name or name in names[:2]]
-        torch.testing.assert_close(some, expected)
+        assert all(map(close, some, expected))
     layers.requires_grad_(False)
     assert torch.equal(with_gradients(fused, *given)[1], whole[1])
     with torch.no_grad(), in_half(device, dtype):
@@ -253,13 +260,48 @@ def check_it_is_differentiated_once(device, dtype):
         torch.autograd.grad(found, states, slope, create_graph=True)
 
 
+def check_fits(monkeypatch):
+    """Only what the kernels compute is left to them, and nothing that somebody wants to see."""
+    from hf_minbert.model import fused_layer
+
+    (layer,) = layers_of()
+    states, packing, dtype = torch.zeros(1, 9, 64), packing_of(), torch.float16
+
+    def fits(**given):
+        with in_half("cpu", dtype):
+            return fused_layer.fits(**{"layer": layer, "states": states, "packing": packing, **given})
+
+    assert not fits()  # on a CPU
+    monkeypatch.setattr(fused_layer, "_has_kernels", lambda device: True)
+    assert fits() and not fused_layer.fits(layer, states, packing)  # not in float32
+    assert fused_layer.fits(layer, states.to(dtype), packing)
+    assert not fits(packing=packing_of([129])) and not fits(states=states[:, :0])
+    for where, name, value in (
+        ("attention.self.config", "_attn_implementation", "eager"), ("", "gradient_checkpointing", True),
+        ("intermediate", "activation", torch.nn.GELU("tanh")), ("attention.self", "head_size", 24),
+        ("output", "dense", torch.nn.Linear(80, 64, bias=False)), ("output", "dropout", torch.nn.Identity()),
+        ("attention.self", "value", type("Adapted", (torch.nn.Linear,), {})(64, 64)),
+        ("output.LayerNorm", "forward", torch.nn.Identity()),
+    ):  # fmt: skip
+        changed = deepcopy(layer)
+        setattr(attrgetter(where)(changed) if where else changed, name, value)
+        assert not fits(layer=changed), name
+    for install in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        handle = getattr(layer.attention.self, install)(lambda *given: None)
+        assert not fits()
+        handle.remove()
+    handle = layer.register_forward_hook(lambda *given: None)  # which sees what the fused layer gives, too
+    assert fits()
+    handle.remove()
+
+
 def in_the_interpreter():
-    for hidden, wide, heads, fill in ((48, 1040, 3, False), (32, 40, 2, True)):
-        check_errors("cpu", torch.float16, hidden, wide, heads, fill)
-    check_dropout("cpu", torch.float16)
-    check_weights("cpu", torch.float16)
-    check_frozen("cpu", torch.float16)
-    check_it_is_differentiated_once("cpu", torch.float16)
+    check_errors("cpu", torch.float16, 48, 1040, 3)
+    check_errors("cpu", torch.float16, 32, 40, 2, [40, 3], fill=True)
+    for check in (check_dropout, check_weights, check_frozen, check_it_is_differentiated_once):
+        check("cpu", torch.float16)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        check_fits(monkeypatch)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which builds of torch for CPUs do not bring")
@@ -271,3 +313,146 @@ def test_the_layer_in_the_interpreter():
         [sys.executable, "-W", "ignore", "-c", child], env=given, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0 and "done" in done.stdout, done.stderr
+
+
+# ---- Without Triton
+
+
+def test_it_travels_with_a_model_and_requires_no_triton():
+    folder = Path(step_weights.__file__).parent
+    assert "fused_layer" in get_relative_imports(folder / "modeling_minbert.py")
+    for name in ("fused_layer", "fused_kernels", "step_weights"):
+        assert set(get_imports(folder / f"{name}.py")) - sys.stdlib_module_names <= {"torch", "transformers"}
+    assert {"fused_kernels", "step_weights"} <= set(get_relative_imports(folder / "fused_layer.py"))
+
+
+def test_step_weights_are_found_while_in_use():
+    spec = spec_from_file_location("saved_model.step_weights", step_weights.__file__)
+    saved = module_from_spec(spec)
+    sys.modules[spec.name] = saved  # where a dataclass looks for its module
+    spec.loader.exec_module(saved)
+    parameter, other = (torch.nn.Parameter(torch.tensor([1.5])) for _ in range(2))
+    weights = StepWeights({parameter: torch.tensor([2.0]).half()}, {other: torch.zeros(1)})
+    with step_weights.in_use(StepWeights()):
+        with step_weights.in_use(weights):
+            assert step_weights.half_of(parameter, torch.float16).item() == 2
+            assert step_weights.half_of(parameter, torch.bfloat16).item() == 1.5  # no copy in this precision
+            assert step_weights.half_of(other, torch.float16).item() == 1.5
+            assert step_weights.destination_of(other) is weights.gradients[other]
+            assert step_weights.destination_of(parameter) is None
+            assert saved.destination_of(other) is None  # of a saved model's code
+        assert step_weights.destination_of(other) is None
+    del sys.modules[spec.name]
+
+
+def test_tensors_behind_each_other_are_one():
+    whole = torch.arange(24.0)
+    first, second, third = whole[4:10].view(2, 3), whole[10:16].view(2, 3), whole[16:22].view(2, 3)
+    joined = step_weights.as_one([first, second, third])
+    assert torch.equal(joined, whole[4:22].view(6, 3)) and joined.data_ptr() == first.data_ptr()
+    for apart in ([second, first], [first, third], [first, second.clone()], [first, whole[10:16].view(3, 2).T]):
+        assert step_weights.as_one(apart) is None
+
+
+# ---- On a GPU
+
+PRECISIONS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("size", [(384, 1536, 12), (768, 3072, 12), (1024, 4096, 16)], ids=str)
+@pytest.mark.parametrize("sentences", [1, 30, 400])
+@PRECISIONS
+def test_it_is_as_exact_as_autocast(dtype, size, sentences):
+    for fill in (False, True):
+        check_errors("cuda", dtype, *size, random_lengths(sentences, 128), fill)
+
+
+@pytest.mark.gpu
+@GPU
+@PRECISIONS
+def test_dropout_on_a_gpu(dtype):
+    for hidden in (64, 128, 256):
+        check_dropout("cuda", dtype, hidden, random_lengths(30, 60))
+
+
+@pytest.mark.gpu
+@GPU
+@PRECISIONS
+def test_weights_on_a_gpu(dtype):
+    for check in (check_weights, check_frozen, check_it_is_differentiated_once):
+        check("cuda", dtype)
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("pooling", ["pooler", "mean"])
+def test_a_packed_model_answers_as_a_padded_one(monkeypatch, pooling):
+    """In value and gradient, with the errors of a packed one without fused layers."""
+    from hf_minbert.model import fused_layer
+
+    (task,) = get_tasks({"sst": {"pooling": pooling}})
+    config = MinBertConfig(
+        tasks=[task], vocab_size=100, hidden_size=128, num_attention_heads=2, intermediate_size=512,
+        num_hidden_layers=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = MinBertForMultiTask(config).cuda()
+    is_token = np.arange(60) < np.array(random_lengths(40, 60))[:, None]
+    moved = {n: v.cuda() if torch.is_tensor(v) else v for n, v in Packing.describe(is_token, fill=True).items()}
+    inputs = {"input_ids": torch.randint(5, 100, is_token.shape), "attention_mask": torch.from_numpy(is_token).long()}
+    inputs |= {"labels": torch.arange(len(is_token)) % 5}
+    inputs = {name: value.cuda() for name, value in inputs.items()}
+    taken = []
+    spied = fused_layer.fused_layer
+    monkeypatch.setattr(fused_layer, "fused_layer", lambda *given: (taken.append(1), spied(*given))[1])
+
+    def passes(precision, **packed):
+        with precision:
+            outputs = model(**inputs, task="sst", **packed)
+        found = torch.autograd.grad(outputs.loss, [*model.parameters()], allow_unused=True)
+        names = ["value", *(name for name, _ in model.named_parameters())]
+        every = zip(names, [outputs.logits.detach(), *found], strict=True)
+        return {name: one.float() for name, one in every if one is not None and not name.endswith("key.bias")}
+
+    exact = passes(nullcontext())
+    ours = passes(in_half("cuda", torch.bfloat16), packing=moved)
+    assert len(taken) == 4
+    monkeypatch.setattr(fused_layer, "fits", lambda *given: False)
+    autocast = passes(in_half("cuda", torch.bfloat16), packing=moved)
+    assert len(taken) == 4 and ours.keys() == exact.keys()
+    size = {
+        name: (one - exact[name]).square().mean().sqrt() / exact[name].square().mean().sqrt()
+        for name, one in ours.items()
+    }
+    theirs = {
+        name: (one - exact[name]).square().mean().sqrt() / exact[name].square().mean().sqrt()
+        for name, one in autocast.items()
+    }
+    for name in size:
+        assert size[name] < 1.3 * theirs[name] + 1e-6, (name, size[name], theirs[name])
+
+
+@pytest.mark.gpu
+@GPU
+def test_replays_draw_new_masks_and_both_passes_have_the_same_ones():
+    """A replay computes what a call does whose generator is in the same state."""
+    packing, layers = packing_of(random_lengths(20, 60), "cuda"), layers_of(128, 256, 2, "cuda", dropout=0.3)
+    given = (fused, layers, packing, *made(packing, 128, "cuda"), in_half("cuda", torch.bfloat16))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        with_gradients(*given)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = with_gradients(*given)
+    seen = []
+    for seed in (3, 4):
+        torch.cuda.manual_seed(seed)
+        called = with_gradients(*given)
+        torch.cuda.manual_seed(seed)
+        graph.replay()
+        assert all(map(torch.equal, recorded, called))
+        graph.replay()
+        seen += [called[0], recorded[0].clone()]
+    assert not any(torch.equal(one, other) for n, one in enumerate(seen) for other in seen[:n])

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional as F
+from transformers.activations import GELUActivation
 
 from . import short_attention
 from .fused_kernels import WIDEST, add_norm, add_norm_backward, gelu, gelu_backward, shares, sum_rows, total
@@ -32,6 +33,7 @@ def fits(layer: Any, states: Tensor, packing: Packing) -> bool:
     """Whether `fused_layer` computes this `MinBertLayer`, as it is now, for these states, [1, S, H]."""
     attention, parts = layer.attention.self, [module for module in layer.modules() if module is not layer]
     weighted = [module for module in parts if isinstance(module, nn.Linear | nn.LayerNorm)]
+    activation = layer.intermediate.activation
     width, wide = states.shape[-1], layer.intermediate.dense.weight.shape[0]
     return (
         _has_kernels(states.device)
@@ -42,7 +44,8 @@ def fits(layer: Any, states: Tensor, packing: Packing) -> bool:
         and short_attention.fits(states.new_empty(0, attention.head_size), packing.longest)
         and width <= WIDEST
         and 0 < states.shape[1] * max(3 * width, wide) < 2**31  # places are 32-bit numbers
-        and getattr(layer.intermediate.activation, "act", None) is F.gelu  # exact, not an approximation
+        and type(activation) is GELUActivation
+        and activation.act is F.gelu
         and sum(type(module) in (nn.Linear, nn.LayerNorm, nn.Dropout) for module in parts) == 10  # and no subclasses
         and all(module.bias is not None for module in weighted)
         and not any(map(_is_watched, parts))
@@ -253,7 +256,8 @@ class _Layer(Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
+        (slope,) = given
         if torch.is_grad_enabled():  # by `create_graph`: what comes out would look like a constant
             raise RuntimeError(
                 "The fused layer can be differentiated once. For gradients of gradients, load the model with "
