@@ -160,6 +160,14 @@ def test_attention_by_each_kernel(bench):
     assert all(row["us_both"] > 0 for row in found["table"].values())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_layer_fused_and_plain(bench):
+    _, found = bench("layer", "--rows", "2,3", "--hidden", 32, "--heads", 2, "--rounds", 1)
+    assert [name.split(": ")[1] for name in found["table"]] == 2 * ["plain", "fused", "fused, kept weights"]
+    assert all(row["us_both"] > 0 for row in found["table"].values())
+
+
 def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
     result = CliRunner().invoke(benchmarks().app, ["train", "--model", str(tiny_bert), "--loops", "stock,faster"])
     assert result.exit_code == 2 and "faster" in result.stderr and "packed" in result.stderr
@@ -178,6 +186,7 @@ def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
         (["encoders", "--families", "bert"], "'bert' is none of roberta"),
         (["encoders", "--library", "roberta"], "computed by hand"),
         (["encoders", "--library", "bart"], "an encoder-decoder"),
+        (["layer", "--rows", "2,x"], "--rows must be whole numbers from 1"),
         (["attention", "--rows", "8,0"], "--rows must be whole numbers from 1"),
     ],
 )
