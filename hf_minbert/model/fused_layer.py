@@ -23,9 +23,10 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from transformers.activations import GELUActivation
 
-from . import short_attention
 from .fused_kernels import WIDEST, add_norm, add_norm_backward, gelu, gelu_backward, shares, sum_rows, total
 from .packing import Packing
+from .short_attention import backward_kernel, drawn_seed, forward_kernel, launch
+from .short_attention import fits as attention_fits
 from .step_weights import as_one, destination_of, half_of
 
 
@@ -41,7 +42,7 @@ def fits(layer: Any, states: Tensor, packing: Packing) -> bool:
         and _compute_dtype(states) in (torch.float16, torch.bfloat16)
         and attention.config._attn_implementation != "eager"  # whose passes may be differentiated twice
         and not (layer.gradient_checkpointing and layer.training)
-        and short_attention.fits(states.new_empty(0, attention.head_size), packing.longest)
+        and attention_fits(states.new_empty(0, attention.head_size), packing.longest)
         and width <= WIDEST
         and 0 < states.shape[1] * max(3 * width, wide) < 2**31  # places are 32-bit numbers
         and type(activation) is GELUActivation
@@ -235,7 +236,7 @@ class _Layer(Function):
     def forward(ctx: Any, plan: _Plan, weights: tuple[Tensor, ...], states: Tensor, *carriers: Tensor) -> Tensor:
         attention, attention_bias, mixing, widening, narrowing, *vectors = weights
         bias, scale, shift, wide_bias, last_bias, last_scale, last_shift = vectors
-        seed = short_attention.drawn_seed(states.device) if plan.dropout or any(plan.dropouts) else None
+        seed = drawn_seed(states.device) if plan.dropout or any(plan.dropouts) else None
         with torch.autocast(states.device.type, enabled=False):
             half = states.to(plan.dtype)
             joined = F.linear(half, attention, attention_bias)  # [S, 3H]
@@ -291,7 +292,7 @@ def _attend(plan: _Plan, joined: Tensor, seed: Tensor | None) -> tuple[Tensor, T
     mixed, log_sums = torch.empty_like(query), joined.new_empty(len(joined), plan.heads, dtype=torch.float32)
     states = (query, key, value, mixed, log_sums)
     given = (plan.starts, seed, plan.longest, plan.dropout, plan.scaling)
-    short_attention.launch(short_attention.forward_kernel, states, query, *given)
+    launch(forward_kernel, states, query, *given)
     return mixed.flatten(1), log_sums
 
 
@@ -303,7 +304,7 @@ def _attend_backward(
     query, key, value = _apart(plan, joined)
     states = (slope, query, key, value, mixed, log_sums, *_apart(plan, slopes))
     given = (plan.starts, seed, plan.longest, plan.dropout, plan.scaling)
-    short_attention.launch(short_attention.backward_kernel, states, query, *given)
+    launch(backward_kernel, states, query, *given)
     return slopes
 
 
