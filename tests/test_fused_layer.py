@@ -228,6 +228,20 @@ def in_one_array(parameters):
     return {parameter: part.view_as(parameter) for parameter, part in zip(ordered, parts, strict=True)}
 
 
+def check_the_copy_beside_the_states(device, dtype):
+    """A layer takes the copy in half precision that the one before has made, unless the states have changed."""
+    packing, (first, second) = packing_of(device=device), layers_of(count=2, device=device)
+    states, _ = made(packing, 64, device)
+    with in_half(device, dtype), torch.no_grad():
+        between = fused(first, states, packing)
+        expected = fused(second, between.clone(), packing)
+        assert torch.equal(fused(second, between, packing), expected)
+        vars(between)["half"][0].zero_()
+        assert not torch.equal(fused(second, between, packing), expected)
+        between *= 2
+        assert torch.equal(fused(second, between, packing), fused(second, between.clone(), packing))
+
+
 def close(one, other):
     """Equal but for the order of a product's sums: a GPU takes another kernel for another shape."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
@@ -258,6 +272,9 @@ def check_it_is_differentiated_once(device, dtype):
         found = fused(layer, states, packing)
     with pytest.raises(RuntimeError, match="can be differentiated once.*eager"):
         torch.autograd.grad(found, states, slope, create_graph=True)
+
+
+OF_ONE_SIZE = (check_weights, check_frozen, check_the_copy_beside_the_states, check_it_is_differentiated_once)
 
 
 def check_fits(monkeypatch):
@@ -298,7 +315,7 @@ def check_fits(monkeypatch):
 def in_the_interpreter():
     check_errors("cpu", torch.float16, 48, 1040, 3)
     check_errors("cpu", torch.float16, 32, 40, 2, [40, 3], fill=True)
-    for check in (check_dropout, check_weights, check_frozen, check_it_is_differentiated_once):
+    for check in (check_dropout, *OF_ONE_SIZE):
         check("cpu", torch.float16)
     with pytest.MonkeyPatch.context() as monkeypatch:
         check_fits(monkeypatch)
@@ -381,7 +398,7 @@ def test_dropout_on_a_gpu(dtype):
 @GPU
 @PRECISIONS
 def test_weights_on_a_gpu(dtype):
-    for check in (check_weights, check_frozen, check_it_is_differentiated_once):
+    for check in OF_ONE_SIZE:
         check("cuda", dtype)
 
 

@@ -32,14 +32,14 @@ from .step_weights import as_one, destination_of, half_of
 
 def fits(layer: Any, states: Tensor, packing: Packing) -> bool:
     """Whether `fused_layer` computes this `MinBertLayer`, as it is now, for these states, [1, S, H]."""
+    if torch.compiler.is_compiling() or not _has_kernels(states.device):
+        return False
     attention, parts = layer.attention.self, [module for module in layer.modules() if module is not layer]
     weighted = [module for module in parts if isinstance(module, nn.Linear | nn.LayerNorm)]
     activation = layer.intermediate.activation
     width, wide = states.shape[-1], layer.intermediate.dense.weight.shape[0]
     return (
-        _has_kernels(states.device)
-        and not torch.compiler.is_compiling()
-        and _compute_dtype(states) in (torch.float16, torch.bfloat16)
+        _compute_dtype(states) in (torch.float16, torch.bfloat16)
         and attention.config._attn_implementation != "eager"  # whose passes may be differentiated twice
         and not (layer.gradient_checkpointing and layer.training)
         and attention_fits(states.new_empty(0, attention.head_size), packing.longest)
@@ -107,9 +107,18 @@ def fused_layer(layer: Any, states: Tensor, packing: Packing) -> Tensor:
     shapes = [*((tokens, width) for width in widths), (programs, sum(map(len, vectors)))]
     destinations = [destination_of(parameter) for parameter in (*matrices, *vectors)]
     carriers = _Weights.apply(dtype, shapes, destinations, *matrices, *vectors)
-    output = _Layer.apply(plan, weights, states[0].contiguous(), *carriers)[None]
-    autocast = torch.is_autocast_enabled(states.device.type)
-    return output if autocast else output.to(states.dtype)  # as torch's LayerNorm
+    output, half = _Layer.apply(plan, weights, _half_beside(states, dtype), states[0].contiguous(), *carriers)
+    if not torch.is_autocast_enabled(states.device.type):
+        return output[None].to(states.dtype)  # as torch's LayerNorm
+    output = output[None]
+    vars(output)["half"] = half, output._version
+    return output
+
+
+def _half_beside(states: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The copy in half precision that the layer before has written, if nobody has changed the states since."""
+    half, version = vars(states).get("half", (None, 0))
+    return half if half is not None and half.dtype == dtype and version == states._version else None
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -230,15 +239,25 @@ def _vector_gradients(
 
 
 class _Layer(Function):
-    """The layer's computation, [S, H] to float32 [S, H]. What its backward pass hands to `_Weights` is said there."""
+    """The layer's computation, [S, H] to float32 [S, H], and the same in half precision as a constant.
+
+    What its backward pass hands to `_Weights` is said there.
+    """
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, weights: tuple[Tensor, ...], states: Tensor, *carriers: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        plan: _Plan,
+        weights: tuple[Tensor, ...],
+        half: Tensor | None,
+        states: Tensor,
+        *carriers: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         attention, attention_bias, mixing, widening, narrowing, *vectors = weights
         bias, scale, shift, wide_bias, last_bias, last_scale, last_shift = vectors
         seed = drawn_seed(states.device) if plan.dropout or any(plan.dropouts) else None
         with torch.autocast(states.device.type, enabled=False):
-            half = states.to(plan.dtype)
+            half = states.to(plan.dtype) if half is None else half
             joined = F.linear(half, attention, attention_bias)  # [S, 3H]
             mixed, log_sums = _attend(plan, joined, seed)
             product = torch.mm(mixed, mixing.T)
@@ -248,17 +267,18 @@ class _Layer(Function):
             active = gelu(widened, wide_bias)
             product = torch.mm(active, narrowing.T)
             norm = (last_scale, last_shift, plan.epsilons[1], seed, 2, plan.dropouts[1])
-            output, _, last_normal, last_inverse = add_norm(product, last_bias, attended, *norm)
+            output, output_half, last_normal, last_inverse = add_norm(product, last_bias, attended, *norm)
         ctx.plan = plan
+        ctx.mark_non_differentiable(output_half)
         ctx.save_for_backward(
             half, joined, mixed, log_sums, attended_half, normal, inverse, widened, active, last_normal, last_inverse,
             seed, attention, mixing, widening, narrowing, scale, wide_bias, last_scale,
         )  # fmt: skip
-        return output
+        return output, output_half
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor) -> tuple[Any, ...]:
-        (slope,) = given
+        slope, _ = given
         if torch.is_grad_enabled():  # by `create_graph`: what comes out would look like a constant
             raise RuntimeError(
                 "The fused layer can be differentiated once. For gradients of gradients, load the model with "
@@ -279,11 +299,11 @@ class _Layer(Function):
             of_norm = (normal, inverse, scale, seed, 1, plan.dropouts[0], plan.dtype, sums, 3 * hidden)
             of_states, of_first = add_norm_backward(of_attended, torch.mm(of_widened, widening), *of_norm)
             of_joined = _attend_backward(plan, torch.mm(of_first, mixing), joined, mixed, log_sums, seed)
-            if ctx.needs_input_grad[2]:
+            if ctx.needs_input_grad[3]:
                 _add_product(of_states, of_joined, attention)
             sum_rows(of_joined, hidden, sums, 0)
         of_weights = (half, of_joined, mixed, of_first, attended_half, of_widened, active, of_last, sums)
-        return None, None, of_states, *of_weights
+        return None, None, None, of_states, *of_weights
 
 
 def _attend(plan: _Plan, joined: Tensor, seed: Tensor | None) -> tuple[Tensor, Tensor]:
