@@ -85,7 +85,6 @@ PRIVATE = {
         "_foreach_lerp_": "all parameters in a few kernels",
         "_foreach_mul_": "all parameters in a few kernels",
     },
-    "torch.Tensor": {"_version": "whether states have changed since a copy of them was made"},
     "torch.nn.Module": {
         "_backward_hooks": "a layer is not fused where somebody wants to see what its parts compute",
         "_backward_pre_hooks": "the same",

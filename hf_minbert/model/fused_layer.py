@@ -268,6 +268,7 @@ class _Layer(Function):
             product = torch.mm(active, narrowing.T)
             norm = (last_scale, last_shift, plan.epsilons[1], seed, 2, plan.dropouts[1])
             output, output_half, last_normal, last_inverse = add_norm(product, last_bias, attended, *norm)
+        ctx.set_materialize_grads(False)
         ctx.plan = plan
         ctx.mark_non_differentiable(output_half)
         ctx.save_for_backward(
