@@ -195,7 +195,7 @@ def test_a_wrong_word_is_said_before_anything_is_measured(benchmarks, tiny_bert,
     monkeypatch.setattr(benchmarks("floor").Hardware, "measure", lambda setting: None)
     model = (
         []
-        if words[0] in ("step", "surgery", "encoders", "attention") or "--model" in words
+        if words[0] in ("step", "surgery", "encoders", "attention", "layer") or "--model" in words
         else ["--model", tiny_bert]
     )
     result = CliRunner().invoke(benchmarks().app, [*map(str, [*words, *model])])
