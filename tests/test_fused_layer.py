@@ -260,8 +260,9 @@ def check_frozen(device, dtype):
         assert all(map(close, some, expected))
     layers.requires_grad_(False)
     assert torch.equal(with_gradients(fused, *given)[1], whole[1])
-    with torch.no_grad(), in_half(device, dtype):
-        assert not fused(layers[0], given[2], packing).requires_grad
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), in_half(device, dtype):
+            assert torch.equal(fused(layers[0], given[2], packing) * (given[3] != 0), whole[0])
 
 
 def check_it_is_differentiated_once(device, dtype):

@@ -229,11 +229,9 @@ def _add_norm_backward(
     """Of `share` rows. The gradient of what is normalised has no mean, and no part along what it became."""
     program = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
-    of_bias, of_scale, of_shift = (
-        tl.zeros((WIDTH,), tl.float32),
-        tl.zeros((WIDTH,), tl.float32),
-        tl.zeros((WIDTH,), tl.float32),
-    )
+    of_bias = tl.zeros((WIDTH,), tl.float32)
+    of_scale = tl.zeros((WIDTH,), tl.float32)
+    of_shift = tl.zeros((WIDTH,), tl.float32)
     scales = _read(scale, columns, columns < HIDDEN)[None]
     first = 0
     while first < share:

@@ -75,10 +75,7 @@ def fused_layer(layer: Any, states: Tensor, packing: Packing) -> Tensor:
     backward pass makes the same masks again from it.
     """
     first, second, attention = layer.attention.output, layer.output, layer.attention.self
-    linear = (
-        *(attention.query, attention.key, attention.value, first.dense),
-        *(layer.intermediate.dense, second.dense),
-    )
+    linear = [attention.query, attention.key, attention.value, first.dense, layer.intermediate.dense, second.dense]
     matrices = [module.weight for module in linear]
     biases = [module.bias for module in linear]
     vectors = [
@@ -111,7 +108,8 @@ def fused_layer(layer: Any, states: Tensor, packing: Packing) -> Tensor:
     if not torch.is_autocast_enabled(states.device.type):
         return output[None].to(states.dtype)  # as torch's LayerNorm
     output = output[None]
-    vars(output)["half"] = half, output._version
+    if not output.is_inference():  # such tensors do not count their changes
+        vars(output)["half"] = half, output._version
     return output
 
 
@@ -176,10 +174,8 @@ class _Weights(Function):
         wanted, to, found = ctx.needs_input_grad[3:], ctx.destinations, []
         with torch.autocast(sums.device.type, enabled=False):
             for inputs, slopes in zip(pairs[::2], pairs[1::2], strict=True):
-                matrices = slice(
-                    len(found), len(found) + (1 if found else 3)
-                )  # query, key and value share their input
-                found += _matrix_gradients(inputs, slopes, wanted[matrices], to[matrices])
+                place = slice(len(found), len(found) + (1 if found else 3))  # query, key and value have one input
+                found += _matrix_gradients(inputs, slopes, wanted[place], to[place])
             hidden, wide = pairs[0].shape[1], pairs[5].shape[1]
             sizes = [hidden] * 6 + [wide] + [hidden] * 3
             found += _vector_gradients(sums, sizes, wanted[6:], to[6:])
