@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,53 +18,7 @@ from .aggregation.base import Aggregator
 from .aggregation.conflicts import ConflictMeter
 from .aggregation.gram import gram_matrix, weighted_sum
 from .aggregation.smoothing import Smoothing
-
-#: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
-BUCKET = 1 << 23
-
-
-def average_over_processes(tensors: Iterable[torch.Tensor]) -> None:
-    """Replaces each tensor by its mean over all processes, in place.
-
-    Every process must pass tensors of the same shapes in the same order.
-    """
-    if _processes() == 1:
-        return
-    for bucket in _buckets(tensors):
-        _Averaging(bucket).finish()
-
-
-class _Averaging:
-    """An all-reduce of tensors of one dtype, under way. Nothing may touch them before `finish`."""
-
-    def __init__(self, tensors: list[torch.Tensor]):
-        self.tensors = tensors
-        self.copied = len(tensors) > 1 or not tensors[0].is_contiguous()
-        self.flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if self.copied else tensors[0].view(-1)
-        self.work = dist.all_reduce(self.flat, async_op=True)
-
-    def finish(self) -> None:
-        self.work.wait()
-        self.flat /= dist.get_world_size()
-        if self.copied:
-            means = self.flat.split([tensor.numel() for tensor in self.tensors])
-            for tensor, mean in zip(self.tensors, means, strict=True):
-                tensor.copy_(mean.view_as(tensor))
-
-
-def _processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    bucket: list[torch.Tensor] = []
-    for tensor in tensors:
-        if bucket and (sum(t.numel() for t in bucket) + tensor.numel() > BUCKET or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(tensor)
-    if bucket:
-        yield bucket
+from .averaging import Averaging, average_over_processes, buckets, processes
 
 
 class Gradients(ABC):
@@ -273,7 +227,7 @@ class GradientRows(StaticGradients):
         self._matrix = torch.empty(0)  # [tasks, numbers of the parameters in `_common`]
         self._common: list[int] = []  # parameters that two or more tasks have ever reached
         self._combined: list[torch.Tensor] = []
-        self._averaging: dict[str, list[_Averaging]] = {}  # of tasks that are complete
+        self._averaging: dict[str, list[Averaging]] = {}  # of tasks that are complete
         self._averaged: list[str] = []
 
     def add_together(self, losses: Mapping[str, torch.Tensor]) -> None:
@@ -283,10 +237,10 @@ class GradientRows(StaticGradients):
                 loss.backward(retain_graph=task != last)
 
     def complete(self, task: str) -> None:
-        if self.sharded or _processes() == 1 or not self._common:  # in the first step, it is not known what is shared
+        if self.sharded or processes() == 1 or not self._common:  # in the first step, it is not known what is shared
             return
         row = self._matrix[list(self.rows).index(task)]
-        self._averaging[task] = [_Averaging([row]), *map(_Averaging, _buckets(self._outside(task)))]
+        self._averaging[task] = [Averaging([row]), *map(Averaging, buckets(self._outside(task)))]
 
     def _outside(self, task: str) -> list[torch.Tensor]:
         """The task's gradients that are not in the matrix."""
@@ -329,7 +283,7 @@ class GradientRows(StaticGradients):
 
     def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         shared = self._reached_by_several(self.open)
-        in_shards = self.sharded and _processes() > 1 and self.open == list(self.rows) and shared == self._common
+        in_shards = self.sharded and processes() > 1 and self.open == list(self.rows) and shared == self._common
         self._average(matrix=not in_shards)
         self._smooth(scale)
         in_several = set(shared)
@@ -390,19 +344,19 @@ class GradientRows(StaticGradients):
         gram = gram_matrix(shard)
         dist.all_reduce(gram)
         coefficients = self.aggregator.coefficients(gram, generator, self.open)
-        combined = rows.new_empty(_processes() * shard.shape[1])
+        combined = rows.new_empty(processes() * shard.shape[1])
         dist.all_gather_into_tensor(combined, weighted_sum(shard, coefficients.sum(dim=0)))
         self._measure(shard, first, shared, gram, coefficients)
         return combined[: rows.shape[1]]
 
     def _shard(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """This process's share of the rows, averaged over processes, and the index of its first column."""
-        processes = _processes()
-        width = -(-rows.shape[1] // processes)
+        count = processes()
+        width = -(-rows.shape[1] // count)
         shard = rows.new_empty(len(rows), width)
         for share, row in zip(shard, rows, strict=True):
-            dist.reduce_scatter_tensor(share, F.pad(row, (0, processes * width - len(row))))
-        shard /= processes
+            dist.reduce_scatter_tensor(share, F.pad(row, (0, count * width - len(row))))
+        shard /= count
         return shard, dist.get_rank() * width
 
     def _measure(
