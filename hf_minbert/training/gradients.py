@@ -19,6 +19,7 @@ from .aggregation.conflicts import ConflictMeter
 from .aggregation.gram import gram_matrix, weighted_sum
 from .aggregation.smoothing import Smoothing
 from .averaging import Averaging, average_over_processes, buckets, processes
+from .step_memory import one_array
 
 
 class Gradients(ABC):
@@ -96,13 +97,14 @@ class StaticGradients(Gradients):
         rows: per task, the gradient of each parameter that it has ever reached, by the parameter's index.
         open: tasks with a gradient since the last step, in the order in which they came.
         version: counts how often the gradients have moved in memory.
+        steps: counts the steps that have ended.
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__(parameters)
         self.rows: dict[str, dict[int, torch.Tensor]] = {}
         self.open: list[str] = []
-        self.version = 0
+        self.version = self.steps = 0
 
     def add(self, task: str, loss: torch.Tensor) -> None:
         with self.attached(task):
@@ -134,12 +136,23 @@ class StaticGradients(Gradients):
     def accumulate(self, task: str, loss: torch.Tensor) -> None:
         """As `add`, in a form that may be recorded: the task may reach no parameter that is new to it.
 
-        One operation adds all gradients, where a backward pass into `.grad` needs one per parameter.
+        One operation adds all gradients, where a backward pass into `.grad` needs one per parameter. Layers that have
+        found the memory in `destinations` add theirs themselves.
         """
         row = self.rows[task]
         gradients = torch.autograd.grad(loss, [self.parameters[i] for i in row], allow_unused=True)
         reached = [pair for pair in zip(row.values(), gradients, strict=True) if pair[1] is not None]
-        torch._foreach_add_(*map(list, zip(*reached, strict=True)))
+        if reached:
+            torch._foreach_add_(*map(list, zip(*reached, strict=True)))
+
+    def destinations(self, task: str) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """Where the task's gradients are added to: the memory of each float32 parameter that it has ever reached."""
+        row = self.rows[task].items()
+        return {self.parameters[i]: memory for i, memory in row if memory.dtype == torch.float32}
+
+    def _end_step(self) -> None:
+        self.open.clear()
+        self.steps += 1
 
     @abstractmethod
     def _forget(self, task: str) -> None:
@@ -155,10 +168,8 @@ class StaticSum(StaticGradients):
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__(parameters)
-        sizes = [p.numel() for p in parameters]
-        self._sum = parameters[0].new_zeros(sum(sizes))
+        self._sum, self._views = one_array(parameters, parameters[0].dtype)
         self._whole = False  # whether the last step reached every parameter
-        self._views = [piece.view_as(p) for piece, p in zip(self._sum.detach().split(sizes), parameters, strict=True)]
 
     def _forget(self, task: str) -> None:
         if not self.open:
@@ -177,7 +188,7 @@ class StaticSum(StaticGradients):
         for i in reached:
             self.parameters[i].grad = self._views[i]
         self._whole = len(reached) == len(self.parameters)
-        self.open.clear()
+        self._end_step()
 
     def combined(self) -> list[torch.Tensor]:
         return [self._sum] if self._whole else [p.grad for p in self.parameters if p.grad is not None]
@@ -297,7 +308,7 @@ class GradientRows(StaticGradients):
             for i, piece in zip(shared, combined.split(sizes), strict=True):
                 self.parameters[i].grad = piece.view_as(self.parameters[i])
             self._combined.append(combined)
-        self.open.clear()
+        self._end_step()
 
     def combined(self) -> list[torch.Tensor]:
         return self._combined
