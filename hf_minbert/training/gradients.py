@@ -19,6 +19,8 @@ from .aggregation.conflicts import ConflictMeter
 from .aggregation.gram import gram_matrix, weighted_sum
 from .aggregation.smoothing import Smoothing
 from .averaging import Averaging, average_over_processes, buckets, processes
+from .fused_adamw import FusedAdamW
+from .optimizers import CourseAdamW
 from .step_memory import one_array
 
 
@@ -56,14 +58,20 @@ class Gradients(ABC):
     def combined(self) -> list[torch.Tensor]:
         """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
 
-    def clip(self, longest: float) -> torch.Tensor:
+    def clip(self, longest: float, optimizer: FusedAdamW | CourseAdamW | None = None) -> torch.Tensor:
         """Scales all gradients to the norm `longest` if they are longer. Returns their norm before.
 
         The stock function walks through all parameters: that takes longer than a GPU's step of a small batch.
+
+        Args:
+            optimizer: scales them in its next step, where it is given: that saves a pass over all gradients.
         """
         gradients = self.combined()
         norm = torch.nn.utils.get_total_norm(gradients)
-        torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+        if optimizer is None:
+            torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+        else:
+            optimizer.divisor = ((norm.float() + 1e-6) / longest).clamp(min=1.0)
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,6 +221,8 @@ class GradientRows(StaticGradients):
         meter: measures each step.
         sharded: whether each process combines its share of the numbers, of which it alone gets the means: with K tasks
             (K + 1) / 2 times the traffic of one all-reduce instead of K times. Only steps with every task are.
+        static: whether matrices lie before vectors, as in `one_array`, where nothing asks for the order of the model:
+            the smoothed rows of a checkpoint do, and a meter of layers.
 
     Raises:
         MinBertError: the trained parameters have several dtypes.
@@ -225,9 +235,11 @@ class GradientRows(StaticGradients):
         smoothing: Smoothing | None = None,
         meter: ConflictMeter | None = None,
         sharded: bool = False,
+        static: bool = False,
     ):
         super().__init__(parameters)
         self.sharded = sharded
+        self._matrices_first = static and smoothing is None and (meter is None or meter.detail != "layers")
         dtypes = sorted({str(p.dtype) for p in parameters})
         if len(dtypes) > 1:
             raise MinBertError(
@@ -290,7 +302,8 @@ class GradientRows(StaticGradients):
 
     def _reached_by_several(self, tasks: list[str]) -> list[int]:
         counts = Counter(i for task in tasks for i in self.rows[task])
-        return sorted(i for i, tasks in counts.items() if tasks > 1)
+        shared = sorted(i for i, tasks in counts.items() if tasks > 1)
+        return sorted(shared, key=lambda i: self.parameters[i].dim() < 2) if self._matrices_first else shared
 
     def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         shared = self._reached_by_several(self.open)
@@ -436,5 +449,5 @@ def collector(
     """
     trained = [p for p in parameters if p.requires_grad]
     if aggregator.needs_rows:
-        return GradientRows(trained, aggregator, smoothing, meter, sharded)
+        return GradientRows(trained, aggregator, smoothing, meter, sharded, static)
     return StaticSum(trained) if static else SummedGradients(trained)

@@ -55,6 +55,7 @@ from .distributed import without_ddp
 from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
 from .feature_cache import cache_features, is_constant
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters, layer_names
+from .fused_adamw import FusedAdamW, is_fused_adamw, scaling_optimizer
 from .gradients import Gradients, collector
 from .hyperparameters import HyperparameterSearch
 from .metric_tracker import MetricTracker
@@ -513,11 +514,18 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return {"loss": result.loss, **own, **result.logged}
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before."""
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before.
+
+        Where steps are recorded, the optimizer's step does the scaling, unless a callback may look at the gradients.
+        """
         if self.step is None:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        return self.step.gradients.clip(self.args.max_grad_norm)
+        optimizer = None
+        # Learned weights of losses are not clipped, and the optimizer would scale their gradients too.
+        if self.step.graphs is not None and not isinstance(self.balancing, Learned):
+            optimizer = scaling_optimizer(self.optimizer, self.callback_handler.callbacks)
+        return self.step.gradients.clip(self.args.max_grad_norm, optimizer)
 
     def _check_trainable(self) -> None:
         """Raises `MinBertError` if nothing is trained for a task; else logs how many parameters are, at first."""
@@ -533,7 +541,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
         """The optimizer's class and arguments; ours take those of the stock AdamW."""
         if args.optim not in OPTIMIZERS:
-            return Trainer.get_optimizer_cls_and_kwargs(args, model)
+            stock, given = Trainer.get_optimizer_cls_and_kwargs(args, model)
+            return (FusedAdamW, given) if is_fused_adamw(args) else (stock, given)
         betas = (args.adam_beta1, args.adam_beta2)
         return OPTIMIZERS[args.optim], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
 
