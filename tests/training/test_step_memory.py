@@ -1,9 +1,6 @@
-"""What the passes of a recorded step share, by layers that use it as the fused ones do, on any processor.
+"""What the passes of a recorded step share, by layers that use it as the fused ones do, on any processor."""
 
-A CUDA graph is stood in for by one that computes the recorded pass anew at each replay.
-"""
-
-from types import MethodType, SimpleNamespace
+from types import MethodType
 
 import pytest
 import torch
@@ -13,8 +10,7 @@ from transformers import TrainerCallback
 
 from hf_minbert.model.step_weights import as_one, destination_of, half_of
 from hf_minbert.training import step
-from hf_minbert.training.args import MultiTaskTrainingArguments
-from hf_minbert.training.graphs import GraphedSteps, Recording, _copied, _tensors
+from hf_minbert.training.graphs import GraphedSteps
 from hf_minbert.training.step_memory import HalfCopies, one_array
 
 
@@ -110,21 +106,6 @@ def with_stand_ins(model):
     return model
 
 
-class Replayed(GraphedSteps):
-    """Computes the recorded pass anew where a graph would be replayed."""
-
-    def _record(self, key, inputs):
-        task, factor = key[:2]
-        static = _copied(inputs)
-        recording = self._recordings[key] = Recording(self.gradients.version, self, [*_tensors(static)])
-
-        def replay():
-            recording.outputs = self._accumulate(task, static, factor)
-
-        recording.graph = SimpleNamespace(replay=replay)
-        return recording
-
-
 class Launched(GraphedSteps):
     """Never records, and keeps nothing from pass to pass."""
 
@@ -135,10 +116,8 @@ class Launched(GraphedSteps):
 
 
 @pytest.fixture
-def trained(make_trainer, tiny_model, monkeypatch):
+def trained(make_trainer, tiny_model, monkeypatch, recorded_on_cpu):
     """`trained(steps, **arguments)`: a trainer after six steps in bfloat16, whose passes are those of `steps`."""
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(MultiTaskTrainingArguments, "uses_graphs", True)
 
     def make(steps, callbacks=None, **arguments):
         monkeypatch.setattr(step, "GraphedSteps", steps)
@@ -183,7 +162,7 @@ def assert_same(found, expected, start):
 )
 @pytest.mark.parametrize("aggregator", ["row_sum"], indirect=True)  # registers the one that needs rows
 def test_steps_are_those_without_copies_and_memory(trained, aggregator, arguments, tiny_model):
-    start, found, expected = tiny_model(), trained(Replayed, **arguments), trained(Launched, **arguments)
+    start, found, expected = tiny_model(), trained(GraphedSteps, **arguments), trained(Launched, **arguments)
     linear = [p for m in found.model.bert.encoder.modules() if isinstance(m, nn.Linear) for p in m.parameters()]
     assert {*found.step.graphs._copies} == {*linear} and found.step.graphs._recordings
     assert not expected.step.graphs._copies
@@ -201,14 +180,14 @@ class Jolt(TrainerCallback):
 
 
 def test_weights_that_a_callback_changes_are_read_in_the_next_step(trained, tiny_model):
-    found, expected = (trained(steps, callbacks=[Jolt()]) for steps in (Replayed, Launched))
+    found, expected = (trained(steps, callbacks=[Jolt()]) for steps in (GraphedSteps, Launched))
     assert_same(found, expected, tiny_model())
 
 
 def test_an_evaluation_between_steps_reads_the_weights_themselves(trained):
     scores = [
         trained(steps, eval_strategy="steps", eval_steps=3, eval_tasks=["sst"], dev={"sst": 8}).state.log_history
-        for steps in (Replayed, Launched)
+        for steps in (GraphedSteps, Launched)
     ]
     losses = [[entry["eval_sst_loss"] for entry in log if "eval_sst_loss" in entry] for log in scores]
     assert losses[0]
