@@ -16,7 +16,7 @@ from .optimizers import CourseAdamW, PretrainedDecay
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """`torch.optim.AdamW(fused=True)` to the bit, in a third of its Python time for a small step on a GPU.
+    """`torch.optim.AdamW(fused=True)` to the bit, in half of its Python time.
 
     States and checkpoints are those of the stock class. It has no `amsgrad`, `maximize` or sparse gradients, and
     serves no `GradScaler`.

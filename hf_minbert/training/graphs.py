@@ -6,11 +6,14 @@ A small batch keeps a GPU busy for less time than Python needs to launch its ker
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..model.step_weights import StepWeights, in_use
 from .gradients import StaticGradients
@@ -127,6 +130,27 @@ class GraphedSteps:
             return None
         self._recordings[key] = recording
         return recording
+
+
+@contextmanager
+def quick_zero_grad(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Generator[None]:
+    """Inside, `model.zero_grad()` clears the gradients of these parameters, those that are trained.
+
+    The stock method walks through all modules: half a millisecond for BERT-base, in each step.
+    """
+    vars(model)["zero_grad"] = partial(_clear, parameters)
+    try:
+        yield
+    finally:
+        del vars(model)["zero_grad"]
+
+
+def _clear(parameters: Sequence[nn.Parameter], set_to_none: bool = True) -> None:
+    for parameter in parameters:
+        if set_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
 
 
 def _generator() -> torch.Generator:

@@ -57,6 +57,7 @@ from .feature_cache import cache_features, is_constant
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters, layer_names
 from .fused_adamw import FusedAdamW, is_fused_adamw, scaling_optimizer
 from .gradients import Gradients, collector
+from .graphs import quick_zero_grad
 from .hyperparameters import HyperparameterSearch
 from .metric_tracker import MetricTracker
 from .neftune import WordNoise
@@ -401,8 +402,12 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
         self.model.train()  # a new adapter is in the mode of training, and the loaded model inside may not be
+        module, quick = cast(nn.Module, self.model), nullcontext()
+        if self.step.graphs is not None:
+            quick = quick_zero_grad(module, self.step.gradients.parameters)
         try:
-            output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
+            with quick:
+                output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
         finally:
             if self.step.word_noise is not None:
                 self.step.word_noise.remove()

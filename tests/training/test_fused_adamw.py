@@ -171,3 +171,9 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_other_kind(trained, tmp_path, fi
     whole = trained(first, **given)
     resumed = trained(second, resume=tmp_path / "run" / "checkpoint-3", **given)
     assert_same(resumed, whole, tiny_model())
+
+
+def test_gradients_are_cleared_in_training_and_the_models_method_is_back_after_it(trained):
+    trainer = trained("auto", optim="adamw_torch_fused")
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert "zero_grad" not in vars(trainer.model)
