@@ -13,9 +13,13 @@ from hf_minbert.training.optimizers import CourseAdamW
 GIVEN = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3}
 
 
-def parameters():
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_GPU])]
+
+
+def parameters(device="cpu"):
     torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(size)) for size in ((3, 2), (4,), (2, 2))]
+    return [torch.nn.Parameter(torch.randn(size).to(device)) for size in ((3, 2), (4,), (2, 2))]
 
 
 def groups(weights):
@@ -32,12 +36,13 @@ def run(weights, optimizer, steps, start=0):
         schedule.step()
 
 
-def test_it_is_the_stock_one_to_the_bit():
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_is_the_stock_one_to_the_bit(device):
     """Both call one kernel with the same numbers."""
-    ours, stock = parameters(), parameters()
+    ours, stock = parameters(device), parameters(device)
     run(ours, FusedAdamW(groups(ours), **GIVEN, fused=True), 20)
     run(stock, torch.optim.AdamW(groups(stock), **GIVEN, fused=True), 20)
-    for own, other, start in zip(ours, stock, parameters(), strict=True):
+    for own, other, start in zip(ours, stock, parameters(device), strict=True):
         assert torch.equal(own, other) and not torch.equal(own, start)
 
 
@@ -72,16 +77,17 @@ def test_a_closure_is_called():
     assert weight.sum().item() < expected
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [FusedAdamW, CourseAdamW])
-def test_gradients_are_divided_once(make):
+def test_gradients_are_divided_once(make, device):
     given = {**GIVEN, **({"fused": True} if make is FusedAdamW else {})}
-    ours, divided = parameters(), parameters()
+    ours, divided = parameters(device), parameters(device)
     optimizers = make(groups(ours), **given), make(groups(divided), **given)
     for factor in (4.0, 1.0, 1.0):
         for weights in (ours, divided):
             for weight in weights:
                 weight.grad = torch.full_like(weight, 2.0)
-        optimizers[0].divisor = None if factor == 1 else torch.tensor(factor)
+        optimizers[0].divisor = None if factor == 1 else torch.tensor(factor, device=device)
         torch._foreach_div_([weight.grad for weight in divided], factor)
         for optimizer in optimizers:
             optimizer.step()
