@@ -12,9 +12,13 @@ from hf_minbert.training.aggregation.pcgrad import PCGrad
 from hf_minbert.training.fused_adamw import FusedAdamW
 from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 #: A rate that moves weights visibly, of which a rounding of a gradient that is nearly zero is no step.
 ADAM = {"max_steps": 30, "learning_rate": 0.01, "adam_epsilon": 1e-3}
+
+
+def GPU(test):
+    return pytest.mark.gpu(NEEDS_GPU(test))
 
 
 def parameters(count=3):
