@@ -10,11 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
+
+from hf_minbert.model.packing import Packing
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = ["--random-size", "tiny"]
@@ -65,6 +68,16 @@ def test_a_step(bench, command, first, ways):
         assert len(row["seconds"]) == 1 and row["fastest_ms"] <= row["ms"] <= row["slowest_ms"]
         assert any(line.startswith(f"| {name} ") for line in printed.splitlines())
     assert found["torch"] == torch.__version__ and torch.__version__ in printed
+
+
+def test_fillers(bench, benchmarks, tiny_bert):
+    _, found = bench("fillers", "--model", tiny_bert, "--tasks", "sst,sts", "--batch-sizes", "2,16", "--steps", 20)
+    few, many = (found["table"][f"16 rows, {sizes} sizes"] for sizes in (4, 32))
+    assert few["fillers_percent"] >= many["fillers_percent"] > 0 and few["shapes"] <= many["shapes"]
+    assert few["replayed_percent"] == pytest.approx(100 * (1 - 2 * few["shapes"] / 40), abs=2.5 * few["shapes"])
+    for tokens in (3, 64, 65, 700, 1025, 5000):  # as training rounds them up
+        described = Packing.describe(np.ones((1, tokens), dtype=bool), fill=True)
+        assert benchmarks("fillers").rounded(np.array([tokens]), 8) == len(described["tokens"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
