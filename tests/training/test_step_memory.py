@@ -10,6 +10,8 @@ from transformers import TrainerCallback
 
 from hf_minbert.model.step_weights import as_one, destination_of, half_of
 from hf_minbert.training import step
+from hf_minbert.training.aggregation.registry import make_aggregator
+from hf_minbert.training.gradients import StaticGradients, collector
 from hf_minbert.training.graphs import GraphedSteps
 from hf_minbert.training.step_memory import HalfCopies, one_array
 
@@ -52,6 +54,25 @@ def test_copies_are_renewed_whatever_has_changed_the_weights():
     weight.data = torch.full((2, 2), 4.0)
     copies.renew()
     assert copies[weight].eq(4).all()
+
+
+@pytest.mark.parametrize("aggregator", ["sum", "pcgrad"])
+def test_gradients_of_query_key_and_value_lie_behind_one_another(tiny_model, aggregator):
+    attention = tiny_model().bert.encoder.layer[0].attention.self
+    gradients = collector(attention.parameters(), make_aggregator(aggregator), static=True)
+    assert isinstance(gradients, StaticGradients)
+    for task in ("sst", "para"):
+        gradients.add(task, sum(parameter.square().sum() for parameter in attention.parameters()))
+    for task in ("sst", "para"):
+        memory = gradients.destinations(task)
+        for kind in ("weight", "bias"):
+            joined = as_one(
+                [memory[getattr(part, kind)] for part in (attention.query, attention.key, attention.value)]
+            )
+            assert joined is not None and len(joined) == 96
+    gradients.combine(torch.Generator())
+    for parameter in attention.parameters():  # of one task twice: nothing is in conflict
+        torch.testing.assert_close(parameter.grad, 4 * parameter.detach())
 
 
 # ---- A layer that uses them --------------------------------------------------------------------------------------
