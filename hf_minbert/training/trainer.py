@@ -55,9 +55,8 @@ from .distributed import without_ddp
 from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
 from .feature_cache import cache_features, is_constant
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters, layer_names
-from .fused_adamw import FusedAdamW, is_fused_adamw, scaling_optimizer
+from .fused_adamw import FusedAdamW, is_fused_adamw
 from .gradients import Gradients, collector
-from .graphs import quick_zero_grad
 from .hyperparameters import HyperparameterSearch
 from .metric_tracker import MetricTracker
 from .neftune import WordNoise
@@ -402,15 +401,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
         self.model.train()  # a new adapter is in the mode of training, and the loaded model inside may not be
-        module, quick = cast(nn.Module, self.model), nullcontext()
-        if self.step.graphs is not None:
-            quick = quick_zero_grad(module, self.step.gradients.parameters)
-        try:
-            with quick:
-                output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
-        finally:
-            if self.step.word_noise is not None:
-                self.step.word_noise.remove()
+        with self.step.in_loop(cast(nn.Module, self.model)):
+            output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
         if self.proximal is not None and self.args.proximal_evaluate == "instead":
             self.proximal.become()
         self._tracker.read()  # what came after the last log
@@ -519,18 +511,11 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         return {"loss": result.loss, **own, **result.logged}
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before.
-
-        Where steps are recorded, the optimizer's step does the scaling, unless a callback may look at the gradients.
-        """
+        """As the stock one: scales all gradients to `max_grad_norm` if they are longer. Returns their norm before."""
         if self.step is None:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        optimizer = None
-        # Learned weights of losses are not clipped, and the optimizer would scale their gradients too.
-        if self.step.graphs is not None and not isinstance(self.balancing, Learned):
-            optimizer = scaling_optimizer(self.optimizer, self.callback_handler.callbacks)
-        return self.step.gradients.clip(self.args.max_grad_norm, optimizer)
+        return self.step.clip(self.args.max_grad_norm, self.optimizer, self.callback_handler.callbacks)
 
     def _check_trainable(self) -> None:
         """Raises `MinBertError` if nothing is trained for a task; else logs how many parameters are, at first."""
