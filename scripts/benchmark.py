@@ -11,6 +11,8 @@ python scripts/benchmark.py growth --model $MINILM --random-size tiny     time p
 python scripts/benchmark.py job RECIPE KEY=VALUE...                       a whole `minbert train`, part by part
 python scripts/benchmark.py encoders                                      other encoders, random; needs no `datasets`
 python scripts/benchmark.py attention                                     packed attention on a GPU; the same
+python scripts/benchmark.py layer                                         a fused layer on a GPU; the same
+python scripts/benchmark.py fillers --model $MINILM                       fillers and shapes of batches
 
 Each command is a function in the folder benchmarks; how they measure, print and write is in benchmarks/shared.py.
 """
@@ -25,8 +27,10 @@ import typer
 from benchmarks.attention import attention
 from benchmarks.encoders import encoders
 from benchmarks.everything import everything
+from benchmarks.fillers import fillers
 from benchmarks.growth import growth
 from benchmarks.job import job
+from benchmarks.layer import layer
 from benchmarks.predict import predict
 from benchmarks.step import sharing, smart, step, surgery
 from benchmarks.train import train
@@ -47,7 +51,7 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
-for command in (step, smart, surgery, sharing, train, predict, growth, encoders, attention, job):
+for command in (step, smart, surgery, sharing, train, predict, growth, encoders, attention, layer, fillers, job):
     app.command()(command)
 app.command("all")(everything)
 

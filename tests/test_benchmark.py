@@ -10,11 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
+
+from hf_minbert.model.packing import Packing
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = ["--random-size", "tiny"]
@@ -65,6 +68,16 @@ def test_a_step(bench, command, first, ways):
         assert len(row["seconds"]) == 1 and row["fastest_ms"] <= row["ms"] <= row["slowest_ms"]
         assert any(line.startswith(f"| {name} ") for line in printed.splitlines())
     assert found["torch"] == torch.__version__ and torch.__version__ in printed
+
+
+def test_fillers(bench, benchmarks, tiny_bert):
+    _, found = bench("fillers", "--model", tiny_bert, "--tasks", "sst,sts", "--batch-sizes", "2,16", "--steps", 20)
+    few, many = (found["table"][f"16 rows, {sizes} sizes"] for sizes in (4, 32))
+    assert few["fillers_percent"] >= many["fillers_percent"] > 0 and few["shapes"] <= many["shapes"]
+    assert few["replayed_percent"] == pytest.approx(100 * (1 - 2 * few["shapes"] / 40), abs=2.5 * few["shapes"])
+    for tokens in (3, 64, 65, 700, 1025, 5000):  # as training rounds them up
+        described = Packing.describe(np.ones((1, tokens), dtype=bool), fill=True)
+        assert benchmarks("fillers").rounded(np.array([tokens]), 8) == len(described["tokens"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
@@ -160,6 +173,14 @@ def test_attention_by_each_kernel(bench):
     assert all(row["us_both"] > 0 for row in found["table"].values())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_layer_fused_and_plain(bench):
+    _, found = bench("layer", "--rows", "2,3", "--hidden", 32, "--heads", 2, "--rounds", 1)
+    assert [name.split(": ")[1] for name in found["table"]] == 2 * ["plain", "fused", "fused, kept weights"]
+    assert all(row["us_both"] > 0 for row in found["table"].values())
+
+
 def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
     result = CliRunner().invoke(benchmarks().app, ["train", "--model", str(tiny_bert), "--loops", "stock,faster"])
     assert result.exit_code == 2 and "faster" in result.stderr and "packed" in result.stderr
@@ -178,6 +199,7 @@ def test_a_loop_that_is_not_there_is_said_at_once(benchmarks, tiny_bert):
         (["encoders", "--families", "bert"], "'bert' is none of roberta"),
         (["encoders", "--library", "roberta"], "computed by hand"),
         (["encoders", "--library", "bart"], "an encoder-decoder"),
+        (["layer", "--rows", "2,x"], "--rows must be whole numbers from 1"),
         (["attention", "--rows", "8,0"], "--rows must be whole numbers from 1"),
     ],
 )
@@ -186,7 +208,7 @@ def test_a_wrong_word_is_said_before_anything_is_measured(benchmarks, tiny_bert,
     monkeypatch.setattr(benchmarks("floor").Hardware, "measure", lambda setting: None)
     model = (
         []
-        if words[0] in ("step", "surgery", "encoders", "attention") or "--model" in words
+        if words[0] in ("step", "surgery", "encoders", "attention", "layer") or "--model" in words
         else ["--model", tiny_bert]
     )
     result = CliRunner().invoke(benchmarks().app, [*map(str, [*words, *model])])

@@ -85,7 +85,13 @@ PRIVATE = {
         "_foreach_lerp_": "all parameters in a few kernels",
         "_foreach_mul_": "all parameters in a few kernels",
     },
-    "torch.nn.Module": {"_modules": "a task's submodule by its name, or None, at every step"},
+    "torch.nn.Module": {
+        "_backward_hooks": "a layer is not fused where somebody wants to see what its parts compute",
+        "_backward_pre_hooks": "the same",
+        "_forward_hooks": "the same",
+        "_forward_pre_hooks": "the same",
+        "_modules": "a task's submodule by its name, or None, at every step",
+    },
 }
 
 #: Names without an underscore that no documentation of the library promises, and whose end no import would show.

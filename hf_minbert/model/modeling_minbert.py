@@ -211,8 +211,15 @@ class MinBertLayer(GradientCheckpointingLayer):
         self.intermediate = MinBertIntermediate(config)
         self.output = MinBertAddNorm(config, config.intermediate_size)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
-        attended = self.attention(hidden_states, attention_mask, **kwargs)
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, packing: Packing | None = None, **kwargs
+    ) -> Tensor:
+        if packing is not None and hidden_states.is_cuda:
+            from .fused_layer import fits, fused_layer  # here, because it imports Triton
+
+            if fits(self, hidden_states, packing):
+                return fused_layer(self, hidden_states, packing)
+        attended = self.attention(hidden_states, attention_mask, packing=packing, **kwargs)
         return self.output(self.intermediate(attended), attended)
 
 

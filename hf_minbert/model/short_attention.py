@@ -62,11 +62,15 @@ def short_attention(
     Returns:
         the mixed values, [S, A, D].
     """
-    # Drawn here and not in the kernel: a replay of a CUDA graph, and a pass that repeats another, set the generator.
-    seed = torch.randint(_SEEDS, (1,), device=query.device) if dropout else None
+    seed = drawn_seed(query.device) if dropout else None
     states = (states.contiguous() for states in (query, key, value))
     mixed, _ = _attention(*states, starts, seed, longest, dropout, scaling)
     return mixed
+
+
+def drawn_seed(device: torch.device) -> Tensor:
+    """Of dropout, int64 [1]. Not drawn in a kernel: a CUDA graph's replay, and a repeating pass, set the generator."""
+    return torch.randint(_SEEDS, (1,), device=device)
 
 
 # ---- The operators -------------------------------------------------------------------------------------------------
@@ -85,7 +89,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """The mixed values, and the binary logarithms of the softmax's denominators, [S, A]."""
     mixed, log_sums = _attention_like(query, key, value, starts, seed, longest, dropout, scaling)
-    _launch(_forward, (query, key, value, mixed, log_sums), query, starts, seed, longest, dropout, scaling)
+    launch(forward_kernel, (query, key, value, mixed, log_sums), query, starts, seed, longest, dropout, scaling)
     return mixed, log_sums
 
 
@@ -111,7 +115,7 @@ def _attention_backward(
     """The gradients of query, key and value, from that of the mixed values."""
     slopes = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     states = (slope, query, key, value, mixed, log_sums, *slopes)
-    _launch(_backward, states, query, starts, seed, longest, dropout, scaling)
+    launch(backward_kernel, states, query, starts, seed, longest, dropout, scaling)
     return slopes
 
 
@@ -136,7 +140,7 @@ def _differentiate(ctx: Any, slope: Tensor, _: Tensor | None) -> tuple[Tensor | 
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _launch(
+def launch(
     kernel: Any,
     states: tuple[Tensor, ...],
     query: Tensor,
@@ -147,6 +151,7 @@ def _launch(
     scaling: float,
 ) -> None:
     _, heads, size = query.shape
+    step = query.stride(0) // size  # more than the heads where queries, keys and values share rows
     programs = (len(starts) - 1) * heads
     if not programs:
         return
@@ -155,7 +160,7 @@ def _launch(
     constants = (scaling, dropout, factor, size, longest, bool(dropout))
     options = {"num_warps": 4 if size <= 64 else 8, "num_stages": 1} | ({} if torch.version.hip else {"maxnreg": 128})
     with torch.cuda.device_of(query):  # Triton launches on the current one
-        kernel[(programs,)](*states, starts, starts if seed is None else seed, heads, *constants, **options)
+        kernel[(programs,)](*states, starts, starts if seed is None else seed, heads, step, *constants, **options)
 
 
 # ---- The kernels ---------------------------------------------------------------------------------------------------
@@ -163,24 +168,27 @@ def _launch(
 # Sentences of more than 64 tokens are rare, so they go by blocks: they cost more than they need to, the others do not.
 
 
-def _jit(function: Any) -> Any:
-    return function if triton is None else triton.jit(function)
+def jit(function: Any = None, **options: Any) -> Any:
+    """As `triton.jit`, where there is Triton."""
+    if function is None:
+        return lambda function: jit(function, **options)
+    return function if triton is None else triton.jit(function, **options)
 
 
-@_jit
-def _rows_of(states, tokens, length, heads, HEAD: tl.constexpr):
-    """States of some tokens of a sentence, [R, D]; zeros behind its end."""
-    places = tokens[:, None] * (heads * HEAD) + tl.arange(0, HEAD)[None]
+@jit
+def _rows_of(states, tokens, length, step, HEAD: tl.constexpr):
+    """States of some tokens of a sentence, [R, D], `step` heads apart; zeros behind its end."""
+    places = tokens[:, None] * (step * HEAD) + tl.arange(0, HEAD)[None]
     return tl.load(states + places, mask=(tokens < length)[:, None], other=0.0)
 
 
-@_jit
-def _write_rows(states, rows, tokens, length, heads, HEAD: tl.constexpr):
-    places = tokens[:, None] * (heads * HEAD) + tl.arange(0, HEAD)[None]
+@jit
+def _write_rows(states, rows, tokens, length, step, HEAD: tl.constexpr):
+    places = tokens[:, None] * (step * HEAD) + tl.arange(0, HEAD)[None]
     tl.store(states + places, rows.to(states.dtype.element_ty), mask=(tokens < length)[:, None])
 
 
-@_jit
+@jit
 def _kept(seed, dropout, program, queries, first_key, R: tl.constexpr, C: tl.constexpr):
     """Which probabilities dropout keeps, [R, C]: a function of the seed, sentence and head, query and key.
 
@@ -193,9 +201,9 @@ def _kept(seed, dropout, program, queries, first_key, R: tl.constexpr, C: tl.con
     return tl.uint_to_uniform_float(drawn) >= dropout
 
 
-@_jit
-def _forward(
-    query, key, value, mixed, log_sums, starts, seed, heads, scaling, dropout, factor,
+@jit
+def forward_kernel(
+    query, key, value, mixed, log_sums, starts, seed, heads, step, scaling, dropout, factor,
     HEAD: tl.constexpr, LONGEST: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """`_attention` of one sentence and head."""
@@ -204,9 +212,9 @@ def _forward(
     start = tl.load(starts + program // heads)
     length = tl.load(starts + program // heads + 1) - start
     number = start.to(tl.int64) * heads + head  # of the first token's head
-    place = number * HEAD
-    states = (query + place, key + place, value + place, mixed + place, log_sums + number)
-    given = (seed, program, length, heads, scaling, dropout, factor)
+    place = (start.to(tl.int64) * step + head) * HEAD
+    states = (query + place, key + place, value + place, mixed + number * HEAD, log_sums + number)
+    given = (seed, program, length, heads, step, scaling, dropout, factor)
     if length <= 32:
         _mix(states, given, HEAD, DROPOUT, 32)
     elif length <= 64:
@@ -217,17 +225,17 @@ def _forward(
             _mix(states, given, HEAD, DROPOUT, 128)
 
 
-@_jit
+@jit
 def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
     """32 queries at a time, with all keys of the sentence."""
     query, key, value, mixed, log_sums = states
-    seed, program, length, heads, scaling, dropout, factor = given
+    seed, program, length, heads, step, scaling, dropout, factor = given
     columns = tl.arange(0, SIZE)
-    keys = _rows_of(key, columns, length, heads, HEAD)
-    values = _rows_of(value, columns, length, heads, HEAD)
+    keys = _rows_of(key, columns, length, step, HEAD)
+    values = _rows_of(value, columns, length, step, HEAD)
     for first in range(0, SIZE, 32):
         rows = first + tl.arange(0, 32)
-        queries = _rows_of(query, rows, length, heads, HEAD)
+        queries = _rows_of(query, rows, length, step, HEAD)
         scores = tl.dot(queries, tl.trans(keys)) * (scaling * 1.4426950408889634)  # for exp2: [R, C] / log 2
         scores = tl.where((columns < length)[None], scores, float("-inf"))
         highest = tl.max(scores, 1)
@@ -240,9 +248,9 @@ def _mix(states, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.cons
         tl.store(log_sums + rows * heads, highest + tl.log2(total), mask=rows < length)
 
 
-@_jit
-def _backward(
-    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope, starts, seed, heads,
+@jit
+def backward_kernel(
+    slope, query, key, value, mixed, log_sums, query_slope, key_slope, value_slope, starts, seed, heads, step,
     scaling, dropout, factor, HEAD: tl.constexpr, LONGEST: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """`_attention_backward` of one sentence and head."""
@@ -251,11 +259,11 @@ def _backward(
     start = tl.load(starts + program // heads)
     length = tl.load(starts + program // heads + 1) - start
     number = start.to(tl.int64) * heads + head  # of the first token's head
-    place = number * HEAD
-    of_rows = (query + place, slope + place, mixed + place, log_sums + number)
+    place = (start.to(tl.int64) * step + head) * HEAD
+    of_rows = (query + place, slope + number * HEAD, mixed + number * HEAD, log_sums + number)
     of_columns = (key + place, value + place)
     slopes = (query_slope + place, key_slope + place, value_slope + place)
-    given = (seed, program, length, heads, scaling, dropout, factor)
+    given = (seed, program, length, heads, step, scaling, dropout, factor)
     if length <= 32:
         _slopes(of_rows, of_columns, slopes, given, HEAD, DROPOUT, 32)
     elif length <= 64:
@@ -266,25 +274,25 @@ def _backward(
             _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD, DROPOUT)
 
 
-@_jit
+@jit
 def _slopes(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
     """The gradients of a sentence in one tile."""
     query_slope, key_slope, value_slope = slopes
-    seed, program, length, heads, scaling, dropout, factor = given
+    seed, program, length, heads, step, scaling, dropout, factor = given
     places = tl.arange(0, SIZE)
     rows = _queries_of(of_rows, given, places, HEAD)
     columns = _keys_of(of_columns, given, places, HEAD)
     weights, of_scores = _weights_of(rows, columns, given, places, 0, DROPOUT, SIZE)
-    _write_rows(value_slope, tl.dot(tl.trans(weights), rows[1]), places, length, heads, HEAD)
-    _write_rows(key_slope, tl.dot(tl.trans(of_scores), rows[0]) * scaling, places, length, heads, HEAD)
-    _write_rows(query_slope, tl.dot(of_scores, columns[0]) * scaling, places, length, heads, HEAD)
+    _write_rows(value_slope, tl.dot(tl.trans(weights), rows[1]), places, length, step, HEAD)
+    _write_rows(key_slope, tl.dot(tl.trans(of_scores), rows[0]) * scaling, places, length, step, HEAD)
+    _write_rows(query_slope, tl.dot(of_scores, columns[0]) * scaling, places, length, step, HEAD)
 
 
-@_jit
+@jit
 def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
     """The same of a longer sentence: those of keys and values, with all queries; then those of queries."""
     query_slope, key_slope, value_slope = slopes
-    seed, program, length, heads, scaling, dropout, factor = given
+    seed, program, length, heads, step, scaling, dropout, factor = given
     block = tl.arange(0, 64)
     for first in range(0, 128, 64):
         columns = _keys_of(of_columns, given, first + block, HEAD)
@@ -294,8 +302,8 @@ def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DR
             weights, of_scores = _weights_of(rows, columns, given, other + block, first, DROPOUT, 64)
             of_values += tl.dot(tl.trans(weights), rows[1])
             of_keys += tl.dot(tl.trans(of_scores), rows[0])
-        _write_rows(value_slope, of_values, first + block, length, heads, HEAD)
-        _write_rows(key_slope, of_keys * scaling, first + block, length, heads, HEAD)
+        _write_rows(value_slope, of_values, first + block, length, step, HEAD)
+        _write_rows(key_slope, of_keys * scaling, first + block, length, step, HEAD)
     for other in range(0, 128, 64):
         rows = _queries_of(of_rows, given, other + block, HEAD)
         of_queries = tl.zeros((64, HEAD), tl.float32)
@@ -303,36 +311,36 @@ def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DR
             columns = _keys_of(of_columns, given, first + block, HEAD)
             _, of_scores = _weights_of(rows, columns, given, other + block, first, DROPOUT, 64)
             of_queries += tl.dot(of_scores, columns[0])
-        _write_rows(query_slope, of_queries * scaling, other + block, length, heads, HEAD)
+        _write_rows(query_slope, of_queries * scaling, other + block, length, step, HEAD)
 
 
-@_jit
+@jit
 def _queries_of(of_rows, given, places, HEAD: tl.constexpr):
     """Of some queries: themselves and the gradient of what they got, [R, D]; the part of the gradients of their
     scores that is the same for all keys; and their denominators.
     """
     query, slope, mixed, log_sums = of_rows
-    seed, program, length, heads, scaling, dropout, factor = given
-    queries = _rows_of(query, places, length, heads, HEAD)
+    seed, program, length, heads, step, scaling, dropout, factor = given
+    queries = _rows_of(query, places, length, step, HEAD)
     slopes = _rows_of(slope, places, length, heads, HEAD)
     means = _rows_of(mixed, places, length, heads, HEAD)
     common = tl.sum(slopes.to(tl.float32) * means.to(tl.float32), 1)
     return queries, slopes, common, tl.load(log_sums + places * heads, mask=places < length, other=0.0)
 
 
-@_jit
+@jit
 def _keys_of(of_columns, given, places, HEAD: tl.constexpr):
     key, value = of_columns
-    seed, program, length, heads, scaling, dropout, factor = given
-    return _rows_of(key, places, length, heads, HEAD), _rows_of(value, places, length, heads, HEAD)
+    seed, program, length, heads, step, scaling, dropout, factor = given
+    return _rows_of(key, places, length, step, HEAD), _rows_of(value, places, length, step, HEAD)
 
 
-@_jit
+@jit
 def _weights_of(rows, columns, given, places, first, DROPOUT: tl.constexpr, SIZE: tl.constexpr):
     """The probabilities of a block after dropout, and the gradients of its scores without `scaling`; [R, C]."""
     queries, slopes, common, log_sums = rows
     keys, values = columns
-    seed, program, length, heads, scaling, dropout, factor = given
+    seed, program, length, heads, step, scaling, dropout, factor = given
     scores = tl.dot(queries, tl.trans(keys)) * (scaling * 1.4426950408889634)
     weights = tl.where((first + tl.arange(0, SIZE) < length)[None], tl.exp2(scores - log_sums[:, None]), 0.0)
     of_weights = tl.dot(slopes, tl.trans(values))

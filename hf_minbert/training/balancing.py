@@ -23,8 +23,8 @@ from ..errors import MinBertError, unknown_name
 from ..model.losses import options_of
 from ..settings.tasks import Task
 from .aggregation.conflicts import is_whole
+from .averaging import average_over_processes
 from .base_args import BaseArguments
-from .gradients import average_over_processes
 from .terms.base import check_number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,53 +18,10 @@ from .aggregation.base import Aggregator
 from .aggregation.conflicts import ConflictMeter
 from .aggregation.gram import gram_matrix, weighted_sum
 from .aggregation.smoothing import Smoothing
-
-#: Numbers per all-reduce: few enough that the copy is small beside the model, enough to fill the network.
-BUCKET = 1 << 23
-
-
-def average_over_processes(tensors: Iterable[torch.Tensor]) -> None:
-    """Replaces each tensor by its mean over all processes, in place.
-
-    Every process must pass tensors of the same shapes in the same order.
-    """
-    if _processes() == 1:
-        return
-    for bucket in _buckets(tensors):
-        _Averaging(bucket).finish()
-
-
-class _Averaging:
-    """An all-reduce of tensors of one dtype, under way. Nothing may touch them before `finish`."""
-
-    def __init__(self, tensors: list[torch.Tensor]):
-        self.tensors = tensors
-        self.copied = len(tensors) > 1 or not tensors[0].is_contiguous()
-        self.flat = torch.cat([tensor.reshape(-1) for tensor in tensors]) if self.copied else tensors[0].view(-1)
-        self.work = dist.all_reduce(self.flat, async_op=True)
-
-    def finish(self) -> None:
-        self.work.wait()
-        self.flat /= dist.get_world_size()
-        if self.copied:
-            means = self.flat.split([tensor.numel() for tensor in self.tensors])
-            for tensor, mean in zip(self.tensors, means, strict=True):
-                tensor.copy_(mean.view_as(tensor))
-
-
-def _processes() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    bucket: list[torch.Tensor] = []
-    for tensor in tensors:
-        if bucket and (sum(t.numel() for t in bucket) + tensor.numel() > BUCKET or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(tensor)
-    if bucket:
-        yield bucket
+from .averaging import Averaging, average_over_processes, buckets, processes
+from .fused_adamw import FusedAdamW
+from .optimizers import CourseAdamW
+from .step_memory import one_array
 
 
 class Gradients(ABC):
@@ -101,14 +58,20 @@ class Gradients(ABC):
     def combined(self) -> list[torch.Tensor]:
         """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
 
-    def clip(self, longest: float) -> torch.Tensor:
+    def clip(self, longest: float, optimizer: FusedAdamW | CourseAdamW | None = None) -> torch.Tensor:
         """Scales all gradients to the norm `longest` if they are longer. Returns their norm before.
 
         The stock function walks through all parameters: that takes longer than a GPU's step of a small batch.
+
+        Args:
+            optimizer: scales them in its next step, where it is given: that saves a pass over all gradients.
         """
         gradients = self.combined()
         norm = torch.nn.utils.get_total_norm(gradients)
-        torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+        if optimizer is None:
+            torch._foreach_mul_(gradients, (longest / (norm + 1e-6)).clamp(max=1.0))
+        else:
+            optimizer.divisor = ((norm.float() + 1e-6) / longest).clamp(min=1.0)
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,13 +105,14 @@ class StaticGradients(Gradients):
         rows: per task, the gradient of each parameter that it has ever reached, by the parameter's index.
         open: tasks with a gradient since the last step, in the order in which they came.
         version: counts how often the gradients have moved in memory.
+        steps: counts the steps that have ended.
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__(parameters)
         self.rows: dict[str, dict[int, torch.Tensor]] = {}
         self.open: list[str] = []
-        self.version = 0
+        self.version = self.steps = 0
 
     def add(self, task: str, loss: torch.Tensor) -> None:
         with self.attached(task):
@@ -180,12 +144,23 @@ class StaticGradients(Gradients):
     def accumulate(self, task: str, loss: torch.Tensor) -> None:
         """As `add`, in a form that may be recorded: the task may reach no parameter that is new to it.
 
-        One operation adds all gradients, where a backward pass into `.grad` needs one per parameter.
+        One operation adds all gradients, where a backward pass into `.grad` needs one per parameter. Layers that have
+        found the memory in `destinations` add theirs themselves.
         """
         row = self.rows[task]
         gradients = torch.autograd.grad(loss, [self.parameters[i] for i in row], allow_unused=True)
         reached = [pair for pair in zip(row.values(), gradients, strict=True) if pair[1] is not None]
-        torch._foreach_add_(*map(list, zip(*reached, strict=True)))
+        if reached:
+            torch._foreach_add_(*map(list, zip(*reached, strict=True)))
+
+    def destinations(self, task: str) -> dict[torch.nn.Parameter, torch.Tensor]:
+        """Where the task's gradients are added to: the memory of each float32 parameter that it has ever reached."""
+        row = self.rows[task].items()
+        return {self.parameters[i]: memory for i, memory in row if memory.dtype == torch.float32}
+
+    def _end_step(self) -> None:
+        self.open.clear()
+        self.steps += 1
 
     @abstractmethod
     def _forget(self, task: str) -> None:
@@ -201,10 +176,8 @@ class StaticSum(StaticGradients):
 
     def __init__(self, parameters: list[torch.nn.Parameter]):
         super().__init__(parameters)
-        sizes = [p.numel() for p in parameters]
-        self._sum = parameters[0].new_zeros(sum(sizes))
+        self._sum, self._views = one_array(parameters, parameters[0].dtype)
         self._whole = False  # whether the last step reached every parameter
-        self._views = [piece.view_as(p) for piece, p in zip(self._sum.detach().split(sizes), parameters, strict=True)]
 
     def _forget(self, task: str) -> None:
         if not self.open:
@@ -223,7 +196,7 @@ class StaticSum(StaticGradients):
         for i in reached:
             self.parameters[i].grad = self._views[i]
         self._whole = len(reached) == len(self.parameters)
-        self.open.clear()
+        self._end_step()
 
     def combined(self) -> list[torch.Tensor]:
         return [self._sum] if self._whole else [p.grad for p in self.parameters if p.grad is not None]
@@ -248,6 +221,8 @@ class GradientRows(StaticGradients):
         meter: measures each step.
         sharded: whether each process combines its share of the numbers, of which it alone gets the means: with K tasks
             (K + 1) / 2 times the traffic of one all-reduce instead of K times. Only steps with every task are.
+        static: whether matrices lie before vectors, as in `one_array`, where nothing asks for the order of the model:
+            the smoothed rows of a checkpoint do, and a meter of layers.
 
     Raises:
         MinBertError: the trained parameters have several dtypes.
@@ -260,9 +235,11 @@ class GradientRows(StaticGradients):
         smoothing: Smoothing | None = None,
         meter: ConflictMeter | None = None,
         sharded: bool = False,
+        static: bool = False,
     ):
         super().__init__(parameters)
         self.sharded = sharded
+        self._matrices_first = static and smoothing is None and (meter is None or meter.detail != "layers")
         dtypes = sorted({str(p.dtype) for p in parameters})
         if len(dtypes) > 1:
             raise MinBertError(
@@ -273,7 +250,7 @@ class GradientRows(StaticGradients):
         self._matrix = torch.empty(0)  # [tasks, numbers of the parameters in `_common`]
         self._common: list[int] = []  # parameters that two or more tasks have ever reached
         self._combined: list[torch.Tensor] = []
-        self._averaging: dict[str, list[_Averaging]] = {}  # of tasks that are complete
+        self._averaging: dict[str, list[Averaging]] = {}  # of tasks that are complete
         self._averaged: list[str] = []
 
     def add_together(self, losses: Mapping[str, torch.Tensor]) -> None:
@@ -283,10 +260,10 @@ class GradientRows(StaticGradients):
                 loss.backward(retain_graph=task != last)
 
     def complete(self, task: str) -> None:
-        if self.sharded or _processes() == 1 or not self._common:  # in the first step, it is not known what is shared
+        if self.sharded or processes() == 1 or not self._common:  # in the first step, it is not known what is shared
             return
         row = self._matrix[list(self.rows).index(task)]
-        self._averaging[task] = [_Averaging([row]), *map(_Averaging, _buckets(self._outside(task)))]
+        self._averaging[task] = [Averaging([row]), *map(Averaging, buckets(self._outside(task)))]
 
     def _outside(self, task: str) -> list[torch.Tensor]:
         """The task's gradients that are not in the matrix."""
@@ -325,11 +302,12 @@ class GradientRows(StaticGradients):
 
     def _reached_by_several(self, tasks: list[str]) -> list[int]:
         counts = Counter(i for task in tasks for i in self.rows[task])
-        return sorted(i for i, tasks in counts.items() if tasks > 1)
+        shared = sorted(i for i, tasks in counts.items() if tasks > 1)
+        return sorted(shared, key=lambda i: self.parameters[i].dim() < 2) if self._matrices_first else shared
 
     def combine(self, generator: torch.Generator, scale: torch.Tensor | float = 1.0) -> None:
         shared = self._reached_by_several(self.open)
-        in_shards = self.sharded and _processes() > 1 and self.open == list(self.rows) and shared == self._common
+        in_shards = self.sharded and processes() > 1 and self.open == list(self.rows) and shared == self._common
         self._average(matrix=not in_shards)
         self._smooth(scale)
         in_several = set(shared)
@@ -343,7 +321,7 @@ class GradientRows(StaticGradients):
             for i, piece in zip(shared, combined.split(sizes), strict=True):
                 self.parameters[i].grad = piece.view_as(self.parameters[i])
             self._combined.append(combined)
-        self.open.clear()
+        self._end_step()
 
     def combined(self) -> list[torch.Tensor]:
         return self._combined
@@ -390,19 +368,19 @@ class GradientRows(StaticGradients):
         gram = gram_matrix(shard)
         dist.all_reduce(gram)
         coefficients = self.aggregator.coefficients(gram, generator, self.open)
-        combined = rows.new_empty(_processes() * shard.shape[1])
+        combined = rows.new_empty(processes() * shard.shape[1])
         dist.all_gather_into_tensor(combined, weighted_sum(shard, coefficients.sum(dim=0)))
         self._measure(shard, first, shared, gram, coefficients)
         return combined[: rows.shape[1]]
 
     def _shard(self, rows: torch.Tensor) -> tuple[torch.Tensor, int]:
         """This process's share of the rows, averaged over processes, and the index of its first column."""
-        processes = _processes()
-        width = -(-rows.shape[1] // processes)
+        count = processes()
+        width = -(-rows.shape[1] // count)
         shard = rows.new_empty(len(rows), width)
         for share, row in zip(shard, rows, strict=True):
-            dist.reduce_scatter_tensor(share, F.pad(row, (0, processes * width - len(row))))
-        shard /= processes
+            dist.reduce_scatter_tensor(share, F.pad(row, (0, count * width - len(row))))
+        shard /= count
         return shard, dist.get_rank() * width
 
     def _measure(
@@ -471,5 +449,5 @@ def collector(
     """
     trained = [p for p in parameters if p.requires_grad]
     if aggregator.needs_rows:
-        return GradientRows(trained, aggregator, smoothing, meter, sharded)
+        return GradientRows(trained, aggregator, smoothing, meter, sharded, static)
     return StaticSum(trained) if static else SummedGradients(trained)

@@ -6,13 +6,18 @@ A small batch keeps a GPU busy for less time than Python needs to launch its ker
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from ..model.step_weights import StepWeights, in_use
 from .gradients import StaticGradients
+from .step_memory import HalfCopies
 from .terms.base import repeats_in_recording
 
 logger = logging.getLogger(__name__)
@@ -48,6 +53,7 @@ class GraphedSteps:
         self.forward = forward
         self.gradients = gradients
         self.repeats = repeats
+        self._copies, self._renewed = HalfCopies(), -1  # and the step for which they are up to date
         self._seen: set[tuple] = set()
         self._recordings: dict[tuple, Recording] = {}
         self._refused = False
@@ -55,6 +61,10 @@ class GraphedSteps:
 
     def __call__(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
         """Adds a task's gradients, and returns the outputs of `forward`. The next call may overwrite them."""
+        if self._renewed != self.gradients.steps:
+            self._renewed = self.gradients.steps
+            self._copies.renew()
+        self._copies.extend()
         key = (task, factor, *_shapes(inputs))
         recording = self._recordings.get(key)
         if recording is None or recording.version != self.gradients.version:
@@ -78,8 +88,16 @@ class GraphedSteps:
         self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last recording
 
     def _plain(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
-        outputs, loss = self.forward(inputs, factor)
+        with in_use(StepWeights(self._copies)):
+            outputs, loss = self.forward(inputs, factor)
         self.gradients.add(task, loss)
+        return outputs
+
+    def _accumulate(self, task: str, inputs: Mapping[str, Any], factor: float) -> dict[str, torch.Tensor]:
+        """As `_plain`, in a form that may be recorded."""
+        with in_use(StepWeights(self._copies, self.gradients.destinations(task))):
+            outputs, loss = self.forward(inputs, factor)
+            self.gradients.accumulate(task, loss)
         return outputs
 
     def _record(self, key: tuple, inputs: Mapping[str, Any]) -> Recording | None:
@@ -96,8 +114,7 @@ class GraphedSteps:
                 repeats_in_recording(recording.generators),
                 torch.cuda.graph(recording.graph, pool=self._pool, capture_error_mode="thread_local"),
             ):
-                recording.outputs, loss = self.forward(static, factor)
-                self.gradients.accumulate(task, loss)
+                recording.outputs = self._accumulate(task, static, factor)
         except RuntimeError as error:
             # A failed recording leaves its stream current. The memory pool and the random generator still wait for its
             # end, and all earlier recordings share them.
@@ -113,6 +130,27 @@ class GraphedSteps:
             return None
         self._recordings[key] = recording
         return recording
+
+
+@contextmanager
+def quick_zero_grad(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Generator[None]:
+    """Inside, `model.zero_grad()` clears the gradients of these parameters, those that are trained.
+
+    The stock method walks through all modules: half a millisecond for BERT-base, in each step.
+    """
+    vars(model)["zero_grad"] = partial(_clear, parameters)
+    try:
+        yield
+    finally:
+        del vars(model)["zero_grad"]
+
+
+def _clear(parameters: Sequence[nn.Parameter], set_to_none: bool = True) -> None:
+    for parameter in parameters:
+        if set_to_none:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.zero_()
 
 
 def _generator() -> torch.Generator:

@@ -33,9 +33,14 @@ class CourseAdamW(torch.optim.Optimizer):
         eps: the course's is 1e-6, the default of the training argument `adam_epsilon` 1e-8.
         weight_decay: each step takes `lr * weight_decay` of a weight.
 
+    Attributes:
+        divisor: as that of `FusedAdamW`.
+
     Raises:
         MinBertError: a value is out of range, or a gradient is sparse.
     """
+
+    divisor: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -61,13 +66,16 @@ class CourseAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        divisor, self.divisor = self.divisor, None
         for group in self.param_groups:
             gradients = {parameter: parameter.grad for parameter in group["params"] if parameter.grad is not None}
             if gradients:
-                self._move(gradients, group)
+                self._move(gradients, group, divisor)
         return loss
 
-    def _move(self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any]) -> None:
+    def _move(
+        self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any], divisor: torch.Tensor | None
+    ) -> None:
         """One step of one group."""
         if any(gradient.is_sparse for gradient in gradient_of.values()):
             raise MinBertError("CourseAdamW takes no sparse gradients. Use dense ones, or `optim: adamw_torch`.")
@@ -89,7 +97,7 @@ class CourseAdamW(torch.optim.Optimizer):
                 [],
                 [torch.full((), float(step), device=device)] * len(parameters),
                 lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"] / math.sqrt(1 - beta2**step),
-                weight_decay=0.0, amsgrad=False, maximize=False,
+                weight_decay=0.0, amsgrad=False, maximize=False, grad_scale=divisor,
             )  # fmt: skip
             if group["weight_decay"]:
                 # Not by a factor of 1 - lr * decay: in float32 that is 1 - 1.2e-7 where it should be 1 - 1e-7.

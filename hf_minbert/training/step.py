@@ -5,19 +5,22 @@ Tasks that share rows have one forward pass, and one backward pass too where the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import TrainerCallback
 
 from ..errors import MinBertError
-from .balancing import Balancing
+from .balancing import Balancing, Learned
 from .evaluator import TrainingScores
+from .fused_adamw import scaling_optimizer
 from .gradients import Gradients, StaticGradients
-from .graphs import GraphedSteps
+from .graphs import GraphedSteps, quick_zero_grad
 from .metric_tracker import MetricTracker
 from .neftune import WordNoise
 from .protocol import TaskModel
@@ -108,6 +111,31 @@ class RoundStep:
             if self.balancing is not None:
                 self.balancing.end_step(scale)
         return total
+
+    @contextmanager
+    def in_loop(self, model: nn.Module) -> Generator[None]:
+        """Inside, the stock loop trains the model by these steps."""
+        quick = nullcontext() if self.graphs is None else quick_zero_grad(model, self.gradients.parameters)
+        try:
+            with quick:
+                yield
+        finally:
+            if self.word_noise is not None:
+                self.word_noise.remove()
+
+    def clip(self, longest: float, optimizer: Optimizer, callbacks: Iterable[TrainerCallback]) -> Tensor:
+        """As `Gradients.clip`, by the optimizer where steps are recorded.
+
+        Args:
+            longest: the norm.
+            optimizer: as accelerate wraps it.
+            callbacks: of the trainer. The optimizer scales no gradients that one of them may look at before.
+        """
+        scaling = None
+        # Learned weights of losses are not clipped, and the optimizer would scale their gradients too.
+        if self.graphs is not None and not isinstance(self.balancing, Learned):
+            scaling = scaling_optimizer(optimizer, callbacks)
+        return self.gradients.clip(longest, scaling)
 
     def forget_recordings(self) -> None:
         """Drops all CUDA graphs, after the trained parameters have changed."""

@@ -55,6 +55,7 @@ from .distributed import without_ddp
 from .evaluator import TaskEvaluator, TrainingScores, first_rows, new_rows
 from .feature_cache import cache_features, is_constant
 from .freezing import Freezing, check_trainable, count_parameters, encoder_parameters, layer_names
+from .fused_adamw import FusedAdamW, is_fused_adamw
 from .gradients import Gradients, collector
 from .hyperparameters import HyperparameterSearch
 from .metric_tracker import MetricTracker
@@ -400,11 +401,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(self.args.device)
         self.model.train()  # a new adapter is in the mode of training, and the loaded model inside may not be
-        try:
+        with self.step.in_loop(cast(nn.Module, self.model)):
             output = super().train(resume_from_checkpoint=checkpoint, ignore_keys_for_eval=ignore_keys_for_eval)
-        finally:
-            if self.step.word_noise is not None:
-                self.step.word_noise.remove()
         if self.proximal is not None and self.args.proximal_evaluate == "instead":
             self.proximal.become()
         self._tracker.read()  # what came after the last log
@@ -521,7 +519,7 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
         if self.step is None:
             return super()._clip_grad_norm(model)
         self.accelerator.unscale_gradients()
-        return self.step.gradients.clip(self.args.max_grad_norm)
+        return self.step.clip(self.args.max_grad_norm, self.optimizer, self.callback_handler.callbacks)
 
     def _check_trainable(self) -> None:
         """Raises `MinBertError` if nothing is trained for a task; else logs how many parameters are, at first."""
@@ -537,7 +535,8 @@ class MultiTaskTrainer(HyperparameterSearch, WholeCheckpoints, PushesToHub):
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: PreTrainedModel | None = None) -> tuple[Any, Any]:
         """The optimizer's class and arguments; ours take those of the stock AdamW."""
         if args.optim not in OPTIMIZERS:
-            return Trainer.get_optimizer_cls_and_kwargs(args, model)
+            stock, given = Trainer.get_optimizer_cls_and_kwargs(args, model)
+            return (FusedAdamW, given) if is_fused_adamw(args) else (stock, given)
         betas = (args.adam_beta1, args.adam_beta2)
         return OPTIMIZERS[args.optim], {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
 

@@ -40,7 +40,7 @@ def attention(
     setting, scaling = Setting("cuda", bf16=True), head_size**-0.5
     table: Table = {}
     for count in sizes:
-        packing = _packing(count, tokens)
+        packing = packed(count, tokens)
         starts = packing.starts
         ways: dict[str, Attention] = {
             "flash": lambda *given, starts=starts: varlen_attn(
@@ -54,7 +54,7 @@ def attention(
         }  # fmt: skip
         states = torch.randn(4, len(packing.tokens), heads, head_size, device="cuda", dtype=torch.bfloat16).unbind()
         runs = {
-            (name, backward): _recorded(way, states, backward, setting)
+            (name, backward): recorded(_passes(way, states, backward), setting)
             for name, way in ways.items()
             for backward in (False, True)
         }
@@ -70,7 +70,7 @@ def attention(
     report(setting, heading, table, json_file)
 
 
-def _packing(rows: int, tokens: float) -> Packing:
+def packed(rows: int, tokens: float) -> Packing:
     """Sentences of random lengths with about this mean."""
     lengths = np.random.default_rng(0).gamma(6, tokens / 6, rows).round().clip(1, LONGEST)
     described = Packing.describe(np.arange(LONGEST) < lengths[:, None])
@@ -78,8 +78,7 @@ def _packing(rows: int, tokens: float) -> Packing:
     return Packing(shape=(rows, LONGEST), **on_gpu, longest=LONGEST)
 
 
-def _recorded(way: Attention, states: tuple, backward: bool, setting: Setting) -> Callable[[], float]:
-    """Replays `CALLS` passes, and says how long one of them took in seconds."""
+def _passes(way: Attention, states: tuple, backward: bool) -> Callable[[], None]:
     leaves = [one.clone().requires_grad_(backward) for one in states[:3]]
 
     def run() -> None:
@@ -87,6 +86,11 @@ def _recorded(way: Attention, states: tuple, backward: bool, setting: Setting) -
         if backward:
             torch.autograd.grad(mixed, leaves, states[3])
 
+    return run
+
+
+def recorded(run: Callable[[], None], setting: Setting) -> Callable[[], float]:
+    """Replays `CALLS` of these, and says how long one of them took in seconds."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,11 +1,13 @@
 """Fixtures for training: toy rows that show their origin, a trainer over a tiny model, a second aggregator."""
 
 from collections.abc import Callable, Hashable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hf_minbert import MultiTaskTrainer, MultiTaskTrainingArguments
+from hf_minbert.training import graphs
 from hf_minbert.training.aggregation.base import Aggregator
 from hf_minbert.training.aggregation.registry import AGGREGATORS
 
@@ -106,3 +108,26 @@ def aggregator(request, monkeypatch) -> str:
     """Either way to the summed gradient: accumulated in `.grad`, or one row per task."""
     monkeypatch.setitem(AGGREGATORS, "row_sum", RowSum)
     return request.param
+
+
+@pytest.fixture
+def recorded_on_cpu(monkeypatch) -> None:
+    """Steps are recorded on a CPU too. In the place of a CUDA graph, a replay computes the recorded pass anew."""
+
+    def record(self, key, inputs):
+        task, factor = key[:2]
+        static = graphs._copied(inputs)
+
+        def replay():
+            recording.outputs = self._accumulate(task, static, factor)
+
+        recording = graphs.Recording(self.gradients.version, SimpleNamespace(replay=replay))
+        recording.inputs = [*graphs._tensors(static)]
+        self._recordings[key] = recording
+        return recording
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(
+        MultiTaskTrainingArguments, "uses_graphs", property(lambda args: args.cuda_graphs == "auto" and args.packing)
+    )
+    monkeypatch.setattr(graphs.GraphedSteps, "_record", record)

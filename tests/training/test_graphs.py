@@ -1,6 +1,7 @@
 """CUDA graphs: the same training as without them, step for step. They need a GPU."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -8,9 +9,16 @@ import torch
 from hf_minbert import get_tasks
 from hf_minbert.model.losses import LOSSES
 from hf_minbert.training.aggregation.pcgrad import PCGrad
+from hf_minbert.training.fused_adamw import FusedAdamW
 from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+#: A rate that moves weights visibly, of which a rounding of a gradient that is nearly zero is no step.
+ADAM = {"max_steps": 30, "learning_rate": 0.01, "adam_epsilon": 1e-3}
+
+
+def GPU(test):
+    return pytest.mark.gpu(NEEDS_GPU(test))
 
 
 def parameters(count=3):
@@ -118,6 +126,18 @@ def on_gpu(make_trainer, tiny_model):
         {"neftune_noise_alpha": 5.0, "regularizer": "smart"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
         {"compile_layers": True, "aggregator": "pcgrad"},
+        {"optim": "adamw_torch_fused", "lr_scheduler_type": "linear", "max_grad_norm": 1.0, **ADAM},
+        {"optim": "adamw_torch_fused", "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "fp16": True, **ADAM},
+        {
+            "optim": "adamw_torch_fused",
+            "lr_scheduler_type": "cosine",
+            "warmup_steps": 5,
+            "aggregator": "pcgrad",
+            **ADAM,
+        },
+        {"optim": "course_adamw", "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "weight_decay": 0.1, **ADAM},
+        {"bf16": True, "aggregator": "pcgrad"},
+        {"bf16": True, "regularizer": "fgm", "aggregator": "row_sum"},
         {"freeze": "encoder", "unfreeze": {3: 1, 6: "none"}},
         {"freeze": "embeddings", "unfreeze": {6: "none"}, "aggregator": "row_sum"},
         {"proximal": "momentum", "proximal_weight": 0, "proximal_evaluate": "instead"},
@@ -137,6 +157,37 @@ def test_graphs_train_as_single_launches_do(on_gpu, aggregator, arguments, tiny_
     losses = [[entry for entry in t.state.log_history if "loss_sst" in entry] for t in (plain, graphed)]
     for left, right in zip(*losses, strict=True):
         assert left["loss_sst"] == pytest.approx(right["loss_sst"], abs=max(5 * atol, 1e-4))
+
+
+@GPU
+@pytest.mark.parametrize("aggregator", ["sum", "pcgrad"])
+def test_fused_layers_read_copies_of_weights(on_gpu, aggregator):
+    trainer = on_gpu("auto", bf16=True, aggregator=aggregator)
+    copies = trainer.step.graphs._copies
+    linear = re.compile(r"layer\.\d+\..*(dense|query|key|value)")
+    asked = {parameter for name, parameter in trainer.model.named_parameters() if linear.search(name)}
+    assert {parameter for parameter in asked if parameter.dim() == 2} <= {*copies} <= asked
+    places = [copy.data_ptr() for copy in copies.values()]
+    copies.renew()
+    assert places == [copy.data_ptr() for copy in copies.values()]
+    for parameter, copy in copies.items():
+        assert torch.equal(copy, parameter.bfloat16())  # one rounding of the same number
+
+
+@GPU
+def test_the_optimizer_that_scales_gradients_takes_the_steps_of_the_stock_one(on_gpu, monkeypatch):
+    """Of two recorded runs with a rate that changes in every step, one has torch's class, and is clipped before it."""
+    given = {"optim": "adamw_torch_fused", "lr_scheduler_type": "linear", "max_grad_norm": 1.0, **ADAM}
+    ours = on_gpu("auto", **given)
+    monkeypatch.setattr("hf_minbert.training.trainer.is_fused_adamw", lambda args: False)
+    stock = on_gpu("auto", **given)
+    assert [type(trainer.optimizer.optimizer) for trainer in (ours, stock)] == [FusedAdamW, torch.optim.AdamW]
+    for (name, left), right in zip(ours.model.named_parameters(), stock.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
+    logs = [[entry for entry in trainer.state.log_history if "loss_sst" in entry] for trainer in (ours, stock)]
+    rates, norms = ([[entry[key] for entry in log] for log in logs] for key in ("learning_rate", "grad_norm"))
+    assert rates[0] == rates[1] and len({*rates[0]}) == 30
+    assert norms[0] == pytest.approx(norms[1], rel=1e-2) and max(norms[1]) > 1
 
 
 @GPU

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ...errors import MinBertError
+from ...model.step_weights import StepWeights, in_use
 from ..base_args import BaseArguments
 from ..checkpoints import TEACHER
 from ..protocol import TaskModel, in_mode
@@ -90,7 +91,8 @@ class ProximalPoint(Term, TrainerCallback):
         weights = {name: parameter.data for name, parameter in self.parameters.items()}
         self._put({name: tensor.to(weights[name].dtype) for name, tensor in self.teacher.items()})
         try:
-            yield
+            with in_use(StepWeights()):  # copies that a step keeps are of the model's own
+                yield
         finally:
             self._put(weights)
 
