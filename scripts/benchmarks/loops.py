@@ -131,6 +131,7 @@ class Loops:
     batch_size: int
     steps: int
     setting: Setting
+    max_length: int = MAX_LENGTH
 
     def run(self, name: str) -> tuple[float, float]:
         """Seconds of the measured steps of a loop, and the GPU's memory at its fullest, in GB."""
@@ -149,7 +150,7 @@ class Loops:
     def _minbert(self, settings: dict[str, Any], attn: str) -> MultiTaskTrainer:
         return MultiTaskTrainer(
             minbert_of(self.model, self.size, list(self.rows), attn), MultiTaskTrainingArguments(**settings),
-            train_dataset=self.rows, processing_class=self.tokenizer, max_length=MAX_LENGTH,
+            train_dataset=self.rows, processing_class=self.tokenizer, max_length=self.max_length,
         )  # fmt: skip
 
     def _naive(self, settings: dict[str, Any], attn: str) -> NaiveLoop:
@@ -170,7 +171,7 @@ class Loops:
             BertForSequenceClassification(BertConfig(**SIZES[self.size], num_labels=1)).save_pretrained(name)
             self.tokenizer.save_pretrained(name)
         model = CrossEncoder(
-            name, num_labels=1, max_length=MAX_LENGTH, model_kwargs=kwargs,
+            name, num_labels=1, max_length=self.max_length, model_kwargs=kwargs,
             config_kwargs={"attention_probs_dropout_prob": 0.0},
         )  # fmt: skip
         (task,) = get_tasks([list(self.rows)[-1]])
@@ -196,7 +197,7 @@ class Loops:
                 layer.compile()
         encoded = self.rows[task.name].map(
             lambda batch: self.tokenizer(
-                *(batch[name] for name in task.text_columns), truncation=True, max_length=MAX_LENGTH
+                *(batch[name] for name in task.text_columns), truncation=True, max_length=self.max_length
             ),
             batched=True,
         )

@@ -21,9 +21,10 @@ from hf_minbert.io import check_writable, write_atomically
 from hf_minbert.pretrained.loading import load_config
 
 WARM_UP = 3  # the first steps allocate AdamW's state and choose kernels
-MAX_LENGTH = 128  # of a row that is trained on, in tokens
+MAX_LENGTH = 128  # of a row that is trained on, in tokens, unless asked for
 SIZES = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
 }
 
@@ -63,7 +64,8 @@ Device = Annotated[str, typer.Option(help="A torch device.", callback=_device)]
 Bf16 = Annotated[bool, typer.Option("--bf16", help="All under bf16 autocast.")]
 JsonFile = Annotated[Path | None, typer.Option(help="Where to write the numbers too.", callback=_json_file)]
 RandomSize = Annotated[
-    Literal["base", "tiny"] | None, typer.Option(help="Random weights of this shape instead of the checkpoint's.")
+    Literal["base", "large", "tiny"] | None,
+    typer.Option(help="Random weights of this shape instead of the checkpoint's."),
 ]
 DataDir = Annotated[
     str, typer.Option(envvar="CS224N_DATA", help="The course's files; or `sample`, for the package's.")

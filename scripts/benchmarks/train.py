@@ -49,6 +49,7 @@ def train(
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of each task in a step.")] = 32,
     steps: Steps = 200,
     bf16: Bf16 = False,
+    max_length: Annotated[int, typer.Option(min=1, help="Tokens to which inputs are cut.")] = MAX_LENGTH,
     loops: Annotated[
         str, typer.Option(help=f"Which to run, with commas: {', '.join(LOOPS)}.")
     ] = "stock,padded,packed",
@@ -63,9 +64,10 @@ def train(
     names, setting = loops.split(","), Setting(DEVICE, bf16)
     check_loops(names)
     hardware, made = Hardware.measure(setting), make_loops(model, random_size, data_dir, tasks, setting)
-    made = replace(made, batch_size=batch_size, steps=steps)
+    made = replace(made, batch_size=batch_size, steps=steps, max_length=max_length)
     table = run_loops(made, names, rounds, hardware)
-    heading = f"{random_size or model}; batch {batch_size} per task; {tasks}; {steps} steps; no dropout on attention\n"
+    heading = f"{random_size or model}; batch {batch_size} per task; {tasks}; at most {max_length} tokens; "
+    heading += f"{steps} steps; no dropout on attention\n"
     costs = {", ".join(names): cost_of(made, names) for names in (list(made.rows)[-1:], list(made.rows))}
     heading += "".join(f"{names}: {cost}\n" for names, cost in costs.items())
     report(setting, f"{heading}{hardware}", table, json_file, hardware=hardware, costs=costs, batch_size=batch_size)
@@ -101,7 +103,7 @@ def cost_of(loops: Loops, names: Sequence[str]) -> Cost:
     config = minbert_config(loops.model, loops.size, list(names))
     tokens, flops = [], []
     for task in get_tasks([*names]):
-        lengths = encode(loops.rows[task.name], task, loops.tokenizer, MAX_LENGTH).row_lengths
+        lengths = encode(loops.rows[task.name], task, loops.tokenizer, loops.max_length).row_lengths
         tokens.append(lengths.mean())
         flops.append(PASSES["train"] * forward_flops(config, lengths, task.num_outputs))
     with torch.device("meta"):
