@@ -379,11 +379,18 @@ PRECISIONS = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], i
 
 @pytest.mark.gpu
 @GPU
-@pytest.mark.parametrize("size", [(384, 1536, 12), (768, 3072, 12), (1024, 4096, 16)], ids=str)
-@pytest.mark.parametrize("sentences", [1, 30, 400])
-@PRECISIONS
-def test_it_is_as_exact_as_autocast(dtype, size, sentences):
-    for fill in (False, True):
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        ((384, 1536, 12), torch.bfloat16),
+        ((768, 3072, 12), torch.bfloat16),
+        ((768, 3072, 12), torch.float16),
+        ((1024, 4096, 16), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_it_is_as_exact_as_autocast(size, dtype):
+    for sentences, fill in ((1, False), (30, True), (400, False)):
         check_errors("cuda", dtype, *size, random_lengths(sentences, 128), fill)
 
 
@@ -391,8 +398,7 @@ def test_it_is_as_exact_as_autocast(dtype, size, sentences):
 @GPU
 @PRECISIONS
 def test_dropout_on_a_gpu(dtype):
-    for hidden in (64, 128, 256):
-        check_dropout("cuda", dtype, hidden, random_lengths(30, 60))
+    check_dropout("cuda", dtype, 128, random_lengths(30, 60))
 
 
 @pytest.mark.gpu
