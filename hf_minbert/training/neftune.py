@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import MinBertError
@@ -60,9 +61,11 @@ class WordNoise:
         noise, packing = self._noise, self._packing
         if noise is None or not module.training:
             return None
-        if packing is not None and output.shape[:-1] == (1, len(packing.tokens)):
-            noise = packing.pack(noise)
-        found = list(output.shape) if isinstance(output, Tensor) else [type(output).__name__]
+        found, along = list(output.shape) if isinstance(output, Tensor) else [type(output).__name__], 0
+        if packing is not None and found[:-1] in ([1, len(packing.tokens)], [1, 2 * len(packing.tokens)]):
+            noise, along = packing.pack(noise), 1
+        if found[along : along + 1] == [2 * noise.shape[along]]:  # both passes of `terms.base.twice`
+            noise = torch.cat([noise, noise], dim=along)
         if len(found) == 3 and found[0] == len(noise) and found[1] > noise.shape[1]:  # Longformer pads to its windows
             noise = nn.functional.pad(noise, (0, 0, 0, found[1] - noise.shape[1]))
         if found[-2:] != [*noise.shape[-2:]] or output.numel() != noise.numel():

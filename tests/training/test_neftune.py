@@ -32,8 +32,11 @@ def noise_of(make_trainer, tiny_model, monkeypatch):
             moved = usual(self, module, inputs, output)
             if moved is not None:
                 noise, packing = (moved - output).detach(), self._packing
-                packed = packing is not None and noise.shape[:-1] == (1, len(packing.tokens))
-                seen.append((packing.unpack(noise) if packed else noise).view(-1, self._noise.shape[1], SIZE))
+                packed = packing is not None and len(noise) == 1
+                # Two passes may come as one batch.
+                parts = noise.split(len(packing.tokens), dim=1) if packed else noise.split(len(self._noise))
+                for part in parts:
+                    seen.append((packing.unpack(part) if packed else part).view(-1, self._noise.shape[1], SIZE))
             return moved
 
         monkeypatch.setattr(WordNoise, "_add", watched)

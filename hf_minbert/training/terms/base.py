@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.utils import is_compiled_module
 from torch import Tensor, nn
 
 from ...errors import MinBertError
@@ -100,11 +101,15 @@ def _with_unlabelled(model: TaskModel, batch: Batch) -> dict[str, Tensor]:
     task, labels = batch["task"], batch["labels"]
     pooled = batch.get("pooled")
     if pooled is None:
-        inputs = {name: value for name, value in batch.items() if name not in ("task", "labels")}
-        pooled = model.pooled_of([task], **inputs)[task]
+        pooled = model.pooled_of([task], **_inputs_of(batch))[task]
     known = outputs_of(model, {"task": task, "pooled": pooled[: len(labels)], "labels": labels})
     others = outputs_of(model, {"task": task, "pooled": pooled[len(labels) :]})
     return {"loss": known["loss"], "logits": torch.cat([known["logits"], others["logits"]])}
+
+
+def _inputs_of(batch: Batch) -> dict[str, Any]:
+    """What of a batch goes through the encoder."""
+    return {name: value for name, value in batch.items() if name not in ("task", "labels", "teacher")}
 
 
 class Term(ABC):
@@ -171,6 +176,38 @@ def _with_term(term: Term, key: AnyNoiseKey, inner: LossFunction, model: TaskMod
 
 
 # ---- Passes over one batch ----------------------------------------------------------------------------------------
+
+
+def twice(model: TaskModel, batch: Batch) -> tuple[Batch, Batch]:
+    """A batch two times, for passes that need not wait for each other and draw a dropout mask each.
+
+    Both go through the encoder as one batch, and have what it pooled of them instead of their inputs: their losses are
+    computed apart, so that one which compares rows sees each row once. A model without `pooled`, or one that is
+    compiled as a whole, gets the batch itself two times.
+    """
+    if "pooled" in batch or not takes(model, "pooled") or is_compiled_module(cast(Any, model)):
+        return batch, batch
+    task, inputs = batch["task"], _inputs_of(batch)
+    answers = {name: value for name, value in batch.items() if name not in inputs}
+    first, second = model.pooled_of([task], **doubled(inputs))[task].chunk(2)
+    return {**answers, "pooled": first}, {**answers, "pooled": second}
+
+
+def doubled(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a batch of twice the rows: all of them, then all of them again.
+
+    Its shapes depend on those of the inputs alone, and the GPU is asked for no number.
+    """
+    both: dict[str, Any] = {name: torch.cat([of, of]) for name, of in inputs.items() if name != "packing"}
+    if "packing" in inputs:
+        tokens, starts = inputs["packing"]["tokens"], inputs["packing"]["starts"]
+        places = inputs["attention_mask"].numel()  # of one half; a filler stands behind all places of both
+        both["packing"] = {
+            "tokens": torch.cat([tokens.masked_fill(tokens == places, 2 * places), tokens + places]),
+            "starts": torch.cat([starts, starts[1:] + len(tokens)]),
+            "longest": inputs["packing"]["longest"],
+        }
+    return both
 
 
 @dataclass(frozen=True)
