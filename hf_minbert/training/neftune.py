@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import MinBertError
 from ..model.packing import Packing
-from .noise import noise_like_words, uniform_noise
-from .terms.base import AnyNoiseKey
+from .noise import noise_of_words, uniform_noise
+from .terms.base import AnyNoiseKey, packing_of
 
 
 class WordNoise:
@@ -39,15 +39,14 @@ class WordNoise:
         mask = batch["attention_mask"].flatten(0, -2)
         bounds = self.alpha / (mask.sum(dim=-1).clamp(min=1) * size).sqrt()  # [N]
         # Of other bits than a term's noise on the same words.
-        noise = noise_like_words(batch, size, key, uniform_noise, f"{batch['task']} neftune")
-        return noise.flatten(0, -3) * bounds[:, None, None]
+        noise = noise_of_words(batch, size, key, uniform_noise, f"{batch['task']} neftune")
+        packing = packing_of(batch)
+        return (noise.flatten(0, -3) if packing is None else packing.unpack(noise)) * bounds[:, None, None]
 
     @contextmanager
     def added(self, batch: Mapping[str, Any], noise: Tensor) -> Generator[None]:
         """Inside, passes in training mode have what `draw` gave for the batch."""
-        self._noise = noise
-        if "packing" in batch:
-            self._packing = Packing(shape=(noise.shape[0], noise.shape[1]), **batch["packing"])
+        self._noise, self._packing = noise, packing_of(batch)
         try:
             yield
         finally:

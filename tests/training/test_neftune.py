@@ -5,7 +5,7 @@ import torch
 
 from hf_minbert import MinBertError, get_tasks
 from hf_minbert.training.neftune import WordNoise
-from hf_minbert.training.noise import noise_like_words, uniform_noise
+from hf_minbert.training.noise import noise_of_words, uniform_noise
 from hf_minbert.training.terms.base import NoiseKey
 from hf_minbert.training.trainer import tokens_through
 
@@ -84,7 +84,7 @@ def test_terms_have_other_noise_than_words(make_trainer):
     trainer = make_trainer(train={"sst": ROWS}, train_tasks=["sst"])
     batch, key = next(iter(trainer.get_train_dataloader()))["sst"], NoiseKey(1, 2, 3)
     noise = WordNoise(ALPHA, []).draw(batch, SIZE, key)
-    assert torch.corrcoef(torch.stack([noise.flatten(), noise_like_words(batch, SIZE, key).flatten()]))[0, 1] < 0.1
+    assert torch.corrcoef(torch.stack([noise.flatten(), noise_of_words(batch, SIZE, key).flatten()]))[0, 1] < 0.1
 
 
 def test_each_step_draws_anew_and_evaluation_has_none(make_trainer, monkeypatch):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import MinBertError
 from ...model.losses import IGNORED
+from ...model.packing import Packing
 from ...settings.tasks import Task
 from ..protocol import Head, TaskModel, outputs_of, takes, task_encoder
 
@@ -289,18 +290,39 @@ def word_size(model: TaskModel, task: str) -> int:
     return words_of(model, task).weight.shape[-1]
 
 
+def packing_of(batch: Batch) -> Packing | None:
+    """Where the tokens of a packed batch stand among its sentences."""
+    return Packing.read(batch.get("packing"), batch["attention_mask"].flatten(0, -2))
+
+
 def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
     """The batch with its word embeddings, moved by `delta`, instead of its ids.
 
     Args:
-        delta: float32, the ids' shape and the hidden size. The sum is in float32 too, whatever the layers compute in.
+        delta: float32, [B, T, H] or [B, 2, T, H]; of a packed batch [1, S, H], as padding would be most of the work.
+            The sum is in float32 too, whatever the layers compute in.
     """
-    task, ids = batch["task"], batch["input_ids"]
-    words = words_of(model, task)(ids)
-    moved = {"inputs_embeds": (words.float() + delta).to(words.dtype)}
+    task, ids, packing = batch["task"], batch["input_ids"], packing_of(batch)
+    words = words_of(model, task)(ids if packing is None else packing.pack(ids.flatten(0, -2)))
+    summed = (words.float() + delta).to(words.dtype)
+    moved = {"inputs_embeds": summed if packing is None else packing.unpack(summed).view(*ids.shape, -1)}
     if takes(model, "position_ids") and (positions := model.positions_of(task, ids)) is not None:
         moved["position_ids"] = positions
     return {**moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
+
+
+def of_sentences(reduce: Callable[[Tensor], Tensor], values: Tensor, packing: Packing | None) -> Tensor:
+    """What `reduce` makes of the values of each sentence's tokens, in a shape that broadcasts to them.
+
+    Args:
+        reduce: [..., T, 1] -> [..., 1, 1], on which zeros at padding have no effect.
+        values: [..., T, 1], or [1, S, 1] of a packed batch.
+        packing: that of the batch, if it is packed.
+    """
+    if packing is None:
+        return reduce(values)
+    padded = packing.unpack(values)
+    return packing.pack(reduce(padded).expand_as(padded))
 
 
 def divergence(head: Head, labels: Tensor, outputs: Tensor, other: Tensor, name: str | None = None) -> Tensor:
