@@ -40,6 +40,7 @@ from .base import (
     word_size,
     words_of,
 )
+from .streams import Beside
 
 #: Report 002's names: the divergence that the steps ascend, and the one that is the term.
 VARIANTS: dict[str, tuple[str, str]] = {
@@ -282,7 +283,7 @@ class Smart(Term):
         return self.steps + 1  # each step of the search, and the term
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
-        before = random_state(batch["input_ids"].device)
+        before, beside = random_state(batch["input_ids"].device), Beside(batch["input_ids"].device)
         plain = inner(model, batch)
         clean, inputs = plain.outputs["logits"], {name: value for name, value in batch.items() if name != "labels"}
 
@@ -293,16 +294,22 @@ class Smart(Term):
         head = model.heads.get(batch["task"])
         apart = partial(divergence, head, batch["labels"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
-        noise = self.noise_std * noise_of_words(batch, word_size(model, batch["task"]), key)
-        with parameters_fixed(model):
-            search = self.form.ascended(apart, ascended)
-            delta, ok = self._worst(perturbed, clean.detach(), search, noise, batch)
+        search = self.form.ascended(apart, ascended)
+        with parameters_fixed(model), beside.inside():  # its first pass does not need the clean outputs
+            noise = self.noise_std * noise_of_words(batch, word_size(model, batch["task"]), key)
+            delta, ok = self._worst(perturbed, clean.detach(), search, noise, batch, beside)
         term = torch.where(ok, self.form.term(apart, taken, clean, perturbed(delta)), 0.0)
         logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
         return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, **logged})
 
     def _worst(
-        self, perturbed: Callable[[Tensor], Tensor], clean: Tensor, divergence: Divergence, noise: Tensor, batch: Batch
+        self,
+        perturbed: Callable[[Tensor], Tensor],
+        clean: Tensor,
+        divergence: Divergence,
+        noise: Tensor,
+        batch: Batch,
+        beside: Beside,
     ) -> tuple[Tensor, Tensor]:
         """The end of the search, without a graph, and whether all its gradients were finite; if not, it is zero."""
         packing = packing_of(batch)
@@ -313,7 +320,9 @@ class Smart(Term):
         delta, ok = of_tokens(noise), torch.ones((), dtype=torch.bool, device=noise.device)
         for _ in range(self.steps):
             delta.requires_grad_()
-            gradient = self.form.gradient(divergence, clean, perturbed(delta), delta)
+            outputs = perturbed(delta)
+            beside.meet()
+            gradient = self.form.gradient(divergence, clean, outputs, delta)
             ok = ok & gradient.isfinite().all()
             delta = of_tokens(self.form.step(delta.detach(), gradient, packing))
         return torch.where(ok, delta, 0.0), ok
