@@ -126,6 +126,8 @@ def on_gpu(make_trainer, tiny_model):
         {"proximal": "momentum", "proximal_momentum": [0.5, 0.5], "bf16": True},
         {"neftune_noise_alpha": 5.0},
         {"neftune_noise_alpha": 5.0, "regularizer": "smart"},
+        {"neftune_noise_alpha": 5.0, "regularizer": "r_drop"},
+        {"compile_layers": True, "bf16": True, "regularizer": "r_drop"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
         {"compile_layers": True, "aggregator": "pcgrad"},
         {"optim": "adamw_torch_fused", "lr_scheduler_type": "linear", "max_grad_norm": 1.0, **ADAM},
@@ -216,6 +218,17 @@ def test_the_passes_of_a_replay_have_one_dropout_mask(on_gpu, regularizer, half)
             expected = 0.0 if name == "smart" else entry[f"loss_{task}"] - entry[f"fgm_{task}"]
             assert entry[f"{name}_{task}"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert len({entry["loss_sst"] for entry in logs}) == len(logs)
+
+
+@GPU
+@pytest.mark.parametrize("half", [{}, {"bf16": True}], ids=str)
+def test_the_halves_of_r_drop_have_different_masks_in_a_replay(on_gpu, half):
+    trainer = on_gpu("auto", dropout=0.5, regularizer="r_drop", **half)
+    assert trainer.step.graphs._recordings
+    logs = [entry for entry in trainer.state.log_history if "r_drop_sst" in entry]
+    for task in ("sst", "para", "sts"):
+        terms = [entry[f"r_drop_{task}"] for entry in logs]
+        assert min(terms) > 1e-4 and len({*terms}) == len(terms)
 
 
 @GPU

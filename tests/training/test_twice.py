@@ -10,6 +10,7 @@ from hf_minbert.data.encoding import encode
 from hf_minbert.model.packing import Packing
 from hf_minbert.training.terms.base import NoiseKey, doubled, own_loss, twice
 from hf_minbert.training.terms.r_drop import RDrop
+from tests.training.test_models import with_lora
 
 KEY = NoiseKey(seed=0, step=0, first_row=0)
 MASK = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], dtype=bool)  # sentences of 3, 4 and 1 tokens
@@ -113,6 +114,20 @@ def test_both_halves_go_through_the_encoder_in_one_pass(model, batch, form):
     model.bert.register_forward_hook(lambda *given: calls.append(1))
     result = RDrop()(model, batch("sst", form), KEY)
     assert len(calls) == 1 and result.logged["r_drop"] > 0
+
+
+def test_adapters_are_in_the_one_pass(tiny_model, batch):
+    plain, adapted = tiny_model(TASKS).train(), with_lora(tiny_model(TASKS)).train()
+    rows = batch("sst", "packed")
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    expected = adapted(**rows)["logits"]
+    for half in twice(adapted, rows):
+        assert "pooled" in half
+        torch.testing.assert_close(adapted(**half)["logits"], expected, rtol=1e-4, atol=1e-5)
+    assert (plain(**rows)["logits"] - expected).abs().max() > 1e-2
 
 
 def test_outputs_that_were_pooled_before_are_not_computed_again(model, batch):
