@@ -87,9 +87,21 @@ def test_training_of_one_task_and_of_two(bench, tiny_bert):
     stock, packed, naive = (found["table"][name] for name in ("stock", "packed", "naive-pcgrad"))
     for row, rows in ((stock, 2), (packed, 4), (naive, 4)):
         assert row["examples_per_s"] == pytest.approx(rows * 2 / row["seconds"][0])
+        assert row["ms_a_step"] == pytest.approx(1e3 * row["seconds"][0] / 2)
         assert row["times_stock"] == pytest.approx(row["examples_per_s"] / stock["examples_per_s"])
         assert row["share_of_product"] == pytest.approx(1e12 * row["tflop_per_s"] / found["hardware"]["flops"])
     assert stock["tokens_per_s"] / stock["examples_per_s"] == pytest.approx(found["costs"]["para"]["tokens"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")
+def test_regularizers_beside_a_plain_step(bench, tiny_bert):
+    words = ["--model", tiny_bert, *TINY, "--batch-size", 2, "--steps", 1]
+    _, found = bench("train", *words, "--loops", "graphs,graphs-r-drop,graphs-smart")
+    plain, *others = found["table"].values()
+    for row, passes in zip(others, (6, 8), strict=True):  # a plain step's are 3: forward 1, backward 2
+        assert row["tflop_per_s"] / row["examples_per_s"] == pytest.approx(
+            passes / 3 * plain["tflop_per_s"] / plain["examples_per_s"]
+        )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trains on the GPU where there is one")

@@ -6,12 +6,13 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import MinBertError
 from ..model.packing import Packing
-from .noise import noise_like_words, uniform_noise
-from .terms.base import AnyNoiseKey
+from .noise import noise_of_words, uniform_noise
+from .terms.base import AnyNoiseKey, packing_of
 
 
 class WordNoise:
@@ -38,15 +39,14 @@ class WordNoise:
         mask = batch["attention_mask"].flatten(0, -2)
         bounds = self.alpha / (mask.sum(dim=-1).clamp(min=1) * size).sqrt()  # [N]
         # Of other bits than a term's noise on the same words.
-        noise = noise_like_words(batch, size, key, uniform_noise, f"{batch['task']} neftune")
-        return noise.flatten(0, -3) * bounds[:, None, None]
+        noise = noise_of_words(batch, size, key, uniform_noise, f"{batch['task']} neftune")
+        packing = packing_of(batch)
+        return (noise.flatten(0, -3) if packing is None else packing.unpack(noise)) * bounds[:, None, None]
 
     @contextmanager
     def added(self, batch: Mapping[str, Any], noise: Tensor) -> Generator[None]:
         """Inside, passes in training mode have what `draw` gave for the batch."""
-        self._noise = noise
-        if "packing" in batch:
-            self._packing = Packing(shape=(noise.shape[0], noise.shape[1]), **batch["packing"])
+        self._noise, self._packing = noise, packing_of(batch)
         try:
             yield
         finally:
@@ -60,9 +60,11 @@ class WordNoise:
         noise, packing = self._noise, self._packing
         if noise is None or not module.training:
             return None
-        if packing is not None and output.shape[:-1] == (1, len(packing.tokens)):
-            noise = packing.pack(noise)
-        found = list(output.shape) if isinstance(output, Tensor) else [type(output).__name__]
+        found, along = list(output.shape) if isinstance(output, Tensor) else [type(output).__name__], 0
+        if packing is not None and found[:-1] in ([1, len(packing.tokens)], [1, 2 * len(packing.tokens)]):
+            noise, along = packing.pack(noise), 1
+        if found[along : along + 1] == [2 * noise.shape[along]]:  # both passes of `terms.base.twice`
+            noise = torch.cat([noise, noise], dim=along)
         if len(found) == 3 and found[0] == len(noise) and found[1] > noise.shape[1]:  # Longformer pads to its windows
             noise = nn.functional.pad(noise, (0, 0, 0, found[1] - noise.shape[1]))
         if found[-2:] != [*noise.shape[-2:]] or output.numel() != noise.numel():

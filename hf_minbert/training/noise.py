@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model.packing import Packing
 from .terms.base import AnyNoiseKey
 
 #: From key, rows, positions and size to numbers: see `normal_noise`.
@@ -70,10 +69,10 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
     return numbers >> bits & 2 ** (64 - bits) - 1  # torch's shift fills up with the sign
 
 
-def noise_like_words(
+def noise_of_words(
     batch: Mapping[str, Any], size: int, key: AnyNoiseKey, noise: Noise = normal_noise, name: str | None = None
 ) -> Tensor:
-    """Noise for every token of a batch, [B, T, H] or [B, 2, T, H]. At padding it may be zero.
+    """Noise for every token of a batch, [B, T, H] or [B, 2, T, H]; of a packed batch [1, S, H].
 
     Args:
         batch: one task's.
@@ -84,10 +83,8 @@ def noise_like_words(
     """
     ids = batch["input_ids"]
     apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1
-    packing = None
-    if "packing" in batch:
-        packing = Packing(shape=(len(ids) * apart, width), **batch["packing"])
-    tokens = torch.arange(ids.numel(), device=ids.device) if packing is None else packing.tokens
+    packed = "packing" in batch
+    tokens = batch["packing"]["tokens"] if packed else torch.arange(ids.numel(), device=ids.device)
     task_key, first_row = key.numbers(name or batch["task"], ids.device)
     made = noise(task_key, tokens // width + first_row * apart, tokens % width, size)
-    return (made if packing is None else packing.unpack(made[None])).view(*ids.shape, size)
+    return made[None] if packed else made.view(*ids.shape, size)

@@ -54,10 +54,15 @@ LOOPS: dict[str, dict[str, Any]] = {
     "packed-pcgrad": {"packing": True, "cuda_graphs": "off", "aggregator": "pcgrad"},
     "packed-smart": {"packing": True, "cuda_graphs": "off", "regularizer": "smart"},
     "graphs": {"packing": True},
+    "graphs-r-drop": {"packing": True, "regularizer": "r_drop"},
+    "graphs-smart": {"packing": True, "regularizer": "smart"},
     "compiled": {"packing": True, "compile_layers": True},
     "pcgrad": {"packing": True, "compile_layers": True, "aggregator": "pcgrad"},
+    "r-drop": {"packing": True, "compile_layers": True, "regularizer": "r_drop"},
     "smart": {"packing": True, "compile_layers": True, "regularizer": "smart"},
 }
+#: Work in the encoder of a step with a regularizer, times that of a plain step: SMART's passes make 8 of 3.
+WORK = {"r_drop": 2.0, "smart": 8 / 3}
 #: Loops that train one task, the last one that is named.
 OF_ONE_TASK = ("stock", "cross_encoder")
 
@@ -78,8 +83,8 @@ def trains_one(name: str) -> bool:
 
 
 def work_of(name: str) -> float:
-    """Passes through the encoder, times those of a plain step: SMART's make 8 of 3."""
-    return 8 / 3 if "regularizer" in LOOPS[name] else 1.0
+    """Work in the encoder, times that of a plain step."""
+    return WORK.get(LOOPS[name].get("regularizer"), 1.0)
 
 
 def minbert_config(model: str, size: str | None, names: Sequence[str]) -> MinBertConfig:

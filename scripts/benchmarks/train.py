@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import mean
+from statistics import mean, median
 from typing import Annotated
 
 import torch
@@ -56,7 +56,7 @@ def train(
     rounds: Annotated[int, typer.Option(min=1, help="How often each runs, in turns.")] = 1,
     json_file: JsonFile = None,
 ) -> None:
-    """Examples per second of whole training loops, evaluation off: loader, step, optimizer, log.
+    """Examples per second and time of a step in whole training loops, evaluation off: loader, step, optimizer, log.
 
     `floor` is what the machine allows: the matrix products of real tokens at the speed of a large product, and AdamW's
     memory at that of a copy.
@@ -93,6 +93,7 @@ def run_loops(loops: Loops, names: Sequence[str], rounds: int, hardware: Hardwar
     for name, row in table.items():
         cost = cost_of(loops, tasks[name])
         cost = replace(cost, flops=work_of(name) * cost.flops)
+        row["ms_a_step"] = 1e3 * median(seconds[name]) / loops.steps
         row["peak_gb"] = peaks[name] if loops.setting.on_gpu else None
         row |= hardware.beside(row["examples_per_s"], cost, loops.batch_size * len(tasks[name]))
     return table

@@ -179,7 +179,7 @@ def test_a_step_is_that_of_the_same_numbers(make_trainer, tiny_model, aggregator
 
 def test_what_is_learned_has_a_group_of_its_own_and_moves_by_the_own_losses(make_trainer, tiny_model):
     """With a regularizer, whose part the log's `loss_sst` has and the weights' gradient has not."""
-    given = {"weight_decay": 0.1, "max_steps": 1, "max_grad_norm": 1e-3, "regularizer": "r_drop"}
+    given = {"weight_decay": 0.1, "max_steps": 1, "max_grad_norm": 1e-3, "regularizer": "r_drop", "r_drop_weight": 5.0}
     options = {"learning_rate": 0.5}
     model = tiny_model(hidden_dropout_prob=0.5)
     trainer = make_trainer(model, task_weights="imtl_l", task_weights_options=options, **given)

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hf_minbert.model.losses import LOSSES
 from hf_minbert.training.aggregation.pcgrad import PCGrad
 from hf_minbert.training.fused_adamw import FusedAdamW
 from hf_minbert.training.gradients import GradientRows, StaticSum, SummedGradients
+from hf_minbert.training.terms.streams import Beside
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 #: A rate that moves weights visibly, of which a rounding of a gradient that is nearly zero is no step.
@@ -124,6 +126,8 @@ def on_gpu(make_trainer, tiny_model):
         {"proximal": "momentum", "proximal_momentum": [0.5, 0.5], "bf16": True},
         {"neftune_noise_alpha": 5.0},
         {"neftune_noise_alpha": 5.0, "regularizer": "smart"},
+        {"neftune_noise_alpha": 5.0, "regularizer": "r_drop"},
+        {"compile_layers": True, "bf16": True, "regularizer": "r_drop"},
         {"compile_layers": True, "bf16": True, "aggregator": "row_sum"},
         {"compile_layers": True, "aggregator": "pcgrad"},
         {"optim": "adamw_torch_fused", "lr_scheduler_type": "linear", "max_grad_norm": 1.0, **ADAM},
@@ -214,6 +218,40 @@ def test_the_passes_of_a_replay_have_one_dropout_mask(on_gpu, regularizer, half)
             expected = 0.0 if name == "smart" else entry[f"loss_{task}"] - entry[f"fgm_{task}"]
             assert entry[f"{name}_{task}"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert len({entry["loss_sst"] for entry in logs}) == len(logs)
+
+
+@GPU
+@pytest.mark.parametrize("half", [{}, {"bf16": True}], ids=str)
+def test_the_halves_of_r_drop_have_different_masks_in_a_replay(on_gpu, half):
+    trainer = on_gpu("auto", dropout=0.5, regularizer="r_drop", **half)
+    assert trainer.step.graphs._recordings
+    logs = [entry for entry in trainer.state.log_history if "r_drop_sst" in entry]
+    for task in ("sst", "para", "sts"):
+        terms = [entry[f"r_drop_{task}"] for entry in logs]
+        assert min(terms) > 1e-4 and len({*terms}) == len(terms)
+
+
+@GPU
+@pytest.mark.parametrize("arguments", [{}, {"bf16": True, "smart_steps": 2}, {"compile_layers": True}], ids=str)
+@pytest.mark.parametrize("cuda_graphs", ["off", "auto"])
+def test_the_search_of_smart_goes_on_beside_the_clean_pass(on_gpu, monkeypatch, cuda_graphs, arguments):
+    """In a stream of its own, and to the same end as in turn."""
+    given = {"regularizer": "smart", "optim": "sgd", **arguments}
+    streams, inside = [], Beside.inside
+
+    def watched(self):
+        streams.append((self._outside.cuda_stream, self._stream.cuda_stream))
+        return inside(self)
+
+    monkeypatch.setattr(Beside, "inside", watched)
+    beside = on_gpu(cuda_graphs, **given)
+    assert streams and all(one != other for one, other in streams)
+    monkeypatch.setattr(Beside, "inside", lambda self: nullcontext())
+    monkeypatch.setattr(Beside, "meet", lambda self: None)
+    in_turn = on_gpu(cuda_graphs, **given)
+    atol = 2e-3 if "bf16" in arguments else 1e-5
+    for left, right in zip(beside.model.parameters(), in_turn.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right, atol=atol, rtol=1e-3)
 
 
 @GPU

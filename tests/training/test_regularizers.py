@@ -56,7 +56,9 @@ def assert_equal(found, expected, atol=0.0):
 def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence(tiny_model, batch):
     model, rows = tiny_model(**DROPOUT).train(), batch("sst")
     torch.manual_seed(4)
-    first, second = model(**rows), model(**rows)
+    tokens = {name: torch.cat([rows[name]] * 2) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    halves = model.pooled_of(["sst"], **tokens)["sst"].chunk(2)
+    first, second = (model(task="sst", pooled=half, labels=rows["labels"]) for half in halves)
     torch.manual_seed(4)
     result = RDrop(weight=3.0)(model, rows, KEY)
     divergence = symmetric_kl(first["logits"], second["logits"]).mean().item()

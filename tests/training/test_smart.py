@@ -14,7 +14,7 @@ from hf_minbert.data.encoding import encode
 from hf_minbert.data.files import load_split
 from hf_minbert.model.losses import DIVERGENCES
 from hf_minbert.model.packing import Packing
-from hf_minbert.training.noise import _hash, _signed, noise_like_words, normal_noise
+from hf_minbert.training.noise import _hash, _signed, noise_of_words, normal_noise
 from hf_minbert.training.terms.base import NoiseKey, RandomState, RecordedNoiseKey, embedded, is_token
 from hf_minbert.training.terms.smart import (
     FORMS,
@@ -90,21 +90,21 @@ def test_noise_is_normal_and_its_numbers_are_independent():
 
 def test_noise_depends_on_seed_step_task_and_row_and_on_nothing_else(batches):
     batch = batches["para_bi"]
-    noise = noise_like_words(batch, 8, KEY)
+    noise = noise_of_words(batch, 8, KEY)
     assert noise.shape == (4, 2, batch["input_ids"].shape[-1], 8)
     # Where a number stands in a tensor may decide which code computes its logarithm and cosine: to the last bits.
     close = partial(torch.testing.assert_close, rtol=0, atol=2e-6)
     padded = {**batch, "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, 3))}
-    close(noise_like_words(padded, 8, KEY)[..., :-3, :], noise)
+    close(noise_of_words(padded, 8, KEY)[..., :-3, :], noise)
     tokens = batch["attention_mask"].bool()
     packing = Packing.describe(tokens.flatten(0, 1).numpy(), fill=True)
-    close(noise_like_words({**batch, "packing": packing}, 8, KEY)[tokens], noise[tokens])
+    close(noise_of_words({**batch, "packing": packing}, 8, KEY)[0, : tokens.sum()], noise[tokens])
     recorded = RecordedNoiseKey(KEY.numbers(batch["task"], "cpu"))
-    assert torch.equal(noise_like_words(batch, 8, recorded), noise)
+    assert torch.equal(noise_of_words(batch, 8, recorded), noise)
     second_half = {**batch, "input_ids": batch["input_ids"][2:]}
-    close(noise_like_words(second_half, 8, replace(KEY, first_row=2)), noise[2:])
-    others = [noise_like_words(batch, 8, replace(KEY, **{name: 8})) for name in ("seed", "step", "first_row")]
-    others += [noise_like_words({**batch, "task": "sts"}, 8, KEY), noise.flip(1), noise.flip(0), noise.roll(1, 2)]
+    close(noise_of_words(second_half, 8, replace(KEY, first_row=2)), noise[2:])
+    others = [noise_of_words(batch, 8, replace(KEY, **{name: 8})) for name in ("seed", "step", "first_row")]
+    others += [noise_of_words({**batch, "task": "sts"}, 8, KEY), noise.flip(1), noise.flip(0), noise.roll(1, 2)]
     for other in others:
         assert not (other == noise).any()
 
@@ -167,7 +167,7 @@ def by_hand(model, batch, epsilon, step_size, noise_std, steps, inner, last):
     """The term as the paper's Algorithm 1 reads, with one gradient for the whole batch's mean divergence."""
     mask = is_token(batch)
     inputs = {key: value for key, value in batch.items() if key != "labels"}
-    delta = noise_std * noise_like_words(batch, 32, KEY) * mask
+    delta = noise_std * noise_of_words(batch, 32, KEY) * mask
     clean = model(**batch)["logits"]
     for _ in range(steps):
         delta = delta.detach().requires_grad_()
@@ -315,6 +315,22 @@ def test_padding_and_a_split_of_the_batch_change_no_term(model, batches):
         wider = {k: v if v.dim() == 1 else torch.nn.functional.pad(v, (0, 5)) for k, v in tensors.items()}
         padded = smart(model, {"task": batch["task"], **wider}, KEY)
         assert padded.logged["smart"].item() == pytest.approx(whole.logged["smart"].item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"level": "sentence"}, {"norm": "l2"}, {"norm": "l2", "level": "sentence"}, {"form": "mt-dnn"}],
+    ids=str,
+)
+def test_a_packed_batch_has_the_term_of_a_padded_one(model, batches, given, fill):
+    smart = Smart(**({} if "form" in given else {"epsilon": 1e-2}), steps=2, **given)
+    for task, batch in batches.items():
+        tokens = batch["attention_mask"].flatten(0, -2).bool()
+        packed = {**batch, "packing": Packing.describe(tokens.numpy(), fill)}
+        assert fill == (len(packed["packing"]["tokens"]) > tokens.sum())
+        terms = [smart(model, of, KEY).logged["smart"].item() for of in (batch, packed)]
+        assert terms[1] == pytest.approx(terms[0], rel=1e-3) and terms[0] > 0, task
 
 
 def test_the_search_costs_a_forward_and_a_backward_without_weights(model, batches):
@@ -466,7 +482,7 @@ def test_mt_dnn_moves_what_the_embeddings_give(model, batches):
     moved = (last - clean).abs().amax(dim=-1)
     mask = batches["sts_bi"]["attention_mask"].flatten(0, 1).bool()
     assert ((moved[mask] > 0.8) & (moved[mask] <= 1)).all() and not moved[~mask].any()
-    noise = 1e-5 * noise_like_words(batches["sts_bi"], 32, KEY).flatten(0, 1)
+    noise = 1e-5 * noise_of_words(batches["sts_bi"], 32, KEY).flatten(0, 1)
     torch.testing.assert_close((first - clean)[mask], noise[mask], rtol=0, atol=1e-6)
 
 

@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.utils import is_compiled_module
 from torch import Tensor, nn
 
 from ...errors import MinBertError
 from ...model.losses import IGNORED
+from ...model.packing import Packing
 from ...settings.tasks import Task
 from ..protocol import Head, TaskModel, outputs_of, takes, task_encoder
 
@@ -100,11 +102,15 @@ def _with_unlabelled(model: TaskModel, batch: Batch) -> dict[str, Tensor]:
     task, labels = batch["task"], batch["labels"]
     pooled = batch.get("pooled")
     if pooled is None:
-        inputs = {name: value for name, value in batch.items() if name not in ("task", "labels")}
-        pooled = model.pooled_of([task], **inputs)[task]
+        pooled = model.pooled_of([task], **_inputs_of(batch))[task]
     known = outputs_of(model, {"task": task, "pooled": pooled[: len(labels)], "labels": labels})
     others = outputs_of(model, {"task": task, "pooled": pooled[len(labels) :]})
     return {"loss": known["loss"], "logits": torch.cat([known["logits"], others["logits"]])}
+
+
+def _inputs_of(batch: Batch) -> dict[str, Any]:
+    """What of a batch goes through the encoder."""
+    return {name: value for name, value in batch.items() if name not in ("task", "labels", "teacher")}
 
 
 class Term(ABC):
@@ -171,6 +177,38 @@ def _with_term(term: Term, key: AnyNoiseKey, inner: LossFunction, model: TaskMod
 
 
 # ---- Passes over one batch ----------------------------------------------------------------------------------------
+
+
+def twice(model: TaskModel, batch: Batch) -> tuple[Batch, Batch]:
+    """A batch two times, for passes that need not wait for each other and draw a dropout mask each.
+
+    Both go through the encoder as one batch, and have what it pooled of them instead of their inputs: their losses are
+    computed apart, so that one which compares rows sees each row once. A model without `pooled`, or one that is
+    compiled as a whole, gets the batch itself two times.
+    """
+    if "pooled" in batch or not takes(model, "pooled") or is_compiled_module(cast(Any, model)):
+        return batch, batch
+    task, inputs = batch["task"], _inputs_of(batch)
+    answers = {name: value for name, value in batch.items() if name not in inputs}
+    first, second = model.pooled_of([task], **doubled(inputs))[task].chunk(2)
+    return {**answers, "pooled": first}, {**answers, "pooled": second}
+
+
+def doubled(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a batch of twice the rows: all of them, then all of them again.
+
+    Its shapes depend on those of the inputs alone, and the GPU is asked for no number.
+    """
+    both: dict[str, Any] = {name: torch.cat([of, of]) for name, of in inputs.items() if name != "packing"}
+    if "packing" in inputs:
+        tokens, starts = inputs["packing"]["tokens"], inputs["packing"]["starts"]
+        places = inputs["attention_mask"].numel()  # of one half; a filler stands behind all places of both
+        both["packing"] = {
+            "tokens": torch.cat([tokens.masked_fill(tokens == places, 2 * places), tokens + places]),
+            "starts": torch.cat([starts, starts[1:] + len(tokens)]),
+            "longest": inputs["packing"]["longest"],
+        }
+    return both
 
 
 @dataclass(frozen=True)
@@ -252,18 +290,39 @@ def word_size(model: TaskModel, task: str) -> int:
     return words_of(model, task).weight.shape[-1]
 
 
+def packing_of(batch: Batch) -> Packing | None:
+    """Where the tokens of a packed batch stand among its sentences."""
+    return Packing.read(batch.get("packing"), batch["attention_mask"].flatten(0, -2))
+
+
 def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
     """The batch with its word embeddings, moved by `delta`, instead of its ids.
 
     Args:
-        delta: float32, the ids' shape and the hidden size. The sum is in float32 too, whatever the layers compute in.
+        delta: float32, [B, T, H] or [B, 2, T, H]; of a packed batch [1, S, H], as padding would be most of the work.
+            The sum is in float32 too, whatever the layers compute in.
     """
-    task, ids = batch["task"], batch["input_ids"]
-    words = words_of(model, task)(ids)
-    moved = {"inputs_embeds": (words.float() + delta).to(words.dtype)}
+    task, ids, packing = batch["task"], batch["input_ids"], packing_of(batch)
+    words = words_of(model, task)(ids if packing is None else packing.pack(ids.flatten(0, -2)))
+    summed = (words.float() + delta).to(words.dtype)
+    moved = {"inputs_embeds": summed if packing is None else packing.unpack(summed).view(*ids.shape, -1)}
     if takes(model, "position_ids") and (positions := model.positions_of(task, ids)) is not None:
         moved["position_ids"] = positions
     return {**moved, **{key: value for key, value in batch.items() if key != "input_ids"}}
+
+
+def of_sentences(reduce: Callable[[Tensor], Tensor], values: Tensor, packing: Packing | None) -> Tensor:
+    """What `reduce` makes of the values of each sentence's tokens, in a shape that broadcasts to them.
+
+    Args:
+        reduce: [..., T, 1] -> [..., 1, 1], on which zeros at padding have no effect.
+        values: [..., T, 1], or [1, S, 1] of a packed batch.
+        packing: that of the batch, if it is packed.
+    """
+    if packing is None:
+        return reduce(values)
+    padded = packing.unpack(values)
+    return packing.pack(reduce(padded).expand_as(padded))
 
 
 def divergence(head: Head, labels: Tensor, outputs: Tensor, other: Tensor, name: str | None = None) -> Tensor:

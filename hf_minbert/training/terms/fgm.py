@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..protocol import TaskModel
@@ -13,7 +15,9 @@ from .base import (
     Term,
     check_number,
     embedded,
+    of_sentences,
     own_loss,
+    packing_of,
     random_state,
     word_size,
 )
@@ -44,12 +48,13 @@ class FGM(Term):
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
         before = random_state(batch["input_ids"].device)
-        shape = (*batch["input_ids"].shape, word_size(model, batch["task"]))
-        delta = torch.zeros(shape, device=batch["input_ids"].device, requires_grad=True)
+        ids, packing = batch["input_ids"], packing_of(batch)
+        places = ids.shape if packing is None else (1, len(packing.tokens))
+        delta = torch.zeros(*places, word_size(model, batch["task"]), device=ids.device, requires_grad=True)
         clean = inner(model, embedded(model, batch, delta))
         (gradient,) = torch.autograd.grad(self.SCALE * clean.loss, delta, retain_graph=True)
         ok = gradient.isfinite().all()
-        norm = gradient.norm(dim=(-2, -1), keepdim=True)  # of each sentence
+        norm = of_sentences(partial(torch.norm, dim=-2, keepdim=True), gradient.norm(dim=-1, keepdim=True), packing)
         delta = torch.where(ok & (norm > 0), self.epsilon * gradient / norm, 0.0)
         with before.again():
             term = inner(model, embedded(model, batch, delta)).loss

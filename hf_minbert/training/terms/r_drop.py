@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from ..protocol import TaskModel, draws, shortest_batch
-from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_number, divergence, own_loss
+from .base import AnyNoiseKey, Batch, LossFunction, TaskLoss, Term, check_number, divergence, own_loss, twice
 
 
 class RDrop(Term):
     """R-Drop (Liang et al. 2021, arXiv:2106.14448, equation 4): two passes with different dropout masks.
 
     The task's loss is the mean over both passes, and the term is half the head's symmetric divergence between them.
+    Where the model has `pooled_of`, one pass of a batch of twice the rows is both, as in the paper's section 2.2.
 
     Args:
         weight: of the term.
@@ -32,7 +33,7 @@ class RDrop(Term):
         ]
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
-        first, second = inner(model, batch), inner(model, batch)
+        first, second = (inner(model, half) for half in twice(model, batch))
         pair = first.outputs["logits"], second.outputs["logits"]
         term = divergence(model.heads.get(batch["task"]), batch["labels"], *pair).mean() / 2
         loss = (first.loss + second.loss) / 2 + self.weight * term

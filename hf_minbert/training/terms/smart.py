@@ -1,10 +1,12 @@
 """SMART's smoothness term (Jiang et al. 2020, arXiv:1911.03437): small changes of embeddings shall not move outputs.
 
-In shapes: B examples, S sentences of an example that are encoded apart (1 or 2), T tokens, H hidden size, C outputs.
+In shapes: B examples, T tokens of a sentence, S tokens of all sentences of a packed batch, H hidden size, C outputs.
+The noise is [B, T, H], or [B, 2, T, H] of pairs that are encoded apart; of a packed batch [1, S, H].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import get_args
@@ -17,7 +19,7 @@ from ...model.kinds import KINDS
 from ...model.packing import Packing
 from ...settings.tasks import Task
 from ...settings.training import Form, Level, Norm, ScoreDivergence, Variant
-from ..noise import noise_like_words
+from ..noise import noise_of_words
 from ..protocol import TaskModel, layers_of
 from .base import (
     AnyNoiseKey,
@@ -30,12 +32,15 @@ from .base import (
     divergence,
     embedded,
     is_token,
+    of_sentences,
     own_loss,
+    packing_of,
     parameters_fixed,
     random_state,
     word_size,
     words_of,
 )
+from .streams import Beside
 
 #: Report 002's names: the divergence that the steps ascend, and the one that is the term.
 VARIANTS: dict[str, tuple[str, str]] = {
@@ -51,23 +56,28 @@ NamedDivergence = Callable[[Tensor, Tensor, str], Tensor]
 # ---- The forms -----------------------------------------------------------------------------------------------------
 
 
-def size_of(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
-    """The norm of each token's vector, or of all vectors of a sentence together; [..., T, H] -> broadcasts to it."""
-    dims = (-2, -1) if level == "sentence" else (-1,)
-    return vectors.abs().amax(dims, keepdim=True) if norm == "inf" else vectors.norm(dim=dims, keepdim=True)
+def size_of(vectors: Tensor, norm: Norm, level: Level, packing: Packing | None = None) -> Tensor:
+    """The norm of each token's vector, or of all vectors of a sentence together, in a shape that broadcasts to them.
+
+    Args:
+        vectors: [..., T, H], or [1, S, H] with their `packing`.
+    """
+    over = partial(torch.linalg.vector_norm, ord=math.inf if norm == "inf" else 2, keepdim=True)
+    sizes = over(vectors, dim=-1)
+    return sizes if level == "token" else of_sentences(partial(over, dim=-2), sizes, packing)  # a norm of norms
 
 
-def normalised(vectors: Tensor, norm: Norm, level: Level) -> Tensor:
+def normalised(vectors: Tensor, norm: Norm, level: Level, packing: Packing | None = None) -> Tensor:
     """Vectors of norm 1; zeros stay zero."""
-    size = size_of(vectors, norm, level)
+    size = size_of(vectors, norm, level, packing)
     return vectors / size.where(size != 0, 1.0)
 
 
-def projected(delta: Tensor, epsilon: float, norm: Norm, level: Level) -> Tensor:
+def projected(delta: Tensor, epsilon: float, norm: Norm, level: Level, packing: Packing | None = None) -> Tensor:
     """The nearest point of the ball of radius `epsilon`."""
     if norm == "inf":
         return delta.clamp(-epsilon, epsilon)
-    size = size_of(delta, norm, level)
+    size = size_of(delta, norm, level, packing)
     return delta * torch.where(size > epsilon, epsilon / size, 1.0)
 
 
@@ -87,7 +97,7 @@ class AlgorithmOne:
         return epsilon, 10 * epsilon, epsilon
 
     def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
-        """[B, C] or [B, T, C], with the noise [B, T, H] or [B, 2, T, H]."""
+        """[B, C] or [B, T, C], with noise."""
         return model(**embedded(model, batch, delta))["logits"]
 
     def ascended(self, apart: NamedDivergence, name: str) -> Divergence:
@@ -102,9 +112,9 @@ class AlgorithmOne:
         slope = normalised(slope.flatten(1), "inf", "token").view_as(slope)
         return torch.autograd.grad(perturbed, delta, slope.to(perturbed.dtype))[0]
 
-    def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        moved = delta + self.step_size * normalised(gradient, self.norm, self.level)
-        return projected(moved, self.epsilon, self.norm, self.level)
+    def step(self, delta: Tensor, gradient: Tensor, packing: Packing | None = None) -> Tensor:
+        moved = delta + self.step_size * normalised(gradient, self.norm, self.level, packing)
+        return projected(moved, self.epsilon, self.norm, self.level, packing)
 
     def term(self, apart: NamedDivergence, name: str, clean: Tensor, perturbed: Tensor) -> Tensor:
         return apart(clean, perturbed, name).mean()
@@ -130,8 +140,6 @@ class MtDnn(AlgorithmOne):
 
     def outputs(self, model: TaskModel, batch: Batch, delta: Tensor) -> Tensor:
         delta = delta.flatten(0, -3)
-        if "packing" in batch:
-            delta = Packing(shape=(delta.shape[0], delta.shape[1]), **batch["packing"]).pack(delta)
         embeddings = layers_of(model, batch["task"])[0]
         hook = embeddings.register_forward_hook(lambda module, args, output: (output.float() + delta).to(output.dtype))
         try:
@@ -142,7 +150,7 @@ class MtDnn(AlgorithmOne):
     def gradient(self, divergence: Divergence, clean: Tensor, perturbed: Tensor, delta: Tensor) -> Tensor:
         return torch.autograd.grad(divergence(clean, perturbed).sum(), delta)[0]
 
-    def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
+    def step(self, delta: Tensor, gradient: Tensor, packing: Packing | None = None) -> Tensor:
         moved = delta + self.step_size * gradient
         return moved / (size_of(moved, "inf", "token") + self.epsilon)
 
@@ -275,7 +283,7 @@ class Smart(Term):
         return self.steps + 1  # each step of the search, and the term
 
     def __call__(self, model: TaskModel, batch: Batch, key: AnyNoiseKey, inner: LossFunction = own_loss) -> TaskLoss:
-        before = random_state(batch["input_ids"].device)
+        before, beside = random_state(batch["input_ids"].device), Beside(batch["input_ids"].device)
         plain = inner(model, batch)
         clean, inputs = plain.outputs["logits"], {name: value for name, value in batch.items() if name != "labels"}
 
@@ -286,24 +294,37 @@ class Smart(Term):
         head = model.heads.get(batch["task"])
         apart = partial(divergence, head, batch["labels"])
         ascended, taken = self.divergences_of(batch["task"], head.kind)
-        noise = self.noise_std * noise_like_words(batch, word_size(model, batch["task"]), key)
-        with parameters_fixed(model):
-            search = self.form.ascended(apart, ascended)
-            delta, ok = self._worst(perturbed, clean.detach(), search, noise, is_token(batch))
+        search = self.form.ascended(apart, ascended)
+        with parameters_fixed(model), beside.inside():  # its first pass does not need the clean outputs
+            noise = self.noise_std * noise_of_words(batch, word_size(model, batch["task"]), key)
+            delta, ok = self._worst(perturbed, clean.detach(), search, noise, batch, beside)
         term = torch.where(ok, self.form.term(apart, taken, clean, perturbed(delta)), 0.0)
         logged = {self.name: term.detach(), f"{self.name}_skipped": 1.0 - ok.float()}
         return TaskLoss(plain.loss + self.weight * term, plain.outputs, {**plain.logged, **logged})
 
     def _worst(
-        self, perturbed: Callable[[Tensor], Tensor], clean: Tensor, divergence: Divergence, noise: Tensor, mask: Tensor
+        self,
+        perturbed: Callable[[Tensor], Tensor],
+        clean: Tensor,
+        divergence: Divergence,
+        noise: Tensor,
+        batch: Batch,
+        beside: Beside,
     ) -> tuple[Tensor, Tensor]:
         """The end of the search, without a graph, and whether all its gradients were finite; if not, it is zero."""
-        delta, ok = noise * mask, torch.ones((), dtype=torch.bool, device=noise.device)
+        packing = packing_of(batch)
+
+        def of_tokens(moved: Tensor) -> Tensor:
+            return moved * is_token(batch) if packing is None else moved  # a packed batch has no padding
+
+        delta, ok = of_tokens(noise), torch.ones((), dtype=torch.bool, device=noise.device)
         for _ in range(self.steps):
             delta.requires_grad_()
-            gradient = self.form.gradient(divergence, clean, perturbed(delta), delta)
+            outputs = perturbed(delta)
+            beside.meet()
+            gradient = self.form.gradient(divergence, clean, outputs, delta)
             ok = ok & gradient.isfinite().all()
-            delta = self.form.step(delta.detach(), gradient) * mask
+            delta = of_tokens(self.form.step(delta.detach(), gradient, packing))
         return torch.where(ok, delta, 0.0), ok
 
     def divergences_of(self, task: str, kind: str) -> tuple[str, str]:
