@@ -125,6 +125,14 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
             "rows: {a: {recipe: RECIPE, against: b}, b: {not_run: no data}}",
             r"row 'a': `against` must be a row that is run, as this one is. 'b' is not: no data.",
         ),
+        (
+            "rows: {a: {recipe: RECIPE}, b: {together: [a], keys: {max_steps: 1}}}",
+            r"row 'b': `together` is of the runs of other rows. Leave out `recipe` and `keys`.",
+        ),
+        (
+            "rows: {a: {recipe: RECIPE}, b: {together: [a, c]}, c: {together: [a]}}",
+            r"row 'b': Unknown `together`, rows that are trained, 'c'",
+        ),
         ("reduction: median\nrows: {a: {recipe: RECIPE}}", r"Unknown `reduction` 'median'.*best, last, mean"),
     ],
 )

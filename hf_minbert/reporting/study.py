@@ -23,6 +23,7 @@ from .differences import CLAIMS, HOW, IN_WORDS, Cells, compare, interval_text, j
 from .document import Block, Document, Picture, Section, Table, Text
 from .plots import check_matplotlib, study_scores
 from .runs import Run, read_run
+from .together import as_one
 from .words import duration, listed, number, p_value, percent, quoted, signed
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def finished_runs(
     missing: dict[str, list[str]] = {}
     for row in study.rows:
         reasons: dict[str, list[str]] = defaultdict(list)
-        for seed in () if row.not_run else study.seeds:
+        for seed in study.seeds if row.is_trained else ():
             found = failed.get((row.name, seed)) or _read(run_folder(root, row.name, seed))
             if isinstance(found, Run):
                 runs[row.name].append(found)
@@ -112,7 +113,17 @@ def finished_runs(
                 reasons[found].append(str(seed))
         said = [f"seed{'s' * (len(of) > 1)} {listed(of)}: {why}" for why, of in reasons.items()]
         missing[row.name] = [f"not run: {row.not_run}"] if row.not_run else said
+    for row in study.rows:
+        if row.together:
+            runs[row.name] = [as_one(of) for of in _by_seed([runs[name] for name in row.together])]
+            missing[row.name] = [f"{name}: {why}" for name in row.together for why in missing[name]]
     return runs, missing
+
+
+def _by_seed(rows: Sequence[Sequence[Run]]) -> list[list[Run]]:
+    """One run of each row, for each seed that all rows have."""
+    found = [{run.seed: run for run in of} for of in rows]
+    return [[of[seed] for of in found] for seed in found[0] if all(seed in of for of in found)]
 
 
 def devices(runs: Sequence[Run]) -> list[str]:

@@ -39,7 +39,7 @@ STEPS_TO_TELL = 100  # of a run, before its time is estimated
 
 def runs_of(study: Study, root: Path) -> list[Run]:
     """The runs of a study, all rows with one seed before those with the next. Raises as `Study.recipe`."""
-    recipes = {row.name: with_teachers_read(study.recipe(row)) for row in study.rows if not row.not_run}
+    recipes = {row.name: with_teachers_read(study.recipe(row)) for row in study.rows if row.is_trained}
     found = []
     for seed in study.seeds:
         for row, recipe in recipes.items():

@@ -50,6 +50,7 @@ class Row:
         against: the row that it is compared with; that of the study unless given.
         note: a sentence for the table.
         not_run: why it is only listed.
+        together: rows of other tasks each, in the place of a recipe: their runs with one seed are scored as one.
         place: where the recipe was found, beside the study's file or by its name.
     """
 
@@ -60,7 +61,13 @@ class Row:
     against: str = ""
     note: str = ""
     not_run: str = ""
+    together: tuple[str, ...] = ()
     place: str = ""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether it has runs of its own."""
+        return not (self.not_run or self.together)
 
 
 @dataclass(frozen=True)
@@ -175,6 +182,11 @@ def read_study(path: str | Path, overrides: str | Path | None = None, words: Ite
     by_name = {row.name: row for row in given["rows"]}
     for row in by_name.values():
         _check_against(f"{where}: row {row.name!r}", row, by_name)
+        trained = [name for name, other in by_name.items() if other.is_trained]
+        for name in row.together:
+            if name not in trained:
+                said = unknown_name("`together`, rows that are trained,", name, trained)
+                raise MinBertError(f"{where}: row {row.name!r}: {said}")
     given["claims"] = tuple(
         _claim(f"{where}: claim {number}", claim, by_name, given["reference"])
         for number, claim in enumerate(_list(f"{where}: `claims`", read.get("claims")), 1)
@@ -224,8 +236,11 @@ def _row(where: str, name: str, given: Any, path: Path) -> Row:
     check_name(where, name)
     read = read_mapping(where, given)
     check_keys(where, read, Row, without=("name", "place"))
-    if not read.get("recipe") and not read.get("not_run"):
-        raise MinBertError(f"{where}: `recipe` is missing. Give a recipe, or `not_run` with the reason.")
+    together = tuple(map(str, _list(f"{where}: `together`", read.get("together"))))
+    if together and (read.get("recipe") or read.get("keys")):
+        raise MinBertError(f"{where}: `together` is of the runs of other rows. Leave out `recipe` and `keys`.")
+    if not (read.get("recipe") or read.get("not_run") or together):
+        raise MinBertError(f"{where}: `recipe` is missing. Give a recipe, `together`, or `not_run` with the reason.")
     recipe = str(read.get("recipe", ""))
     reported = read_mapping(f"{where}: `reported`", read.get("reported"))
     for metric, score in reported.items():
@@ -233,7 +248,7 @@ def _row(where: str, name: str, given: Any, path: Path) -> Row:
             raise MinBertError(f"{where}: `reported.{metric}` must be a number. Found {score!r}.")
     return Row(
         name, recipe, read_keys(f"{where}: `keys`", read.get("keys")), reported, str(read.get("against", "")),
-        str(read.get("note", "")), str(read.get("not_run", "")),
+        str(read.get("note", "")), str(read.get("not_run", "")), together,
         beside(recipe, path.parent),
     )  # fmt: skip
 

@@ -5,12 +5,14 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from datasets import Dataset
 from scipy import stats
 
+from hf_minbert import MinBertError
 from hf_minbert.data.selection import chosen_and_rest
 from hf_minbert.evaluation.effects import HIGHER, OPEN, Sample, difference, holm
 from hf_minbert.io import json_line, write_json
@@ -20,6 +22,7 @@ from hf_minbert.reporting.differences import NOT_RUN, SAME, Cell, compare, judge
 from hf_minbert.reporting.document import Document, Section, Table
 from hf_minbert.reporting.runs import read_run
 from hf_minbert.reporting.study import lines, records, summarize, write
+from hf_minbert.reporting.together import as_one
 from hf_minbert.settings.study import Claim, Row, Study, run_folder
 from hf_minbert.settings.tasks import get_tasks
 
@@ -405,3 +408,27 @@ def test_a_report_sums_up_the_seeds_of_several_recipes_by_the_same_functions(roo
     tables = {block.header[0]: block for block in blocks if block.kind == "table"}
     cells = compare(groups, {"two-1": "one-1"}, "overall")
     assert tables["overall"] == table("overall", cells) and cells["two-1"].verdict == HIGHER
+
+
+def test_models_of_one_task_each_score_together_as_one_model_with_their_answers(root):
+    whole = read_run(run_folder(root, "sum", 2))
+    parts = [
+        replace(whole, tasks={name: task}, answers={name: whole.answers[name]}) for name, task in whole.tasks.items()
+    ]
+    together = as_one(parts)
+    assert list(together.tasks) == list(whole.tasks) and together.seed == 2
+    for metric in ("sst_accuracy", "para_f1", "overall", "leaderboard"):
+        assert together.metrics[f"eval_{metric}"] == pytest.approx(whole.metrics[f"eval_{metric}"])
+    cells = compare({"a": [together, whole], "b": [whole, together]}, {"b": "a"}, "overall")
+    assert cells["b"].effect.difference == pytest.approx(0, abs=1e-12) and not cells["b"].without_rows
+    with pytest.raises(MinBertError, match=r"`together` needs rows of different tasks. Found 'sst' in 'sum'"):
+        as_one([whole, parts[0]])
+
+
+def test_a_row_of_other_rows_has_the_seeds_that_all_of_them_have(root):
+    rows = (Row("sum", "cs224n/baseline"), Row("single", "cs224n/baseline"), Row("both", together=("sum", "single")))
+    with pytest.raises(MinBertError, match="different tasks"):
+        summarize(Study(rows, "sum"), root, {})  # both have the three tasks, and one seed in common
+    waiting = (Row("sum", "cs224n/baseline"), Row("new", "cs224n/baseline"), Row("both", together=("sum", "new")))
+    made = summarize(Study(waiting, "sum"), root, {})
+    assert made.rows[2].seeds == [] and made.rows[2].missing == ["new: seeds 1, 2 and 3: not finished"]
