@@ -330,8 +330,8 @@ def test_labels_are_predicted_into_a_file(run, minbert, data, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == SIZES["dev"]
     for row in rows:
-        shares = [float(row[f"probability_{place}"]) for place in range(3)]
-        names = [n for n, p, t in zip(FURTHER["topics"]["labels"], shares, (0.5, 0.4, 0.6), strict=True) if p > t]
+        shares = {name: float(row[f"probability_{name}"]) for name in FURTHER["topics"]["labels"]}
+        names = [name for name, over in zip(shares, (0.5, 0.4, 0.6), strict=True) if shares[name] > over]
         assert row["labels"] == "|".join(names)
     ended = minbert("predict", run, "--task", "topics", "--text", "a film")
     assert ended.status == 0 and ended.out.splitlines()[1].endswith("  sport")
@@ -343,9 +343,9 @@ def test_the_mean_of_ordered_classes_is_predicted_into_a_file(run, minbert, data
     assert ended.status == 0, ended.err
     with output.open() as file:
         rows = list(csv.DictReader(file))
-    assert [*rows[0]][-2:] == ["probability_3", "expected"]
+    assert [*rows[0]][-2:] == ["probability_4", "expected"]
     for row in rows:
-        shares = [float(row[f"probability_{place}"]) for place in range(4)]
+        shares = [float(row[f"probability_{name}"]) for name in range(1, 5)]
         assert float(row["expected"]) == pytest.approx(sum(place * share for place, share in enumerate(shares)))
     texts = [row["text"] for row in csv.DictReader((data / "stars-dev.csv").open())]
     answers = Predictor.from_pretrained(run)("stars", texts)

@@ -297,6 +297,11 @@ def test_several_processes_take_teachers_that_are_there(student, here):
     Teachers(values).check(entries, tasks, processes=2)
 
 
+def test_jobs_are_refused_without_teachers_to_train(student):
+    with pytest.raises(MinBertError, match="--jobs 2 trains several teachers at a time, and this recipe trains no"):
+        train(student("", "teachers=[]"), jobs=2)
+
+
 # ---- Several students
 
 

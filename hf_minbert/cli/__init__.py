@@ -1,7 +1,7 @@
-"""The command line, `minbert`. One module per verb; each imports what is heavy when it runs.
+"""The command line, `minbert`. Each verb has a module, which imports torch and transformers only when it runs.
 
-Exit status: 0 done, 2 a mistake in what was given (one line on stderr says which), 3 a model that has diverged (as
-well), 130 interrupted, 1 anything else, with a traceback.
+Exit status: 0 on success, 1 for an unexpected error (with a traceback), 2 for a mistake in the input and 3 for a
+diverged model (both with one line on stderr), and 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def minbert(
         bool, typer.Option("--version", help="Show the version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One BERT, several sentence tasks: train it from a recipe, score it, predict with it."""
+    """One BERT for several sentence tasks: train it from a recipe, evaluate it, predict with it."""
     processes, verb = int(os.environ.get("WORLD_SIZE", "1")), context.invoked_subcommand
     if processes > 1 and verb not in KNOW_PROCESSES:  # each would write the same files, and send them
         raise MinBertError(
@@ -90,7 +90,7 @@ WAIT_FOR_FIRST = 30  # seconds; processes on a busy machine are that far apart
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits. `MINBERT_TRACEBACK=1` shows where a one-line error came from."""
+    """Runs the command line and exits. `MINBERT_TRACEBACK=1` shows the traceback of a one-line error."""
     _set_up_log()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:

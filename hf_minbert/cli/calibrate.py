@@ -39,10 +39,10 @@ def calibrate(
     ] = False,
     batch_size: BatchSize = 32,
 ) -> None:
-    """Fit temperatures and thresholds of a saved model on its dev rows. The weights do not change.
+    """Fit the temperatures and thresholds of a saved model on its dev rows. The weights do not change.
 
-    The fitted values are written into the model's config. `calibration.json` has the scores before and after.
-    `--undo` restores the earlier values.
+    The fitted values are written into the model's config. `calibration.json` has the scores before and after. `--undo`
+    restores the earlier values.
     """
     from ..pretrained.data import RECIPE, RunData
     from ..pretrained.loading import load_config, tasks_of

@@ -40,9 +40,9 @@ def conflicts(
     ] = Detail.none,
     output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
 ) -> None:
-    """Measure how often the gradients of a recipe's tasks conflict: whether gradient surgery can help at all.
+    """Measure how often the gradients of a recipe's tasks conflict, and so whether gradient surgery can help.
 
-    Trains as the recipe says, on the sum of the losses, and keeps nothing of it.
+    Trains as the recipe says, on the sum of the losses. The trained model is not saved.
     """
     values = {"output_dir": as_value("conflicts"), **read_recipe(recipe, overrides or ())}  # nothing is written there
     check_words(values)
@@ -110,7 +110,7 @@ def _cell(found: Mapping[str, float], name: str) -> str:
 
 
 def verdict(found: Mapping[str, float]) -> str:
-    """One sentence on whether surgery has anything to do, of what `measure_conflicts` returns."""
+    """Returns one sentence that says whether surgery can help, from the result of `measure_conflicts`."""
     shares = [share for name, share in found.items() if name.startswith("conflict_") and "/" not in name]
     steps = counted(int(found["steps"]), "step")
     if not any(shares):

@@ -34,7 +34,9 @@ def evaluate(
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
 ) -> None:
-    """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""
+    """Evaluate a saved model on labelled rows: the rows that its run was evaluated on, those of --data-dir, or one
+    --input.
+    """
     with importing():
         from ..data.encoding import check_max_length
         from ..evaluation.metrics import has_diverged

@@ -60,8 +60,8 @@ def predict(
     format: Annotated[
         Format,
         typer.Option(
-            help="csv: id, prediction, label, probabilities (tags: as --output ends); course: that of the CS224N "
-            "project."
+            help="csv: id, prediction, label and a probability for each class (tags: as --output ends); course: the "
+            "format of the CS224N project."
         ),
     ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
@@ -69,10 +69,10 @@ def predict(
     dtype: Annotated[Dtype, typer.Option(help="Precision; bfloat16 is faster on a GPU.")] = Dtype.float32,
     max_length: MaxLength = None,
 ) -> None:
-    """Predict a file, one row of output per row of input, or a single --text.
+    """Predict a file, with one row of output for each row of input, or a single --text.
 
-    Several tasks that read the same columns are answered together. A file may be larger than memory, and the same
-    command goes on with one that was cut off.
+    Several tasks that read the same columns are predicted together. A file may be larger than memory. After an
+    interruption, the same command continues.
     """
     _check_words(input, output, text, text_pair, format)
     check_options(input, columns, read)

@@ -32,7 +32,7 @@ def report(
     examples: Annotated[int, typer.Option(min=1, help="How many errors to show in full text, per class.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap.")] = 0,
 ) -> None:
-    """Report a run's results and its model's weaknesses: an HTML page, Markdown and pictures."""
+    """Report a run's results and its model's weaknesses, as an HTML page, Markdown and pictures."""
     if more and not compare:
         raise MinBertError(f"A report is of one run. Give those to compare it with by --compare {more[0]}.")
     for folder in (run, *(compare or ()), *(more or ())):

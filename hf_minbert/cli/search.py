@@ -50,7 +50,7 @@ def search(
     parallel: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random and optuna; training uses the recipe's seed.")] = 42,
 ) -> None:
-    """Hyperparameter search: train a recipe with other values of some keys, and find the best.
+    """Hyperparameter search: train a recipe with different values of some keys, and find the best.
 
     The same command continues an interrupted search. To run a failed trial again, delete its folder.
     """

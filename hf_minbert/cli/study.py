@@ -37,7 +37,7 @@ def study(
         bool, typer.Option("--yes", help="Do not ask for confirmation if it takes more than an hour.")
     ] = False,
 ) -> None:
-    """Many rows, many seeds, one table: train recipes side by side, and compare them with intervals.
+    """Run a study: train every row of a table with several seeds, and compare the rows by intervals.
 
     The same command continues an interrupted study. The exit status is 1 if runs failed.
     """

@@ -1,6 +1,6 @@
-"""The code of plugins that a model needs, copied into its folder.
+"""Copies the code of the plugins that a model needs into its folder.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only.
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FORM = "`try: from .heads import Head` and `except ImportError: from hf_minbert.
 
 
 def plugins_of(tasks: Iterable[Mapping[str, Any]], known: Sequence[str] = ()) -> list[str]:
-    """The modules that registered what the tasks name, in the order of the names.
+    """Returns the modules that registered the names in the tasks, in the order of the names.
 
     Args:
-        known: what the config says already, which counts where a name is not there.
+        known: the entry of the config, which is used if a name is not registered.
     """
     found: dict[str, None] = {}
     for task in tasks:
@@ -48,7 +48,7 @@ def plugins_of(tasks: Iterable[Mapping[str, Any]], known: Sequence[str] = ()) ->
 
 
 def save_plugins(plugins: Sequence[str], folder: str | Path) -> None:
-    """Puts those plugins that can travel into a folder that has the model's own code, and warns of the others."""
+    """Copies the plugins into a folder with the model's own code, and warns about those that cannot be copied."""
     if not plugins:
         return
     folder, lines = Path(folder), [TEXT]
@@ -64,10 +64,10 @@ def save_plugins(plugins: Sequence[str], folder: str | Path) -> None:
 
 
 def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
-    """Why a plugin cannot lie beside the model's files, as a clause; `None` if it can.
+    """Returns a clause that says why a plugin cannot be copied to the model's folder; `None` if it can.
 
     Args:
-        plugins: all that the model needs.
+        plugins: all plugins that the model needs.
     """
     if name == "__main__":
         return "it is the script that was run. Put it into a module of its own"

@@ -353,9 +353,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         with Path(path).open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
         expected = csv_columns(task)
-        # Older files lack the mean of ordered classes, or that and the name of the predicted class.
-        read = [name for name in expected if name not in ("label", EXPECTED)]
-        if header not in (expected, [name for name in expected if name != EXPECTED], read) or not rows:
+        if header not in _headers(task) or not rows:
             raise MinBertError(
                 f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
                 f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it again with "
@@ -368,7 +366,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                 "write it again with minbert predict."
             )
         ids = [row[0] for row in rows]
-        places = [header.index(name) for name in read[1:] if name != "labels"]
+        places = [place for place, name in enumerate(header) if name not in ("id", "label", "labels", EXPECTED)]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
         if task.traits.is_set:
             return Answers(task, ids, numbers, numbers)
@@ -381,6 +379,18 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                     f"Delete the file, or write it again with minbert predict."
                 )
     return Answers(task, ids, values, numbers[:, 1:])
+
+
+def _headers(task: Task) -> list[list[str]]:
+    """All headers that files of predictions may have.
+
+    Older files name probabilities by class id. They lack the mean of ordered classes, or that and the label.
+    """
+    return [
+        [name for name in csv_columns(task, by_id) if name not in missing]
+        for by_id in (False, True)
+        for missing in ((), (EXPECTED,), (EXPECTED, "label"))
+    ]
 
 
 def _read_tags(path: Path, task: Task) -> Answers:

@@ -70,12 +70,17 @@ class Teachers:
         jobs: how many are trained at a time.
 
     Raises:
-        MinBertError: as `teacher_runs`.
+        MinBertError: `jobs` is above 1 and the recipe trains no teachers; or as `teacher_runs`.
     """
 
     def __init__(self, values: Mapping[str, Value], jobs: int = 1):
         self.folder = Path(split(values)[0].output_dir) / TEACHERS
         self.runs, self.jobs = teacher_runs(values, self.folder), jobs
+        if jobs > 1 and not self.runs:
+            raise MinBertError(
+                f"--jobs {jobs} trains several teachers at a time, and this recipe trains no teachers. Leave out "
+                "--jobs. To train one model on several GPUs, use accelerate launch scripts/train.py RECIPE."
+            )
         self.overwrites = "overwrite" in values and bool(values["overwrite"].value)
 
     def folders(self, entries: Sequence[Any]) -> list[str]:

@@ -228,8 +228,9 @@ def test_evaluate_some_tasks_on_another_split(minbert, finished_run, course_dir,
 # ---- predict
 
 HEADERS = {
-    "sst": "id,prediction,label,probability_0,probability_1,probability_2,probability_3,probability_4",
-    "para": "id,prediction,label,probability_0,probability_1",
+    "sst": "id,prediction,label,probability_very negative,probability_negative,probability_neutral,"
+    "probability_positive,probability_very positive",
+    "para": "id,prediction,label,probability_not duplicate,probability_duplicate",
     "sts": "id,prediction",
 }
 

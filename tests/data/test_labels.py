@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -271,6 +272,25 @@ def test_what_is_no_label_in_memory_is_refused(value):
     for task in (mood("bad", "good"), mood("1", "2"), SCORE):
         with pytest.raises(MinBertError, match="here: a label of task"):
             label_value(task, value, "here")
+
+
+@pytest.mark.parametrize("mark", [",", ";", "/", " "])
+def test_several_labels_in_a_cell_are_refused_with_their_separator(mark):
+    cell = mark.join(["good", "bad"])
+    with pytest.raises(MinBertError, match=f"`kind: labels` and `label_delimiter: '{mark}'`"):
+        label_value(mood("bad", "good"), cell, "here")
+    several = Task(name="topics", kind="labels", text_columns=("text",), labels=("bad", "good"))
+    with pytest.raises(
+        MinBertError, match=f"several labels with '{mark}' between them: set `label_delimiter: '{mark}'`"
+    ):
+        label_value(several, cell, "here")
+    assert label_value(replace(several, label_delimiter=mark), cell, "here") == [1.0, 1.0]
+
+
+def test_a_cell_that_is_no_list_of_labels_has_no_hint_of_a_separator():
+    with pytest.raises(MinBertError) as found:
+        label_value(mood("bad", "good"), "good, fine", "here")
+    assert "label_delimiter" not in str(found.value)
 
 
 def test_decimals_are_numbers(tmp_path):
