@@ -27,7 +27,7 @@ Texts = Sequence[tuple[str, ...]]
 
 
 def confusion(task: Task, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns the confusion matrix `[classes, classes]`: the number of rows of class i that were predicted as class j."""
+    """Returns the confusion matrix `[classes, classes]`: how many rows of class i were predicted as class j."""
     from sklearn.metrics import confusion_matrix
 
     return confusion_matrix(labels, values, labels=range(len(task.labels)))
@@ -349,7 +349,10 @@ def word_counts(texts: Iterable[tuple[str, ...]]) -> Counter[str]:
 
 
 def commonness(texts: Texts, counts: Mapping[str, int]) -> np.ndarray:
-    """Returns how common the words of each row are: the mean of log10(1 + count), float64 [N]. It is 0 without words."""
+    """Returns how common the words of each row are, float64 [N].
+
+    This is the mean of log10(1 + count) over the words, and 0 for a row without words.
+    """
     logarithms = {word: np.log10(1 + count) for word, count in counts.items()}
     found = np.zeros(len(texts))
     for place, row in enumerate(texts):

@@ -234,7 +234,7 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_lengt
 def encode_texts(
     tokenizer: PreTrainedTokenizerBase, columns: Sequence[list[str]], apart: bool, max_length: int
 ) -> TokenRows:
-    """Encodes rows of one or two text columns, which are not empty. With `apart` each column is an input of its own."""
+    """Encodes rows of one or two text columns, which are not empty. With `apart` each column is a separate input."""
     sides = [tokenize(tokenizer, part, max_length) for part in ([[one] for one in columns] if apart else [columns])]
     ids, segments = (
         list(chain.from_iterable(zip(*(side[name] for side in sides), strict=True)))

@@ -1,4 +1,4 @@
-"""A checkpoint in a folder or on the Hub: its config, its tokenizer and its weights, each checked as it is read."""
+"""Loads a checkpoint from a folder or the Hub: its config, its tokenizer and its weights, each with checks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ REMEDY = "Give the folder of an encoder's checkpoint or of a finished run, or an
 
 
 def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBertConfig:
-    """The checkpoint's config. It costs no weights, so what depends on it can be checked before they are loaded.
+    """Loads the checkpoint's config. No weights are loaded, so that all checks on the config can come first.
 
     Raises:
-        MinBertError: there is no such checkpoint, or not one of an encoder.
+        MinBertError: there is no such checkpoint, or it is not an encoder.
     """
     path = Path(name)
     if not path.exists() and not _is_id(name):
@@ -91,7 +91,7 @@ def _beside(path: Path) -> str:
 
 
 def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
-    """The tasks that a saved model has. Raises `MinBertError` if it has none."""
+    """Returns the tasks of a saved model. Raises `MinBertError` if it has none."""
     if not config.tasks:
         raise MinBertError(f"The model {name!r} has no tasks: it is a plain encoder. Train it with `minbert train`.")
     with explain(f"Reading the tasks of {name!r}", REMEDY):
@@ -99,11 +99,11 @@ def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
 
 
 def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer. With `truncation=True` it cuts to the model's own length.
+    """Loads the checkpoint's tokenizer. With `truncation=True` it truncates to the model's own length.
 
     Raises:
-        MinBertError: there is none, it has more tokens than the model, it adds no special tokens that part a pair, it
-            names none for padding, or another one than the model counts positions from.
+        MinBertError: there is none, it has more tokens than the model, it adds no special tokens between the sentences
+            of a pair, or its padding token is missing or differs from the one that the model counts positions from.
     """
     place = _place(name, revision)
     lacking = MinBertError(
@@ -156,14 +156,15 @@ def _check_special_tokens(name: str, tokenizer: PreTrainedTokenizerBase) -> None
 def load_weights(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[MinBertForMultiTask, list[str]]:
-    """The model in float32 (in half precision it would be trained so), and the weights that the checkpoint lacks.
+    """Loads the model in float32, and returns it with the weights that the checkpoint lacks.
 
-    A head that the checkpoint has for another architecture, other labels or another range counts as lacking, and
-    starts anew. An adapter is merged into the model that it lies on.
+    float32 is used because the model would otherwise be trained in half precision. A head in the checkpoint with
+    another architecture, other labels or another range counts as missing, and a new one is made. An adapter is merged
+    into its base model.
 
     Raises:
-        MinBertError: there are no weights, the file is broken, a weight has another shape than the config says, or
-            the model under an adapter cannot be loaded.
+        MinBertError: there are no weights, the file is broken, a weight has another shape than in the config, or the
+            base model of an adapter cannot be loaded.
     """
     if is_adapter(name, revision):
         from .adapted import merged  # here, as it imports peft
@@ -176,7 +177,7 @@ def load_weights(
 
 
 def is_adapter(name: str, revision: str | None = None) -> bool:
-    """Whether a folder or an id on the Hub holds an adapter, which is loaded with the model that it lies on."""
+    """Whether a folder or a Hub id contains an adapter, which is loaded with its base model."""
     place = _place(name, revision)
     with explain(f"Looking for an adapter in {name!r}", REMEDY):
         return find_adapter_config_file(place, revision=revision) is not None
@@ -185,7 +186,10 @@ def is_adapter(name: str, revision: str | None = None) -> bool:
 def load_adapter(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[AdaptedModel, list[str]]:
-    """As `load_weights`, with the adapter as a part that can be trained on. What is missing, base and adapter lack."""
+    """Does the same as `load_weights`, but keeps the adapter as a trainable part.
+
+    Returns the model with the weights that base and adapter lack.
+    """
     from .adapted import load_adapted, read_adapter  # as above
 
     adapter, saved = read_adapter(name, revision), _saved_tasks(name, revision)
@@ -238,7 +242,10 @@ def _tell_of_other_heads(name: str, tasks: set[str]) -> None:
 def load_masked_lm(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[MinBertForMaskedLM, list[str]]:
-    """As `load_weights`, the model that predicts words, with a pooler if the checkpoint has one. Takes no adapter."""
+    """Does the same as `load_weights` for the model that predicts words. It has a pooler if the checkpoint has one.
+
+    Adapters are not accepted.
+    """
     if is_adapter(name, revision):
         raise MinBertError(
             f"{name!r} is an adapter, and `objective: mlm` trains a whole model. Make one of it: `minbert merge`."
@@ -252,7 +259,7 @@ def load_masked_lm(
 
 
 def check_encoder(name: str, missing: list[str]) -> None:
-    """Raises `MinBertError` if the checkpoint lacks weights of the encoder, beside the pooler's."""
+    """Raises `MinBertError` if the checkpoint lacks weights of the encoder other than the pooler's."""
     encoder = [key for key in missing if key.startswith("bert.") and ".private." not in key and ".pooler." not in key]
     if encoder:
         raise MinBertError(

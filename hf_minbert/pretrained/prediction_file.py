@@ -1,9 +1,9 @@
-"""A file of predictions for a file of rows, both of any length: chunk by chunk, and stopped runs go on.
+"""Predicts a file of any size into a file, chunk by chunk. An interrupted run can be continued.
 
-Until all rows are predicted, what is done stands in `OUTPUT.partial`. `OUTPUT.partial.jsonl` says in its first line
-what is predicted, by which model and how, and in one more line per chunk how many rows and bytes it has and their
-checksum. Which rows share a batch can change the last bits of a prediction, so a run goes on at a chunk's end: what
-stands after the last whole chunk is written anew.
+Until all rows are predicted, the output is in `OUTPUT.partial`. The first line of `OUTPUT.partial.jsonl` describes the
+input, the model and the options. Each further line describes a chunk: its number of rows and bytes, and its checksum.
+Rows that share a batch can change the last bits of a prediction. A run is therefore continued at the end of a chunk,
+and what follows the last complete chunk is written again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DIGESTS = ("input", "model")  # of which a message shows no value
 
 
 def survey(rows: RowStream) -> Survey:
-    """Reads and checks all rows, with a bar, and warns of ids that stand twice."""
+    """Reads and checks all rows with a progress bar, and warns of repeated ids."""
     with tqdm(desc=f"Reading {Path(rows.name).name}", unit="row", leave=False, delay=1) as bar:
         found = rows.survey(bar.update)
     if found.repeated_ids:  # else hashes alone were the same
@@ -62,15 +62,15 @@ def predict_file(
     form: Form,
     clip_scores: bool = False,
 ) -> None:
-    """Writes the predictions of each task for all rows; goes on where a run of the same was stopped.
+    """Writes the predictions of each task for all rows. Continues an interrupted run with the same arguments.
 
     Args:
-        found: what the survey of the rows told.
-        outputs: task to its file, which takes its name when it is whole.
-        clip_scores: force scores into the task's range.
+        found: the survey of the rows.
+        outputs: the file of each task. It gets its name when it is complete.
+        clip_scores: clip scores to the task's range.
 
     Raises:
-        MinBertError: a stopped run was of another input, model or options, or a file cannot be written.
+        MinBertError: the interrupted run had another input, model or options, or a file cannot be written.
         DivergedError: the model's outputs are not finite.
     """
     names = list(outputs)
@@ -133,7 +133,9 @@ def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
 
 
 def model_digest(predictor: Predictor) -> str:
-    """SHA-256 of all that makes an answer: config, tokenizer and weights, wherever they were loaded from."""
+    """Returns the SHA-256 of everything that decides an answer: config, tokenizer and weights. Their location does not
+    matter.
+    """
     config = predictor.model.config.to_dict() | {"_name_or_path": None, "transformers_version": None}
     parts = [config, tokenizer_content(predictor.tokenizer)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
@@ -148,10 +150,10 @@ class Chunk:
     """A chunk of a file.
 
     Args:
-        size: in bytes.
-        checksum: CRC-32 of these.
-        cut: inputs that were cut to the task's length.
-        unread, words: words without an answer, and all of them, where each word has one.
+        size: its bytes.
+        checksum: the CRC-32 of these bytes.
+        cut: the number of truncated inputs.
+        unread, words: for tags, the numbers of words without an answer and of all words.
     """
 
     rows: int
@@ -163,17 +165,17 @@ class Chunk:
 
 
 class PartialFile:
-    """A file that grows chunk by chunk under another name.
+    """A file that is written in chunks under a temporary name.
 
     Args:
-        path: its name when it is whole.
+        path: its final name.
         identity: what is predicted and how, in plain values.
 
     Attributes:
-        chunks: those that are written.
+        chunks: the chunks that are written.
 
     Raises:
-        MinBertError: there is one of another identity, or a file that is not of this kind.
+        MinBertError: there is a temporary file with another identity, or a file that is not of this kind.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]):
@@ -188,18 +190,20 @@ class PartialFile:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The number of bytes."""
         return sum(chunk.size for chunk in self.chunks)
 
     def begin(self, chunks: int) -> None:
-        """Drops what stands after the first `chunks` chunks."""
+        """Removes everything after the first `chunks` chunks."""
         self.chunks = self.chunks[:chunks]
         write_atomically(self.record, "".join(map(json_line, [self.identity, *map(asdict, self.chunks)])))
         with self._writing(), self.part.open("ab") as file:
             file.truncate(self.size)
 
     def add(self, text: str, rows: int, counts: Counter[str]) -> None:
-        """Appends a chunk, then its line of the record: stopped in between, the chunk counts as not written."""
+        """Appends a chunk and then its line in the record. If the process stops in between, the chunk counts as not
+        written.
+        """
         data = text.encode()
         with self._writing():
             with self.part.open("ab") as file:
@@ -211,7 +215,7 @@ class PartialFile:
         self.chunks.append(chunk)
 
     def finish(self) -> None:
-        """Gives the file its name."""
+        """Renames the file to its final name."""
         with self._writing():
             with self.part.open("rb+") as file:
                 self._check_end(file.seek(0, os.SEEK_END))

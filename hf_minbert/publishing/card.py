@@ -1,4 +1,4 @@
-"""The model card: what the model's folder says, in the metadata of the Hub and in sentences."""
+"""The model card: what the model's folder contains, as the Hub's metadata and in sentences."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def model_card(
     license: str | None = None,
     language: str | None = None,
 ) -> str:
-    """The text of `README.md`.
+    """Returns the text of `README.md`.
 
     Args:
-        repo_id: where the model will be found.
-        uploads: the files beside the card; plots among them are shown.
-        base_model: the Hub id of what it was trained from, where the folder does not know it.
-        license: an identifier of the Hub, such as `apache-2.0`; who publishes must know it.
-        language: the code of the texts' language, such as `de`; known of the package's own data without it.
+        repo_id: the name of the model on the Hub.
+        uploads: the files beside the card. Plots among them are shown.
+        base_model: the Hub id of the model that it was trained from, if the folder does not know it.
+        license: a licence identifier of the Hub, such as `apache-2.0`. The publisher must know it.
+        language: the code of the texts' language, such as `de`. For the package's own data it is known.
     """
     uploads = list(uploads)
     paths, under = [upload.path for upload in uploads], _under_adapter(uploads)

@@ -1,4 +1,4 @@
-"""What a report says of a run as a whole: scores beside baselines, curves, gradients, time."""
+"""The report's sections on the whole run: scores with baselines, curves, gradients, time."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _baselines(run: Run) -> list[Block]:
 
 
 def curves(build: Builder, runs: Sequence[Run]) -> list[Block]:
-    """Training loss and dev score of each task over steps, all runs in one picture."""
+    """Shows training loss and dev score of each task over steps, for all runs in one picture."""
     tasks = {name: task for run in runs for name, task in run.tasks.items()}
     found: list[Block] = []
     for name, task in tasks.items():
@@ -261,7 +261,7 @@ def _curve(
 
 
 def conflicts(build: Builder, run: Run) -> list[Block]:
-    """Cosines and rates over time, if the run logged them."""
+    """Shows cosines and conflict rates over time, if the run logged them."""
     named = [key.removeprefix("cosine_") for key in run.logged() if key.startswith("cosine_") and "/" not in key]
     pairs = [pair for pair in named if run.series(f"cosine_{pair}")[1] and run.series(f"conflict_{pair}")[1]]
     if named and not pairs:
@@ -331,7 +331,7 @@ def _thinned(steps: Sequence[float], values: Sequence[float]) -> plots.Points:
 
 
 def costs(runs: Sequence[Run]) -> list[Block]:
-    """What each run took, a column each."""
+    """Returns time and memory of each run, one column each."""
     lines = {
         "device": lambda run: run.environment.get("device"),
         "processes": lambda run: run.environment.get("processes"),
