@@ -34,9 +34,7 @@ def evaluate(
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
 ) -> None:
-    """Evaluate a saved model on labelled rows: the rows that its run was evaluated on, those of --data-dir, or one
-    --input.
-    """
+    """Evaluate a saved model on labelled rows: those of its run, those of --data-dir, or those of one --input."""
     with importing():
         from ..data.encoding import check_max_length
         from ..evaluation.metrics import has_diverged

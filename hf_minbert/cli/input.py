@@ -47,8 +47,9 @@ def check_options(input: Path | None, columns: str | None, read: str | None) -> 
 
 
 def file_of(path: Path, task: Task, columns: str | None, read: str | None) -> tuple[DataFile, dict[str, str]]:
-    """Returns the file with its reading options, and the names of its columns. The options are the texts that were
-    typed.
+    """Returns the file with its reading options, and the names of its columns.
+
+    The options are the texts that were typed.
 
     Raises:
         MinBertError: an option is not a mapping, or names an unknown column or an unknown reading option.

@@ -194,8 +194,9 @@ def column_of(dataset: Any, name: str) -> list[Any] | None:
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Returns the share of unknown tokens among all tokens but special ones. Tokenizers of bytes have no unknown
-    tokens.
+    """Returns the share of unknown tokens among all tokens but special ones.
+
+    Tokenizers of bytes have no unknown tokens.
     """
     unknown = tokenizer.unk_token_id
     special = [id for id in tokenizer.all_special_ids if id != unknown]

@@ -82,8 +82,9 @@ def load_split(
     task: Task, data_dir: str | Path | None, split: str, *, labelled: bool | None = None, strict: bool = False,
     keep_unlabelled: bool = False,
 ) -> datasets.Dataset:  # fmt: skip
-    """Reads one split of a task as a `datasets.Dataset`; see `read_rows`. Several files are concatenated in their
-    order.
+    """Reads one split of a task as a `datasets.Dataset`; see `read_rows`.
+
+    Several files are concatenated in their order.
 
     Args:
         data_dir: the folder that the task's paths are relative to; `None` is the working directory. Unless a folder

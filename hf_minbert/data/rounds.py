@@ -230,9 +230,7 @@ class Rounds(Dataset, ABC):
             self._orders.clear()
 
     def rounds_to_see(self, task: str) -> int:
-        """Returns the number of rounds, over all processes, until each of the epoch's rows of a task has been used
-        once.
-        """
+        """Returns the number of rounds, over all processes, that use each of the epoch's rows of a task once."""
         per_step = self.batch_sizes[task] * self.num_processes
         return -(-self.samplers[task].rows // per_step) * self.num_processes
 
@@ -315,10 +313,10 @@ class Once(Rounds):
 
 
 class Shortest(Rounds):
-    """An epoch ends with the task that has the fewest rounds. Further rows of the other tasks are not used in that
-    epoch.
+    """An epoch ends with the task that has the fewest rounds.
 
-    Each epoch has a new order, so over many epochs all rows have the same chance.
+    Further rows of the other tasks are not used in that epoch. Each epoch has a new order, so over many epochs all
+    rows have the same chance.
     """
 
     whole = True
@@ -397,10 +395,10 @@ class Proportional(Drawn):
 
 
 class Temperature(Drawn):
-    """Each step has one task, with a chance proportional to rows^(1/T). Small tasks are drawn more often than their
-    share.
+    """Each step has one task, with a chance proportional to rows^(1/T).
 
-    T = 1 is `Proportional`. With a large T all tasks are drawn equally often (arXiv:1907.05019, section 4.2).
+    Small tasks are drawn more often than their share. T = 1 is `Proportional`. With a large T all tasks are drawn
+    equally often (arXiv:1907.05019, section 4.2).
     """
 
     def chances(self, rows: np.ndarray) -> np.ndarray:

@@ -35,10 +35,10 @@ class EncodedRows(TokenRows):
 
     @classmethod
     def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], dtype: str, apart: bool) -> EncodedRows:
-        """Makes rows from a dataset with these columns. With `apart`, the first two columns have two lists for each
-        row.
+        """Makes rows from a dataset with these columns.
 
-        Labels have the task's `dtype`, independent of their values.
+        With `apart`, the first two columns have two lists for each row. Labels have the task's `dtype`, independent of
+        their values.
         """
         library = sys.modules.get("datasets")
         if library is not None and isinstance(rows, library.Dataset):

@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 def chosen_and_rest(
     rows: datasets.Dataset, share: float | None, task: str
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Splits the dev rows into those that select the best model and those for the scores. Without a share, both are
-    all rows.
+    """Splits the dev rows into those that select the best model and those for the scores.
 
-    The split depends only on the rows' ids, so it is the same for all runs and seeds. Both parts keep the order of the
-    rows.
+    Without a share, both are all rows. The split depends only on the rows' ids, so it is the same for all runs and
+    seeds. Both parts keep the order of the rows.
 
     Args:
         rows: the result of `load_split`, with an `id`.

@@ -61,10 +61,10 @@ def _training_rows(task: Task, data_dir: str | Path | None) -> str:
 def load_together(
     tasks: Sequence[Task], data_dir: str | Path | None, split: str, strict: bool = False
 ) -> dict[str, datasets.Dataset]:
-    """Reads a split once for the tasks of one group of `by_training_rows`. Each task gets the same rows with its own
-    labels.
+    """Reads a split once for the tasks of one group of `by_training_rows`.
 
-    A row is kept for all tasks if it has a label of at least one. For a task without a label, its `label` is `None`.
+    Each task gets the same rows with its own labels. A row is kept for all tasks if it has a label of at least one.
+    For a task without a label, its `label` is `None`.
 
     Raises:
         MinBertError: as `files.load_split`. With `strict`, a row has a blank text or no label of any task.

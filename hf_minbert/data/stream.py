@@ -38,10 +38,9 @@ class Survey:
 
 
 class RowStream:
-    """The rows of a file as `hf_minbert.data.files.read_rows` returns them without labels. The file is read anew each
-    time.
+    """The rows of a file as `hf_minbert.data.files.read_rows` returns them without labels.
 
-    Formats that cannot be read in parts, such as a `.json` list, are read as a whole.
+    The file is read anew each time. Formats that cannot be read in parts, such as a `.json` list, are read as a whole.
 
     Attributes:
         chunk_limits: the maximum numbers of rows and of characters in a chunk. Both matter: short texts need many rows

@@ -112,8 +112,9 @@ def right_words(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def is_ordered(task: Task) -> bool:
-    """Whether the labels are steps of a scale: by their kind, as sentiment labels of this package, or as increasing
-    numbers.
+    """Whether the labels are steps of a scale.
+
+    They are by their kind, as sentiment labels of this package, or as increasing numbers.
     """
     if not task.traits.is_class or len(task.labels) < 3:
         return False
@@ -254,8 +255,9 @@ def distances(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def overlap(texts: Texts, labels: np.ndarray) -> dict[str, float]:
-    """Returns the correlations of the labels with the share of words that a pair has in common (Jaccard 1912). Uses no
-    model.
+    """Returns the correlations of the labels with the share of words that a pair has in common (Jaccard 1912).
+
+    Uses no model.
     """
     bags = [tuple({*words(text)} for text in pair) for pair in texts]
     shares = np.array([len(a & b) / max(1, len(a | b)) for a, b in bags])

@@ -11,8 +11,9 @@ from ..settings.tasks import Task
 
 
 def decode(task: Task, logits: np.ndarray) -> Decoded:
-    """Decodes the logits of a head, [N, outputs], or for tags [N] arrays [words, outputs]. See `read_logits` and
-    `clip`.
+    """Decodes the logits of a head, [N, outputs], or for tags [N] arrays [words, outputs].
+
+    See `read_logits` and `clip`.
 
     Raises:
         MinBertError: the logits have another shape, or, as a `DivergedError`, are not finite.
@@ -38,8 +39,9 @@ def names_of(task: Task, probabilities: np.ndarray) -> list[list[str]]:
 
 
 def as_matrix(task: Task, logits: np.ndarray) -> np.ndarray:
-    """Returns the logits as float64 [N, outputs of the task]. Logits of tags, [N] arrays [words, outputs], are not
-    changed.
+    """Returns the logits as float64 [N, outputs of the task].
+
+    Logits of tags, [N] arrays [words, outputs], are not changed.
 
     Raises:
         MinBertError: they have another shape.

@@ -279,8 +279,7 @@ def equivalence(effect: Effect, found: str, margin: float) -> str:
 
 
 def seeds_to_tell(effect: Effect, level: float) -> float:
-    """Returns the number of seeds per row at which the verdict would be decided, if difference and variances stay the
-    same.
+    """Returns the number of seeds per row that would decide the verdict, if difference and variances stay the same.
 
     Args:
         level: the level that the p-value must reach.

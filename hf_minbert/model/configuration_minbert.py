@@ -365,8 +365,9 @@ class MinBertConfig(PreTrainedConfig):
 
 
 def recipe_of(folder: Path) -> Path | None:
-    """Returns the recipe that trained the model in a folder. For checkpoints and averaged weights, this is the recipe
-    of their run.
+    """Returns the recipe that trained the model in a folder.
+
+    For checkpoints and averaged weights, this is the recipe of their run.
     """
     within = re.fullmatch(rf"{AVERAGED}|checkpoint-\d+", folder.resolve().name)
     places = [folder, folder.resolve().parent] if within else [folder]

@@ -41,9 +41,7 @@ class Family:
     classifier_act: str = "tanh"
 
     def renames(self) -> Iterator[tuple[str, str]]:
-        """Returns patterns for the published names and our replacements, in the form of `key_mapping` of
-        `from_pretrained`.
-        """
+        """Returns patterns for the published names and our replacements, as a `key_mapping` of `from_pretrained`."""
         yield rf"^{self.prefix}\.", "bert."
         for ours, theirs in self.names.items():
             # What is of a head begins a name, and what is of the encoder stands there or behind its prefix.

@@ -32,11 +32,10 @@ def num_outputs(task: dict[str, Any]) -> int:
 
 
 class OutputLayer(nn.Linear, SelfInitialized):
-    """The last layer of a head. A new layer predicts the middle of the range for scores, and equal probabilities for
-    classes.
+    """The last layer of a head.
 
-    If it started at zero, the squared error on scores up to 5 would dominate the other tasks' losses for hundreds of
-    steps.
+    A new layer predicts the middle of the range for scores, and equal probabilities for classes. If it started at
+    zero, the squared error on scores up to 5 would dominate the other tasks' losses for hundreds of steps.
 
     Args:
         scale: the head's factor on the output of this layer.
@@ -164,8 +163,9 @@ class Head(nn.Module, ABC):
         return loss_of(task)(outcome, **task["loss_options"])
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
-        """Computes the divergence of two outputs, [B, C] and [B, C] -> [B]; for tags [B, T]. It is 0 if they are
-        equal.
+        """Computes the divergence of two outputs, [B, C] and [B, C] -> [B]; for tags [B, T].
+
+        It is 0 if they are equal.
 
         Args:
             name: `symmetric_kl`, the KL divergence in both directions, is the default for all kinds but `score`. It is
@@ -450,8 +450,9 @@ def build_head(config, task: dict[str, Any]) -> Head:
 
 
 def check_heads(config) -> None:
-    """Builds every head of the config's tasks and computes its loss once. Errors then come before data and weights are
-    loaded.
+    """Builds every head of the config's tasks and computes its loss once.
+
+    Errors then come before data and weights are loaded.
 
     Raises:
         ValueError: as `TaskHeads`, or an option of a loss is wrong.

@@ -120,8 +120,9 @@ def ragged(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def tells_segments(config: Any) -> bool:
-    """Whether a model distinguishes the two sentences of a pair by segment ids. Some tokenizers return them for any
-    model.
+    """Whether a model distinguishes the two sentences of a pair by segment ids.
+
+    Some tokenizers return them for any model.
     """
     return getattr(config, "type_vocab_size", 2) > 1  # a model of another class may say nothing of it
 
@@ -178,8 +179,7 @@ def tokenize(
 def tokenize_words(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
 ) -> dict[str, list[Any]]:
-    """Does the same as `tokenize` for one column of `spans.joined` words, and returns `words` and `num_words` of
-    `TokenRows`.
+    """Does the same as `tokenize` for one column of `spans.joined` words. Also returns `words` and `num_words`.
 
     The text is tokenized as it is, as in pre-training and in stock pipelines. The end of a token in the text
     determines its word.
@@ -341,11 +341,10 @@ def answer(
 
 
 def room_of(config: Any, batch_size: int, device: torch.device) -> int:
-    """Returns the number of tokens in a batch: that of `batch_size` rows of full length. On a CPU, a layer's widest
-    tensor is limited to 32 MB.
+    """Returns the number of tokens in a batch: that of `batch_size` rows of full length.
 
-    The C library requests larger pieces of memory from the system each time, and the system clears them. Prediction
-    with batches of four times this size took a third longer.
+    On a CPU, a layer's widest tensor is limited to 32 MB. The C library requests larger pieces of memory from the
+    system each time, and the system clears them. Prediction with batches of four times this size took a third longer.
     """
     full = config.max_position_embeddings
     room = batch_size * full

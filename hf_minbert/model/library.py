@@ -172,8 +172,9 @@ def parts_of(encoder: PreTrainedConfig) -> Parts:
 
 
 def meaning_of(encoder: PreTrainedConfig | None) -> dict[str, Any] | None:
-    """Returns the settings that two configs must share for weights to have the same meaning; `None` for the
-    hand-written encoder.
+    """Returns the settings that two configs must share for weights to have the same meaning.
+
+    It is `None` for the hand-written encoder.
     """
     return None if encoder is None else {**_told(encoder), "architectures": None}
 
@@ -570,8 +571,9 @@ class LibraryEncoder(nn.Module):
         return [*self.layers]
 
     def positions_of(self, input_ids: Tensor) -> Tensor | None:
-        """Does the same as `MinBertForMultiTask.positions_of`. If the position table has rows for padding, tokens
-        count from after them.
+        """Does the same as `MinBertForMultiTask.positions_of`.
+
+        If the position table has rows for padding, tokens count from after them.
         """
         return _positions(input_ids, self.parts.offset, self.parts.accepts)
 

@@ -286,8 +286,9 @@ def cosent(outcome: Outcome, *, scale: float = 20.0) -> Tensor:
 
 
 def order_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Computes log(1 + sum exp(s_j - s_i)) over all i, j with labels_i > labels_j; both [B]. It is 0 if all labels are
-    equal.
+    """Computes log(1 + sum exp(s_j - s_i)) over all i, j with labels_i > labels_j; both [B].
+
+    It is 0 if all labels are equal.
     """
     differences = scores[None, :] - scores[:, None]  # [i, j]: s_j - s_i
     differences = differences.masked_fill(labels[:, None] <= labels[None, :], -math.inf)

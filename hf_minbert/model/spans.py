@@ -29,8 +29,9 @@ class Span(NamedTuple):
 
 
 def mark_entities(labels: Sequence[str]) -> bool:
-    """Whether tags with these names mark entities (B-PER, I-PER, O; or with E-, S-, L-, U-). Otherwise each word is
-    separate.
+    """Whether tags with these names mark entities (B-PER, I-PER, O; or with E-, S-, L-, U-).
+
+    Otherwise each word is separate.
     """
     marked = [name for name in labels if name != OUTSIDE]
     return bool(marked) and all(re.fullmatch(f"[I{BEGINS}{ENDS}]-.+", name) for name in marked)
@@ -98,7 +99,8 @@ def split(text: str) -> list[str]:
 
 
 def as_read(text: str) -> str:
-    """Returns a `joined` text as it is tokenized and shown. It has the same length, and the spaces within words are
-    restored.
+    """Returns a `joined` text as it is tokenized and shown.
+
+    It has the same length, and the spaces within words are restored.
     """
     return text.translate(BACK)

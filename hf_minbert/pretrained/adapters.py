@@ -150,8 +150,9 @@ def check_run(settings: RunSettings, args: TrainingArguments) -> None:
 
 
 def check_follows(before: RunSettings, settings: RunSettings, config: MinBertConfig) -> None:
-    """Raises `MinBertError` if a stage cannot continue from the model of the stage before. `config` is the stage's
-    model.
+    """Raises `MinBertError` if a stage cannot continue from the model of the stage before.
+
+    `config` is the stage's model.
     """
     follows = Path(settings.model_name_or_path) == Path(before.output_dir)
     if follows and before.peft and settings.objective == "mlm":

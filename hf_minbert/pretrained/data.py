@@ -93,8 +93,9 @@ class RunData:
         return [name for name in ([chosen] if isinstance(chosen, str) else chosen) if name in tasks]
 
     def knows(self, task: str) -> bool:
-        """Whether the place of a task's data is known: from the recipe, or from the package for a task that it does
-        not name.
+        """Whether the place of a task's data is known, from the recipe or from the package.
+
+        The package is used for a task that the recipe does not name.
         """
         return task in self.tasks or task in TASKS
 
@@ -151,8 +152,7 @@ def load_plugins(folder: Path) -> None:
 
 
 def common_base(names: Sequence[str]) -> tuple[str, str | None]:
-    """Returns the checkpoint that the runs started from, according to their recipes: a folder or Hub id, and its
-    revision.
+    """Returns the checkpoint that the runs started from, by their recipes: a folder or Hub id, and its revision.
 
     For a run in stages it is the checkpoint before the first stage, unless a later stage names another.
 
@@ -210,8 +210,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def calibration_of(folder: Path, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """Returns the entries of `CALIBRATION` for tasks that still have the fitted values. Further training may change
-    them.
+    """Returns the entries of `CALIBRATION` for tasks that still have the fitted values.
+
+    Further training may change them.
     """
     older = {"notes": [], "was": {key: TASK_DEFAULTS[key] for key in ("temperature", "thresholds")}}  # lacks these
     return {

@@ -141,8 +141,9 @@ def add_task_vectors(
 
 
 def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None = None) -> dict[str, Tensor]:
-    """Loads the encoder's weights from a checkpoint, by our names. Weights that it lacks, such as a pooler, are left
-    out.
+    """Loads the encoder's weights from a checkpoint, by our names.
+
+    Weights that it lacks, such as a pooler, are left out.
 
     Args:
         name: a folder or a Hub id.
@@ -245,8 +246,9 @@ def check_same_tasks(configs: Sequence[MinBertConfig]) -> None:
 def task_owners(
     configs: Sequence[MinBertConfig], take: Mapping[str, int] | None = None, names: Sequence[str] | None = None
 ) -> dict[str, int]:
-    """Returns, for each task, the position of the model that an ensemble takes it from. Raises the errors of
-    `ensemble`.
+    """Returns, for each task, the position of the model that an ensemble takes it from.
+
+    Raises the errors of `ensemble`.
 
     Args:
         names: the names of the models in errors; by default their numbers, from 1.

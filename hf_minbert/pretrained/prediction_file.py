@@ -133,8 +133,9 @@ def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
 
 
 def model_digest(predictor: Predictor) -> str:
-    """Returns the SHA-256 of everything that decides an answer: config, tokenizer and weights. Their location does not
-    matter.
+    """Returns the SHA-256 of everything that decides an answer: config, tokenizer and weights.
+
+    Their location does not matter.
     """
     config = predictor.model.config.to_dict() | {"_name_or_path": None, "transformers_version": None}
     parts = [config, tokenizer_content(predictor.tokenizer)]
@@ -201,8 +202,9 @@ class PartialFile:
             file.truncate(self.size)
 
     def add(self, text: str, rows: int, counts: Counter[str]) -> None:
-        """Appends a chunk and then its line in the record. If the process stops in between, the chunk counts as not
-        written.
+        """Appends a chunk and then its line in the record.
+
+        If the process stops in between, the chunk counts as not written.
         """
         data = text.encode()
         with self._writing():

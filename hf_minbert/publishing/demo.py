@@ -173,8 +173,9 @@ def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, firs
 
 
 def examples_of(task: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the texts of one example input for a task. For a task that is not the package's, they are made from its
-    labels.
+    """Returns the texts of one example input for a task.
+
+    For a task that is not the package's, they are made from its labels.
     """
     pair = takes_pair(task)
     own = NAMES if KINDS[task["kind"]].is_tags else EXAMPLES.get(task["name"], ())

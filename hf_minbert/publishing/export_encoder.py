@@ -237,7 +237,10 @@ def encoder_weights(model: MinBertForMultiTask, task: str) -> dict[str, torch.Te
 
 
 def save_tokenizer(predictor: Predictor, task: str, folder: Path) -> None:
-    """Saves the tokenizer. It truncates to the task's length, and returns no segments for an encoder with one segment."""
+    """Saves the tokenizer.
+
+    It truncates to the task's length. For an encoder with one segment it returns no segments.
+    """
     tokenizer = predictor.tokenizer
     tokenizer.model_max_length = predictor.lengths[task]
     if not tells_segments(predictor.model.config):
@@ -269,9 +272,7 @@ def _has_pooler(config: MinBertConfig) -> bool:
 
 
 def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) -> dict[str, torch.Tensor]:
-    """Returns random inputs to compare two models on, [rows, length] or [rows, 2, length], with different amounts of
-    padding.
-    """
+    """Returns random inputs to compare two models on, [rows, length] or [rows, 2, length], with varying padding."""
     draw = torch.Generator().manual_seed(rows * length)
     shape = (rows, length) if sentences == 1 else (rows, sentences, length)
     ids = torch.randint(config.vocab_size, shape, generator=draw)

@@ -38,8 +38,7 @@ QUANTIZED = "_quantized"  # behind the name of a graph, as the Hub's tools have 
 
 
 class ToOnnx:
-    """Writes ONNX graphs of all heads, with an output for each task under its name, for batches of any size and
-    length.
+    """Writes ONNX graphs of all heads for batches of any size and length, with an output for each task under its name.
 
     The folder also has the tokenizer, `tasks.json` with labels and ranges, and a README with example code.
 
@@ -156,8 +155,9 @@ class Answers(nn.Module):
 
 
 def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> None:
-    """Writes the graph for these tasks. Its inputs are `INPUTS` [B, T], or [B, 2, T], and it has an output [B, C] for
-    each task.
+    """Writes the graph for these tasks.
+
+    Its inputs are `INPUTS` [B, T], or [B, 2, T], and it has an output [B, C] for each task.
 
     Raises:
         MinBertError: torch cannot export the model, or wrote a graph for inputs of a fixed length.
@@ -213,8 +213,7 @@ def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:
 
 
 def compare(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> float:
-    """Returns the largest difference between the answers of a graph and the model, on padded batches of several
-    shapes.
+    """Returns the largest difference between the answers of graph and model, on padded batches of several shapes.
 
     Raises:
         MinBertError: it is above `TOLERANCE`.
@@ -276,8 +275,9 @@ class OnnxModel(nn.Module):
         token_type_ids: Tensor,
         packing: dict[str, Any] | None = None,
     ) -> dict[str, Tensor]:
-        """Does the same as `MinBertForMultiTask.logits_of`. `packing` repeats the information of the mask and is not
-        used.
+        """Does the same as `MinBertForMultiTask.logits_of`.
+
+        `packing` repeats the information of the mask and is not used.
         """
         given = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         found = self.sessions[tasks[0]].run(list(tasks), {name: value.numpy() for name, value in given.items()})

@@ -124,7 +124,7 @@ def create(repo_id: str, folder: Path, *, private: bool = False, token: str | No
 def commit(
     api: Any, repo_id: str, uploads: Iterable[Upload], message: str, *, revision: str | None = None, **given: Any
 ) -> CommitInfo:
-    """Makes the repository's listed files equal to these, in one commit. `given` is passed to `HfApi.create_commit`."""
+    """Makes the repository's listed files equal to these in one commit. `given` is passed to `HfApi.create_commit`."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     sent = {upload.path: upload.content for upload in uploads}

@@ -99,7 +99,7 @@ class SavedModel:
 
     @property
     def teachers(self) -> list[str | dict[str, Any]]:
-        """Returns the entries of `teachers`, each once: saved models, and recipes that were trained before the model."""
+        """Returns the entries of `teachers`, each once: saved models, and recipes that were trained first."""
         entries = [entry for run in self.runs for entry in run.get("teachers") or ()]
         return [entry for place, entry in enumerate(entries) if entry not in entries[:place]]
 

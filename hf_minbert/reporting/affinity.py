@@ -253,8 +253,9 @@ def records(made: Affinity) -> Iterator[dict[str, Any]]:
 
 
 def write(made: Affinity, root: Path) -> None:
-    """Writes affinity.md, affinity.html, affinity.csv and affinity.json. Raises `MinBertError` if a file cannot be
-    written.
+    """Writes affinity.md, affinity.html, affinity.csv and affinity.json.
+
+    Raises `MinBertError` if a file cannot be written.
     """
     flat, text = [*records(made)], io.StringIO()
     lines_of = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")

@@ -22,7 +22,7 @@ from .words import number, p_value, signed
 
 
 def seeds(runs: Sequence[Run]) -> list[Block]:
-    """Returns mean and spread of the runs with the first run's recipe, and the differences of other recipes from it."""
+    """Returns mean and spread of the runs with the first run's recipe, and how other recipes differ from it."""
     groups: list[list[Run]] = []
     for run in runs:
         group = next((group for group in groups if group[0].differences(run) == []), None)

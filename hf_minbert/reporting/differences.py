@@ -166,7 +166,7 @@ def _judge(cell: Cell, direction: str, size: float = MARGIN, within: float | Non
 
 
 def judgement(claim: Claim, cell: Cell) -> str:
-    """Describes the result of a claim. A claim with only a direction or a margin is described differently."""
+    """Judges a claim in words: by its direction or margin if it has one, otherwise by the reported difference."""
     if claim.finds or claim.within is not None:
         return _judge(cell, claim.finds, within=claim.within)
     return _of_reported(cell)
@@ -187,7 +187,7 @@ def score(run: Run, metric: str, reduction: str = "best") -> float | None:
 
 
 def weights(metric: str, tasks: Mapping[str, Task]) -> dict[tuple[str, str], float]:
-    """Returns the tasks and metrics whose weighted sum is this metric, with their weights. Empty if it is no such sum."""
+    """Returns the tasks, metrics and weights of the sum that this metric is. Empty if it is no such sum."""
     single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in metrics_of(task)}
     if metric in single:
         return {single[metric]: 1.0}

@@ -45,8 +45,9 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether most of its cells that are not empty are numbers. The first column never counts as
-        numeric.
+        """For each column, whether most of its cells that are not empty are numbers.
+
+        The first column never counts as numeric.
         """
         found = [False]
         for column in [*zip(*self.rows, strict=True)][1:]:

@@ -134,8 +134,9 @@ class Run:
         return self.metrics.get("seed", self.environment.get("seed"))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Returns steps and values that were logged under a name, over all stages. Values that are not finite are left
-        out.
+        """Returns steps and values that were logged under a name, over all stages.
+
+        Values that are not finite are left out.
         """
         steps, values = [], []
         for stage in self.stages:
@@ -160,10 +161,9 @@ class Run:
         return list(dict.fromkeys(key for stage in self.stages for entry in stage.log for key in entry))
 
     def differences(self, other: Run) -> list[str] | None:
-        """Returns the keys in which the recipes differ, and `training rows` if these differ. Seeds and paths are
-        ignored.
+        """Returns the keys in which the recipes differ, and `training rows` if these differ.
 
-        It is `None` if one run has no recipe.
+        Seeds and paths are ignored. It is `None` if one run has no recipe.
         """
         if not (self.recipe and other.recipe):
             return None
@@ -184,7 +184,10 @@ class Run:
         return [*whole, *parts]
 
     def training_rows(self) -> list[dict[str, str]]:
-        """Returns digests of the training rows by task, for the run or each stage, without rows that the seed draws."""
+        """Returns digests of the training rows by task, for the run or each stage.
+
+        Rows that the seed draws are ignored.
+        """
         folders, found = dict(stage_folders(self.path)), []
         for name, recipe in stage_recipes(self.recipe) or [("", self.recipe)]:
             began = self.environment

@@ -1,4 +1,4 @@
-"""A recipe carried out: data, model, trainer, scores."""
+"""Carries out a recipe: data, model, training, scores."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def train(
     timeline: Timeline | None = None,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
+    """Trains and evaluates a recipe from `read_recipe`, stage by stage if it has stages.
 
     Args:
-        callbacks: of the trainer, in each stage.
-        timeline: of the first stage, where its time began before this call. Each other stage has one of its own.
-        jobs: how many of the teachers that the recipe trains are trained at a time.
+        callbacks: callbacks of the trainer, in each stage.
+        timeline: the timeline of the first stage, if its time began before this call. Every other stage has its own.
+        jobs: how many of the recipe's teachers are trained at a time.
 
     Returns:
-        what `metrics.json` holds; on other processes than the first, an empty dict.
+        the contents of `metrics.json`; on processes other than the first, an empty dict.
 
     Raises:
-        MinBertError: anything wrong before the first step. Later errors pass as they are.
-        DivergedError: training has ended, and its last weights or outputs are not finite; on all processes. Where the
-            model is the best of those before, everything of the run is written nevertheless.
+        MinBertError: there is an error before the first step. Later errors pass unchanged.
+        DivergedError: training has ended, and its last weights or outputs are not finite. All processes raise it. If
+            an earlier model is the best one, the run is still written completely.
     """
     plugins.load_named(values)
     values = with_teachers_read(values)  # their files may change while they are trained
@@ -124,7 +124,9 @@ def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
-    """Raises, as a `MinBertError`, what a later stage's tasks, heads, layers and data would only after hours."""
+    """Raises `MinBertError`, before the first stage begins, for errors in tasks, heads, layers and data of later
+    stages.
+    """
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
             "`push_to_hub` would upload each stage by itself. Leave it out, and upload the whole with `minbert "

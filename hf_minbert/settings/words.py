@@ -1,4 +1,4 @@
-"""Mistakes that the words of a recipe show: found before torch and transformers are imported, which takes seconds."""
+"""Finds mistakes in the values of a recipe before torch and transformers are imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ OTHERS = {"regularizer": ("none",), "join": ("",), "loss": ("",), "pooling": (""
 
 
 def check_words(values: Mapping[str, Value]) -> None:
-    """Raises `MinBertError` for a mistake that the words of a recipe show.
+    """Raises `MinBertError` for a mistake in the values of a recipe.
 
-    If a recipe has plugins they are imported, and torch with them: then any name may be theirs, and is looked up where
-    it is used.
+    If a recipe has plugins, they and torch are imported. Plugins may register any name, so names are then checked
+    where they are used.
     """
     hints = {**stock_hints(), **typing.get_type_hints(TrainingKeys)}
     common = {key: value for key, value in values.items() if key != "stages"}
