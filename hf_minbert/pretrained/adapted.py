@@ -50,7 +50,10 @@ class AdaptedModel(PeftModel):
         model.config.save_pretrained(save_directory)
 
     def create_or_update_model_card(self, output_dir: str) -> None:
-        """Does nothing, because peft's card does not mention the tasks and contains the base's path on this machine."""
+        """Does nothing.
+
+        The card of peft does not mention the tasks, and contains the base's path on this machine.
+        """
 
 
 def read_adapter(name: str, revision: str | None = None) -> AdapterConfig:

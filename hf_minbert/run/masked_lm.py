@@ -60,7 +60,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **kwargs: Any) -> TrainOutput:
-        """Trains. The metrics include the scores on held-out texts, and as `eval_<name>_before` those before training."""
+        """Trains. The metrics include the scores on held-out texts; `eval_<name>_before` are those before training."""
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
         # Not by `evaluate` before training: only then do all processes have the first one's weights.
         self.args.eval_on_start = resume_from_checkpoint is None

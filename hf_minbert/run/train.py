@@ -124,9 +124,7 @@ def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
-    """Raises `MinBertError`, before the first stage begins, for errors in tasks, heads, layers and data of later
-    stages.
-    """
+    """Raises `MinBertError` for errors in tasks, heads, layers and data of later stages, before the first begins."""
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
             "`push_to_hub` would upload each stage by itself. Leave it out, and upload the whole with `minbert "

@@ -137,7 +137,7 @@ def packaged_recipes() -> dict[str, Path]:
 
 
 def find_packaged(given: str | Path, ending: str) -> Path | None:
-    """Returns the file with this path, or with this name in the package without its ending; `None` if there is none."""
+    """Returns the file with this path, or with this name in the package without its ending, or `None`."""
     places = (given, recipes_folder() / f"{given}{ending}")
     return next((Path(place) for place in places if os.path.isfile(place)), None)  # also of a text that is no path
 

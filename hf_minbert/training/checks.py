@@ -1,4 +1,4 @@
-"""What the training arguments may be: each by itself, beside the others, and for the model's tasks."""
+"""Checks the training arguments: each value, their combinations, and their fit to the model's tasks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_ranges(args: BaseArguments) -> None:
 
 
 def check_values(args: BaseArguments) -> None:
-    """Raises `MinBertError` if a value is unknown, or does not go with another one."""
+    """Raises `MinBertError` if a value is unknown, or does not go with another value."""
     for name in ("mixing", "aggregator"):
         if not isinstance(getattr(args, name), str):
             raise MinBertError(f"`{name}` must be a name. Found {getattr(args, name)!r}.")
@@ -251,12 +251,12 @@ def _is_number(value: object) -> bool:
 
 
 def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
-    """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
+    """Checks all names of tasks and metrics. It needs no model, so it can be called before one is loaded.
 
     Raises:
-        MinBertError: a task or a metric is unknown, the regularizer is not for such a task, all tasks in training
-            have the weight 0, `task_weights` has one task to balance, or the aggregator cannot serve so many tasks,
-            or tasks of such names.
+        MinBertError: a task or a metric is unknown, the regularizer does not support a task, all trained tasks have
+            the weight 0, `task_weights` has a single task to balance, or the aggregator does not support the number or
+            the names of the tasks.
     """
     check_groups(args, tasks)
     for option in names(by_task=True):

@@ -64,10 +64,10 @@ class Aggregator(ABC):
         return self.coefficients(gram, generator, tasks).sum(dim=0)
 
     def coefficients(self, gram: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
-        """Returns each changed gradient as a combination of all gradients, `[tasks, tasks]`. Row `i` belongs to task
-        `i`.
+        """Returns each changed gradient as a combination of all gradients, `[tasks, tasks]`.
 
-        They are used for logs. Their sum over the rows is `weights`. All are NaN if `gram` is not finite.
+        Row `i` belongs to task `i`. They are used for logs. Their sum over the rows is `weights`. All are NaN if
+        `gram` is not finite.
 
         Args:
             gram: `gram_matrix(gradients)`; for sharded gradients, the sum over the shards.
@@ -79,8 +79,9 @@ class Aggregator(ABC):
 
     @abstractmethod
     def altered(self, gram: Tensor, generator: Generator | None, tasks: Tasks) -> Tensor:
-        """Returns the `coefficients` of a finite `gram`. If `gram` is not finite, any numbers; the state must not
-        change then.
+        """Returns the `coefficients` of a finite `gram`.
+
+        If `gram` is not finite, any numbers; the state must not change then.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measures how much the tasks' gradients conflict, and how surgery changes them, at every step. A log reads the means."""
+"""Measures, at every step, how much the tasks' gradients conflict and how surgery changes them."""
 
 from __future__ import annotations
 
