@@ -609,7 +609,7 @@ def test_a_diverged_model_is_at_the_farthest_from_the_labels(caplog):
 
 
 def test_an_error_is_no_part_of_the_overall_score_and_the_lowest_is_the_best(tmp_path):
-    with pytest.raises(MinBertError, match=r"`metric` must be one of which more is better.*'mean_absolute_error'"):
+    with pytest.raises(MinBertError, match=r"`metric` must be one where higher is better.*'mean_absolute_error'"):
         ordinal(metric="mean_absolute_error")
     for metric, higher in (("eval_stars_mean_absolute_error", False), ("eval_stars_quadratic_kappa", True)):
         args = MultiTaskTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric, use_cpu=True)
@@ -690,7 +690,7 @@ def test_a_label_may_be_written_in_several_ways(value, expected):
     [
         ("sport|opera", "here: a label of task 'topics' must be .* Found 'opera'"), ("sport||art", "Found ''"),
         ("sport|sport", "here: the label 'sport' stands twice"), (["opera"], "Found 'opera'"), (None, "Found None"),
-        ([1, 0, 1], "here: .* could be two labels or a 0 or 1 for each"), ([0.5, 0.0, 1.0], "Found 0.5"),
+        ([1, 0, 1], "here: .* is ambiguous: two labels, or a 0 or 1 for each"), ([0.5, 0.0, 1.0], "Found 0.5"),
         ([3], "Found 3"), ([True, True], "Found True"),
     ],
 )  # fmt: skip
@@ -836,7 +836,7 @@ def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path
         ({"labels": ("one",)}, "kind 'labels' needs two or more different `labels`"),
         ({"thresholds": 1.0}, "`thresholds` must be a number between 0 and 1"),
         ({"thresholds": [0.5, 0.5]}, "or a list of one for each label"),
-        ({"label_delimiter": "o"}, "`label_delimiter` must be text that stands in none of the labels"),
+        ({"label_delimiter": "o"}, "`label_delimiter` must be text that occurs in none of the labels"),
         ({"columns": {"label": ["a", "b"]}}, "must name 3 columns, one for each label"),
         ({"kind": "classes", "thresholds": 0.4}, "`thresholds` is for kinds binary, labels"),
         ({"kind": "classes", "columns": {"label": ["a"]}}, "is for kind 'labels'"),

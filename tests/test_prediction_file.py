@@ -185,10 +185,10 @@ def test_ctrl_c_says_how_to_go_on(minbert, model, source, tmp_path, monkeypatch)
         ended = minbert(*words)
     part = tmp_path / "out.csv.partial"
     assert ended.status == 130
-    assert f"Stopped. 200 of 650 rows are predicted, in {part}. The same command goes on from there" in ended.err
+    assert f"Stopped. 200 of 650 rows are predicted, in {part}. The same command continues from there" in ended.err
     again = minbert(*words)
     assert (again.status, again.out) == (0, f"650 predictions are in {tmp_path / 'out.csv'}.\n")
-    assert f"Going on from row 200 of 650, where {part} ends." in again.err
+    assert f"Continuing from row 200 of 650, where {part} ends." in again.err
     assert left(tmp_path) == {"in.csv", "out.csv"}
 
 
@@ -328,7 +328,7 @@ def test_ids_that_stand_twice(tmp_path, caplog, ids, repeated, shown):
     path.write_text("id,sentence\n" + "".join(f"{id_},good\n" for id_ in ids))
     found = survey(RowStream(DataFile(str(path)), SST))
     assert (found.rows, found.repeated, found.repeated_ids) == (len(ids), repeated, shown)
-    said = f"{repeated} of {len(ids):,} rows have the id of a row before: {', '.join(map(repr, shown))}"
+    said = f"{repeated} of {len(ids):,} rows repeat the id of an earlier row: {', '.join(map(repr, shown))}"
     assert (said in caplog.text) is bool(repeated)
 
 

@@ -89,7 +89,7 @@ def assert_same(one: Path, other: Path) -> None:
         ("{recipe: teacher.yaml, seed: 2}", r"Teacher 'teacher': Unknown key 'seed'. Did you mean 'seeds'\?"),
         ("{recipe: teacher.yaml, seeds: 0}", "Teacher 'teacher': `seeds` must be how many"),
         ("{recipe: teacher.yaml, keys: {seed: 1}}", "`seed` is given to each run by `seeds` and `name`"),
-        ("{recipe: teacher.yaml, name: a/b}", "the name becomes a folder's"),
+        ("{recipe: teacher.yaml, name: a/b}", "the name is used for a folder"),
         ("{recipe: techer.yaml}", "Teacher 'techer': Recipe .*techer.yaml: there is no such file"),
         ("{recipe: teacher.yaml, keys: {lerning_rate: 1}}", "Teacher 'teacher': Unknown key 'lerning_rate'"),
         ("{recipe: teacher.yaml}, {recipe: teacher.yaml}", "two recipes called 'teacher'"),

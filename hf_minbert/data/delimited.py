@@ -37,7 +37,7 @@ PROFILED = 10_000
 #: What fewer cells than this have in common says nothing.
 FEW = 3
 PLAIN_QUOTES = (
-    "Where quotes are characters like any other, read the file with `quotes: false`: {path: FILE, quotes: false} in a "
+    "If quotes are ordinary characters in this file, read it with `quotes: false`: {path: FILE, quotes: false} in a "
     "recipe, --read '{quotes: false}' on the command line."
 )
 
@@ -202,8 +202,8 @@ def _check_shape(path: Path, row: _Row, header: _Row, separator: str, quotes: bo
     """Raises `MinBertError` if the row differs from the header in its line ending or its number of cells."""
     if row.text[-1].endswith("\r") and header.text[-1].endswith("\n"):
         raise MinBertError(
-            f"{path}, line {row.line}: a lone carriage return, and the header ends otherwise. If it belongs to a "
-            f"cell, put the cell in double quotes, or write a space instead."
+            f"{path}, line {row.line}: the line ends with a lone carriage return, unlike the header. If it belongs "
+            "to a cell, put the cell in double quotes, or write a space instead."
         )
     width, kind = len(header.cells), SEPARATORS[separator]
     if not row.cells:

@@ -91,8 +91,8 @@ def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
 def warn_of_unread(task: str, unread: int, words: int) -> None:
     if unread:
         logger.warning(
-            "%s: %s of %s words are not read, as they stand behind the longest input, or are nothing to the "
-            "tokenizer.", task, f"{unread:,}", f"{words:,}",
+            "%s: %s of %s words are not read: they are beyond the maximum length, or the tokenizer drops "
+            "them.", task, f"{unread:,}", f"{words:,}",
         )  # fmt: skip
 
 
@@ -384,8 +384,8 @@ class _Encoder:
         if self.task.traits.is_tags:
             if self.label_column is None:
                 raise MinBertError(
-                    f"Task {self.task.name!r}: rows that are encoded already say by `labels` where words are: "
-                    f"{IGNORED} for all tokens but the first of each word. Add them, or give rows with words."
+                    f"Task {self.task.name!r}: rows that are already encoded need `labels`, with {IGNORED} for "
+                    f"all tokens but the first of each word. Add them, or give rows with words."
                 )
             masks = batch.get("attention_mask") or [[1] * len(labels) for labels in batch[self.label_column]]
             firsts = [
@@ -451,7 +451,7 @@ def _row(dataset: Any, number: int, task: Task) -> Mapping[str, Any]:
     except KeyError as error:
         raise MinBertError(
             f"Task {task.name!r}: a {type(dataset).__name__} has no `dataset[{number}]`. Give a list of dicts or a "
-            "`datasets.Dataset`; of a table of pandas, `Dataset.from_pandas(table)`."
+            "`datasets.Dataset`. For a pandas table, use `Dataset.from_pandas(table)`."
         ) from error
     if not isinstance(row, Mapping):
         found = type(row).__name__

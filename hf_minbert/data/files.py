@@ -442,8 +442,9 @@ def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where
         return None
     if is_number(text) and [label.casefold() for label in task.labels] == ["true", "false"]:
         raise MinBertError(
-            f"{where}: the label {text} of task {task.name!r} is one label as a boolean, and the other as a class id: "
-            f"0 is {task.labels[0]}. Write True or False, or name the labels in the order False, True."
+            f"{where}: the label {text} of task {task.name!r} is ambiguous: as a boolean and as a class id it "
+            f"means different labels. Class id 0 is {task.labels[0]}. Write True or False, or name the labels "
+            f"in the order False, True."
         )
     return label_value(task, text, where)
 
@@ -486,7 +487,7 @@ def complete(records: list[Record], table: Table, task: Task, strict: bool) -> l
     if gaps:
         ids = shortened([str(record.row[ID_COLUMN]) for record in gaps])
         logger.warning(
-            "%s: %s of %s rows left out, as a text or the label is blank. Their ids: %s.",
+            "%s: %s of %s rows are left out, because a text or the label is blank. Their ids: %s.",
             table.name, f"{len(gaps):,}", f"{len(records):,}", ids,
         )  # fmt: skip
     return [record for record in records if not record.blank]

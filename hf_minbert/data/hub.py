@@ -164,7 +164,7 @@ def _download(dataset: str, config: str | None, revision: str | None) -> dataset
     # Without a network the library takes the newest commit in its cache, whatever revision was asked for.
     if re.fullmatch(r"[0-9a-f]{40}", revision or "") and builder.hash != revision:
         raise MinBertError(
-            f"The dataset {dataset!r} is in the cache at commit {builder.hash}, and {revision} is asked for. Allow "
-            f"the network, or set `dataset_revision` to what is there."
+            f"The dataset {dataset!r} is in the cache at commit {builder.hash}, and {revision} is requested. "
+            f"Allow the network, or set `dataset_revision` to the commit in the cache."
         )
     return builder

@@ -83,8 +83,8 @@ def _set_value(task: Task, value: Any, where: str) -> list[float]:
         named = all(isinstance(part, str) and part in task.labels for part in parts)
         if len(parts) == len(task.labels) and not named and all(_number(part) in (0, 1) for part in parts):
             raise MinBertError(
-                f"{where}: {parts} could be two labels or a 0 or 1 for each. Write the names of the labels that hold, "
-                f"or give each label a column of its own, as `columns: {{label: [...]}}`."
+                f"{where}: {parts} is ambiguous: two labels, or a 0 or 1 for each label. Write the names of the "
+                f"row's labels, or give each label a column of its own, as `columns: {{label: [...]}}`."
             )
     found = [0.0] * len(task.labels)
     for part in parts:
@@ -95,7 +95,7 @@ def _set_value(task: Task, value: Any, where: str) -> list[float]:
         if id_ is None:
             raise _no_label(task, part, where)
         if found[id_]:
-            raise MinBertError(f"{where}: the label {task.labels[id_]!r} stands twice. Name each label once.")
+            raise MinBertError(f"{where}: the label {task.labels[id_]!r} is given twice. Name each label once.")
         found[id_] = 1.0
     return found
 
@@ -177,7 +177,7 @@ def check_tags(task: Task, tags: int, words: int, where: str) -> None:
 def _no_label(task: Task, value: Any, where: str) -> MinBertError:
     hint = ""
     if _boolean(value) is not None and task.traits.is_class:
-        hint = " A boolean is one of two labels of which both spell a boolean, or neither and both are words."
+        hint = " A boolean needs a task with two labels: true and false, or two other words."
     elif isinstance(value, str) and "," in value and is_number(value.replace(",", ".")):
         hint = " Write numbers with a decimal point."
     elif isinstance(value, str) and (mark := _separator_in(task, value)):
@@ -234,7 +234,7 @@ def allowed_labels(task: Task) -> str:
     if task.traits.is_score:
         return f"a number from {task.bounds[0]:g} to {task.bounds[1]:g}"
     if names_only(task):
-        return f"one of the names {', '.join(task.labels)} (as these are numbers, class ids are not taken)"
+        return f"one of the names {', '.join(task.labels)} (class ids are not accepted, because the names are numbers)"
     names = ", ".join(f"{number} = {name}" for number, name in enumerate(task.labels))
     return f"a whole number from 0 to {len(task.labels) - 1}, or its name ({names})"
 

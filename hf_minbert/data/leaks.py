@@ -295,6 +295,7 @@ def _joined(parts: list[datasets.Dataset], task: Task) -> datasets.Dataset:
 
     if not parts:
         raise MinBertError(
-            f"Task {task.name!r} has no training row: all that its `sources` hold stand in dev or test rows too."
+            f"Task {task.name!r} has no training rows: all rows of its `sources` are also dev or test rows. "
+            f"Give it other sources."
         )
     return concatenate_datasets(parts) if len(parts) > 1 else parts[0]

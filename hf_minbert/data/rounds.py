@@ -124,8 +124,8 @@ class RowSampler:
             raise MinBertError(f"Task {task!r} has no training rows. Give it some, or do not train it.")
         if rows is not None and rows > size:
             raise MinBertError(
-                f"`rows_per_epoch` of {task!r} asks for {rows} rows, and there are {size}. Lower it, or leave it out "
-                f"to take all."
+                f"`rows_per_epoch` of {task!r} asks for {rows} rows, and there are {size}. Lower it, or leave "
+                f"it out to use all."
             )
         self.task, self.size, self.seed = task, size, seed
         self.rows = rows_of_epoch(rows, size)

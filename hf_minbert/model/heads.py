@@ -348,8 +348,8 @@ class CosineHead(Head):
         trains_share = task["loss"] == "cosine_mse"
         if trains_share and mapping in ("raw", "shifted"):
             raise ValueError(
-                f"`mapping: {mapping}` does not go with `loss: cosine_mse`: a cosine trained to be a score's share of "
-                "the range would be answered on another scale. Leave `mapping` out, or take `loss: mse`."
+                f"`mapping: {mapping}` does not go with `loss: cosine_mse`: the loss trains another scale than "
+                f"the mapping predicts. Leave `mapping` out, or use `loss: mse`."
             )
         self.mapping = mapping or ("relu" if trains_share else "shifted")
         self.projection = None
@@ -359,8 +359,8 @@ class CosineHead(Head):
         if initial_scale is not None and abs(initial_offset or 0.0) > initial_scale:
             threshold = -(initial_offset or 0.0) / initial_scale
             raise ValueError(
-                "`initial_offset` must not be farther from 0 than `initial_scale`, or no cosine comes to the "
-                f"threshold at {threshold:g}. Found {initial_offset} and {initial_scale}."
+                "`initial_offset` must not be farther from 0 than `initial_scale`, or no cosine reaches the "
+                f"threshold of {threshold:g}. Found {initial_offset} and {initial_scale}."
             )
         if self.kind == "binary":
             # Of models made before there was a choice: 5 and 0.

@@ -189,7 +189,7 @@ def tokenize_words(
     """
     if not tokenizer.is_fast:
         raise ValueError(
-            f"A label per word needs a fast tokenizer, which says where its tokens stand. Found a "
+            f"A label per word needs a fast tokenizer, which returns the positions of its tokens. Found a "
             f"{type(tokenizer).__name__}. Save the checkpoint with a tokenizer.json."
         )
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}

@@ -207,7 +207,7 @@ def _parts_of(model_type: str, told: str) -> Parts:
     beside = [layer[len(layers[0]) :] for layer in parts.layers] + [()] * len(layers)
     if parts.reads_padding:
         logger.warning(
-            "A %r looks at the padding beside a text: its answers change with the longest text of a batch.",
+            "The outputs of a %r depend on the padding: they change with the longest text of a batch.",
             model_type,
         )
     return replace(
@@ -534,7 +534,9 @@ class Before(nn.ModuleList):
 
     def register_forward_hook(self, hook: Callable[..., Any], **options: Any) -> Any:
         if vars(self)["last"] is None:
-            raise ValueError("No module of this encoder gives what goes into its first layer, so none can be hooked.")
+            raise ValueError(
+                "No module of this encoder returns the input of its first layer, so a hook cannot be registered."
+            )
         return vars(self)["last"].register_forward_hook(hook, **options)
 
 

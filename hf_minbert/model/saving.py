@@ -55,7 +55,7 @@ def save_plugins(plugins: Sequence[str], folder: str | Path) -> None:
     for name in plugins:
         why, file = why_it_stays(name, plugins), _file(name)
         if why is not None or file is None:
-            _warn(f"The plugin {name} does not travel with the model: {why}.")
+            _warn(f"The plugin {name} is not saved with the model: {why}.")
             continue
         lines.append(LINE.format(name=name))
         if file.resolve() != (folder / file.name).resolve():

@@ -61,7 +61,10 @@ def read_adapter(name: str, revision: str | None = None) -> AdapterConfig:
     with explain(f"Reading the adapter {name!r}", "Give the folder of a finished run."):
         adapter = PeftConfig.from_pretrained(name, revision=revision)
         if not adapter.base_model_name_or_path:
-            raise MinBertError(f"The adapter {name!r} does not say which model it lies on, so it cannot be loaded.")
+            raise MinBertError(
+                f"The adapter {name!r} does not name its base model, so it cannot be loaded. Set "
+                f"`base_model_name_or_path` in its adapter_config.json."
+            )
     return cast(AdapterConfig, adapter)
 
 
@@ -101,8 +104,8 @@ def load_adapted(
             set_peft_model_state_dict(model, {key: weights.get(key, value) for key, value in own.items()})
     if lost:
         raise MinBertError(
-            f"The adapter {name!r} lacks {len(lost)} of its weights, among them {lost[0]}. It was trained for other "
-            f"tasks with layers of their own, or on another model than it names."
+            f"The adapter {name!r} lacks {len(lost)} of its weights, among them {lost[0]}. It was trained for "
+            f"other tasks with private layers, or on another base model than it names."
         )
     return model, [key for key in missing if not _is_of(key, {*saved})]
 

@@ -52,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
 TARGETS = {"IA3": {"target_modules": ["key", "value", "output.dense"], "feedforward_modules": ["output.dense"]}}
 USUAL_TARGETS = {"target_modules": ["query", "value"]}
 #: Why not, where people will ask.
-_PROMPTS = "puts made-up tokens before the input, and poolings, packing and heads would take them for words"
+_PROMPTS = "adds virtual tokens before the input, and pooling, packing and heads would treat them as words"
 REFUSED: dict[str, str] = {
     "PROMPT_TUNING": _PROMPTS, "MULTITASK_PROMPT_TUNING": _PROMPTS, "P_TUNING": _PROMPTS,
     "PREFIX_TUNING": _PROMPTS, "ADAPTION_PROMPT": _PROMPTS, "CPT": _PROMPTS,
@@ -80,7 +80,7 @@ def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None
     method = given.pop("peft_type", "LORA")
     if method not in METHODS:
         if method in REFUSED:
-            raise MinBertError(f"`peft.peft_type: {method}` is not supported: it {REFUSED[method]}. Take LORA.")
+            raise MinBertError(f"`peft.peft_type: {method}` is not supported: it {REFUSED[method]}. Use LORA.")
         raise unknown_name("`peft.peft_type`", method, METHODS)
     for name in given:
         if name not in METHODS[method]:
@@ -103,7 +103,7 @@ def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None
         found = parts_of(config.encoder_config).projections
         if method in TARGETS or not found:
             raise MinBertError(
-                f"`peft` needs `target_modules`: what {method} takes unless told are layers of BERT, and this encoder "
+                f"`peft` needs `target_modules`: the default targets of {method} are layers of BERT, and this encoder "
                 f"is a {config.family}. Give names of its layers, or `all-linear`."
             )
         typed["target_modules"] = [*found]
@@ -144,8 +144,8 @@ def check_run(settings: RunSettings, args: TrainingArguments) -> None:
     options = args.gradient_checkpointing_kwargs
     if isinstance(options, dict) and options.get("use_reentrant"):
         raise MinBertError(
-            "`peft` does not go with checkpoints that re-enter the backward pass: above frozen embeddings nothing "
-            "would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+            "`peft` does not work with reentrant gradient checkpointing: layers above frozen embeddings would "
+            "get no gradient. Leave `gradient_checkpointing_kwargs` out."
         )
 
 
@@ -158,14 +158,14 @@ def check_follows(before: RunSettings, settings: RunSettings, config: MinBertCon
     if follows and before.peft and settings.objective == "mlm":
         raise MinBertError(
             "`objective: mlm` trains a whole model, and the stage before ends with an adapter. Put a stage without "
-            "`peft` between them, which makes the adapter part of the model."
+            "`peft` between them, which merges the adapter into the model."
         )
     if not (follows and before.peft and settings.peft):
         return
     if read_options(before.peft, config) != read_options(settings.peft, config):
         raise MinBertError(
-            f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft` an adapter is "
-            f"trained on; without (`peft: null`) it becomes part of the model. Give one of the two."
+            f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft`, training "
+            f"of the adapter continues. With `peft: null` the adapter is merged into the model. Set one of the two."
         )
 
 
@@ -177,8 +177,8 @@ def check_same(options: Mapping[str, Any], config: MinBertConfig, name: str, rev
         wanted, found = (_in_order(getattr(of, key)) for of in (now, then))
         if wanted != found:
             raise MinBertError(
-                f"The model {name!r} is an adapter with `{key}: {found}`, and `peft` says {wanted}. With the same "
-                f"`peft` it is trained on. For another one make a model of it first: `minbert merge`."
+                f"The model {name!r} is an adapter with `{key}: {found}`, and `peft` says {wanted}. Use the "
+                f"options of the adapter to continue its training, or merge it first: `minbert merge`."
             )
 
 
@@ -228,7 +228,7 @@ def add_adapter(
         adapted = AdaptedModel(model, config)
     if not all(p.numel() for p in adapted.parameters() if p.requires_grad):
         raise MinBertError(
-            f"`peft`: this {method} has no number to train in one of the layers, as its blocks are of size 1. Found "
+            f"`peft`: this {method} has nothing to train in one of the layers, because its blocks have size 1. Found "
             f"{typed}. Give `oft_block_size` of 2 or more, or a smaller `r`."
         )
     return adapted
@@ -284,8 +284,8 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     for name, config in configs.items():
         if bases[name] != bases[first]:
             raise MinBertError(
-                f"{places[first]} lies on {bases[first][0]!r} and {places[name]} on {bases[name][0]!r}. Give adapters "
-                f"of one model."
+                f"{places[first]} has the base model {bases[first][0]!r}, and {places[name]} has "
+                f"{bases[name][0]!r}. Give adapters of one base model."
             )
         if config.private_layers or config.private_encoders:
             raise MinBertError(f"{places[name]} has layers for each task alone, which adapters cannot share.")

@@ -116,8 +116,8 @@ class RunData:
 
         if not self.knows(task.name):
             raise MinBertError(
-                f"Task {task.name!r} is not one of the package's, and the model's folder has no {RECIPE} that says "
-                f"where its data lies. Score it by minbert evaluate with --task {task.name} --input FILE."
+                f"Task {task.name!r} is not one of the package's, and the model's folder has no {RECIPE} that "
+                f"names its data. Evaluate it with minbert evaluate --task {task.name} --input FILE."
             )
         known = self.tasks.get(task.name) or TASKS[task.name]
         task = replace(task, **{name: getattr(known, name) for name in DATA_FIELDS})
@@ -167,8 +167,8 @@ def common_base(names: Sequence[str]) -> tuple[str, str | None]:
         if base != bases[0]:
             first, other = (f"{found}{f' ({revision})' if revision else ''}" for found, revision in (bases[0], base))
             raise MinBertError(
-                f"{names[0]} began from {first} and {name} from {other}, so what they learned cannot be added. Give "
-                f"runs from one checkpoint. If both are the same weights, name them by --base."
+                f"{names[0]} was trained from {first} and {name} from {other}, so their task vectors cannot be "
+                "added. Give runs from one checkpoint. If both are the same weights, name them by --base."
             )
     return bases[0]
 
@@ -181,8 +181,8 @@ def _base_of(name: str) -> tuple[str, str | None]:
     base = lines.get("model_name_or_path")
     if recipe is None or base is None:
         raise MinBertError(
-            f"{name} has no {RECIPE} here that says what the model was trained from. Say it by --base: a folder or a "
-            f"Hub id."
+            f"{name} has no {RECIPE} here that says what the model was trained from. Name it with --base: a "
+            f"folder or a Hub id."
         )
     folder = Path(_json(recipe.with_name("environment.json")).get(READ_FROM, ""), base)
     return str(folder.resolve()) if folder.is_dir() else base, lines.get("model_revision")

@@ -132,7 +132,7 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     if config.position_offset and tokenizer.pad_token_id != config.pad_token_id:
         raise MinBertError(
             f"The tokenizer of {name!r} pads with the id {tokenizer.pad_token_id}, and its model has `pad_token_id` "
-            f"{config.pad_token_id}, behind which the positions of a {config.family} are counted. They do not belong "
+            f"{config.pad_token_id}, from which a {config.family} counts positions. They do not belong "
             f"together. {REMEDY}"
         )
     tokenizer.model_max_length = length_of(config)  # the file may say more than the model has positions
@@ -197,10 +197,10 @@ def load_adapter(
     try:
         load_config(base, base_revision)
         if is_adapter(base, base_revision):
-            raise MinBertError("it is an adapter itself. Make a model of it: `minbert merge`.")
+            raise MinBertError("it is an adapter itself. Merge it first: `minbert merge`.")
         model, missing, other = _load_plain(base, config, base_revision, attn_implementation)
     except MinBertError as error:
-        raise MinBertError(f"The adapter {name!r} lies on the model {base!r}: {error}") from error
+        raise MinBertError(f"The base model {base!r} of the adapter {name!r}: {error}") from error
     kept = [task for task in saved if task["name"] in config.task_names]
     differing = {task["name"] for task in kept if head_difference(task, config.get_task(task["name"])) is not None}
     trained = {part.removeprefix("heads.") for part in adapter.modules_to_save or ()} - differing
@@ -236,7 +236,9 @@ def _saved_tasks(name: str, revision: str | None) -> list[dict[str, Any]]:
 
 def _tell_of_other_heads(name: str, tasks: set[str]) -> None:
     for task in sorted(tasks):
-        logger.warning("%s: the head of %r is for another architecture or other labels; it starts anew.", name, task)
+        logger.warning(
+            "%s: the saved head of %r has another architecture or other labels, so a new head is trained.", name, task
+        )
 
 
 def load_masked_lm(
@@ -248,7 +250,8 @@ def load_masked_lm(
     """
     if is_adapter(name, revision):
         raise MinBertError(
-            f"{name!r} is an adapter, and `objective: mlm` trains a whole model. Make one of it: `minbert merge`."
+            f"{name!r} is an adapter, and `objective: mlm` trains a whole model. Merge the adapter first: "
+            f"`minbert merge`."
         )
     model, report = _load(MinBertForMaskedLM, name, config, revision, attn_implementation, add_pooling_layer=True)
     _check_shapes(name, sorted(report["mismatched_keys"]))

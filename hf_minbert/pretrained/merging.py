@@ -155,7 +155,7 @@ def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None 
     try:
         config = load_config(name, revision)
     except MinBertError as error:
-        raise MinBertError(f"The base of the models: {error} If it has moved, say where it is by --base.") from error
+        raise MinBertError(f"The base of the models: {error} If it has moved, give its place with --base.") from error
     if config.private_layers or config.private_encoders:
         raise MinBertError(
             f"The base {name} has private layers or encoders, from which no task vector is taken. Average the models."
@@ -165,7 +165,7 @@ def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None 
         if ours != theirs:
             raise MinBertError(
                 f"The base {name} and the models do not go together: `{key}` is {ours!r} in it and {theirs!r} in "
-                f"them. Say by --base which checkpoint of their size they were trained from, or average them."
+                f"them. Name the checkpoint that they were trained from with --base, or average them."
             )
     if not config.tasks:  # a model has a head, here one that is not used
         config.rearrange(tasks=configs[0].tasks)
@@ -208,7 +208,9 @@ def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | 
     tasks: dict[str, dict[str, Any]] = {}
     for number, config in enumerate(configs, 1):
         if config.private_layers or config.private_encoders:
-            raise MinBertError(f"Model {number} has private layers or encoders, which have no mean: leave it out.")
+            raise MinBertError(
+                f"Model {number} has private layers or encoders, which cannot be averaged. Leave it out."
+            )
         for task in config.tasks or ():
             _check_heads(tasks.setdefault(task["name"], task), task, number)
     for name in tasks:
@@ -226,7 +228,9 @@ def _with_answers(task: dict[str, Any], configs: Sequence[MinBertConfig]) -> dic
         if any(config.get_task(name)[key] != task[key] for config in configs if name in config.task_names):
             changed[key] = TASK_DEFAULTS[key]
             logger.info(
-                "%s: `%s` differs between the models, so the average has none. Fit it by minbert calibrate.", name, key
+                "%s: `%s` differs between the models, so the average has none. Fit it with minbert calibrate.",
+                name,
+                key,
             )
     return {**task, **changed}
 
@@ -269,8 +273,8 @@ def task_owners(
         if len(places) > 1 and name not in take:
             them = " and ".join(called[place] for place in places)
             raise MinBertError(
-                f"Models {them} each have the task {name!r}. Say by `take` (--take {name}=MODEL on the command "
-                f"line) which one to take it from."
+                f"Models {them} each have the task {name!r}. Choose one with `take` (--take {name}=MODEL on the "
+                f"command line)."
             )
     return {name: take.get(name, places[0]) for name, places in having.items()}
 
@@ -328,8 +332,8 @@ def _check_heads(first: Mapping[str, Any], task: Mapping[str, Any], number: int)
     key = head_difference(first, task)
     if key is not None:
         raise MinBertError(
-            f"Task {task['name']!r}: `{key}` is {first[key]!r} in one model and {task[key]!r} in number {number}, so "
-            f"their heads have no mean. Leave one of them out."
+            f"Task {task['name']!r}: `{key}` is {first[key]!r} in one model and {task[key]!r} in number "
+            f"{number}, so their heads cannot be averaged. Leave one of them out."
         )
 
 

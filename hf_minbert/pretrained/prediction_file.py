@@ -48,7 +48,8 @@ def survey(rows: RowStream) -> Survey:
     if found.repeated_ids:  # else hashes alone were the same
         some = ", ".join(map(repr, found.repeated_ids))
         logger.warning(
-            "%s: %s of %s rows have the id of a row before: %s%s. Each row gets a prediction, in the file's order.",
+            "%s: %s of %s rows repeat the id of an earlier row: %s%s. Each row gets a prediction, in the file's "
+            "order.",
             rows.name, f"{found.repeated:,}", f"{found.rows:,}", some, " ..." if found.repeated > len(some) else "",
         )  # fmt: skip
     return found
@@ -87,7 +88,7 @@ def predict_file(
         file.begin(whole)
     last = [*files.values()][-1]  # to which a chunk is added when the others have it
     if last.rows:
-        logger.info("Going on from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
+        logger.info("Continuing from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
     with _told([*files.values()], found.rows), progress_bar(", ".join(names), found.rows, done=last.rows) as advance:
         for chunk in islice(rows.chunks(), whole, None):
             done, size, counts = last.rows, len(chunk), {name: Counter[str]() for name in names}
@@ -104,8 +105,8 @@ def predict_file(
                 file.add(text if file.chunks else form.header(task) + text, size, counts[name])
         if last.rows != found.rows:
             raise MinBertError(
-                f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. Predict it "
-                f"anew when nothing writes it."
+                f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. "
+                f"Predict it again when no process writes to it."
             )
         for name, file in files.items():
             file.finish()
@@ -125,8 +126,8 @@ def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
                 each.remove()
         else:
             logger.warning(
-                "Stopped. %s of %s rows are predicted, in %s. The same command goes on from there; to begin anew, "
-                "delete that file.",
+                "Stopped. %s of %s rows are predicted, in %s. The same command continues from there. To start "
+                "over, delete that file.",
                 f"{file.rows:,}", f"{rows:,}", file.part,
             )  # fmt: skip
         raise
@@ -245,8 +246,8 @@ class PartialFile:
             if changed[0] not in DIGESTS:
                 what = f"with `{changed[0]}` {before.get(changed[0])}, which is {self.identity.get(changed[0])} now"
             raise MinBertError(
-                f"{self.part} holds {sum(chunk.rows for chunk in chunks):,} predictions of a run that was stopped, "
-                f"{what}. Predict the same to go on with them, or delete that file to begin anew."
+                f"{self.part} holds {sum(chunk.rows for chunk in chunks):,} predictions of an interrupted run "
+                f"{what}. Repeat its command to continue, or delete the file to start over."
             )
         return chunks
 
@@ -261,16 +262,16 @@ class PartialFile:
         ours = {f.name for f in fields(Chunk)}
         if not lines or "input" not in lines[0] or any({*line} != ours for line in lines[1:]):
             raise MinBertError(
-                f"{self.part} is in the way: {self.record.name} beside it does not say what it holds. Delete it, or "
-                f"give another --output."
+                f"{self.part} cannot be continued: its record {self.record.name} is missing or damaged. Delete "
+                f"the file, or give another --output."
             )
         return lines
 
     def _check_end(self, end: int) -> None:
         if end != self.size:
             raise MinBertError(
-                f"{self.part} has {end:,} bytes and not the {self.size:,} that were written: another process writes "
-                f"it too. Let one of them run."
+                f"{self.part} has {end:,} bytes and not the {self.size:,} that were written: another process "
+                f"writes to it too. Stop one of them."
             )
 
     @contextmanager

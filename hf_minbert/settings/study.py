@@ -261,7 +261,7 @@ def _row(where: str, name: str, given: Any, path: Path) -> Row:
 def check_name(where: str, name: str) -> None:
     """Raises `MinBertError` unless a name can be the name of a folder."""
     if not name or Path(name).name != name or name.startswith("."):
-        raise MinBertError(f"{where}: the name becomes a folder's. Use letters, digits, `-`, `_`, `+` and spaces.")
+        raise MinBertError(f"{where}: the name is used for a folder. Use letters, digits, `-`, `_`, `+` and spaces.")
 
 
 def _check_against(where: str, row: Row, rows: Mapping[str, Row]) -> None:

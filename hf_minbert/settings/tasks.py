@@ -305,8 +305,8 @@ class Task:
                 raise MinBertError(f"{where}: {unknown_name('metric', self.metric, known)}")
         if not higher_is_better(self.metric):
             raise MinBertError(
-                f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
-                f"{self.metric!r}, which is reported anyway."
+                f"{where}: `metric` must be one where higher is better, because `eval_overall` averages it. Found "
+                f"{self.metric!r}, which is reported in any case."
             )
         self._check_labels(where)
         self._check_answers(where)
@@ -447,7 +447,7 @@ class Task:
             return
         if not self.label_delimiter or any(self.label_delimiter in label for label in self.labels):
             raise MinBertError(
-                f"{where}: `label_delimiter` must be text that stands in none of the labels. Found "
+                f"{where}: `label_delimiter` must be text that occurs in none of the labels. Found "
                 f"{self.label_delimiter!r}."
             )
         if isinstance(several, list) and len(several) != len(self.labels):
@@ -712,7 +712,7 @@ def check_metric(metric: str, evaluated: Iterable[Task], averaged: bool) -> None
     name = metric.removeprefix("eval_")
     if name.startswith("averaged_") and not averaged:
         raise MinBertError(
-            f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, or leave "
+            f"`metric_for_best_model: {metric}` is for averaged weights. Set `proximal_evaluate: true`, or leave "
             "`averaged_` out."
         )
     known = metric_names(evaluated)

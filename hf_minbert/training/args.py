@@ -73,7 +73,7 @@ class MultiTaskTrainingArguments(BaseArguments):
         if self.optim in OPTIMIZERS:
             if self.optim_args:
                 raise MinBertError(
-                    f"`optim_args` has no meaning for `optim: {OwnOptimizer(self.optim).value}`, whose settings are "
+                    f"`optim_args` is not supported by `optim: {OwnOptimizer(self.optim).value}`, whose settings are "
                     f"`adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`. Leave it out."
                 )
             own, self.optim = OwnOptimizer(self.optim), OptimizerNames.ADAMW_TORCH

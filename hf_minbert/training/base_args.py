@@ -40,7 +40,7 @@ class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible
         return torch.device("cpu") if device.type == "cpu" else device
 
     def why_none_conflict(self, trained: Sequence[str]) -> str | None:
-        """Returns the reason why no two trained tasks share a trained weight, or `None`. Such tasks cannot conflict."""
+        """Returns the reason why no two trained tasks can conflict (they share no trained weight), or `None`."""
         if len(trained) < 2:
             return "one task is trained"
         if self.freeze == "encoder" and self.unfreeze is None:

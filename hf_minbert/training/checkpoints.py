@@ -77,7 +77,7 @@ class WholeCheckpoints(Trainer):
             if isinstance(each, transformers.EarlyStoppingCallback)
         )
         if self.state.global_step >= self.state.max_steps or out_of_patience:
-            logger.info("Training had ended already, with step %d.", self.state.global_step)
+            logger.info("Training had already ended at step %d.", self.state.global_step)
             self.control.should_training_stop = True
             return
         super()._run_epoch(*arguments, **named)
@@ -177,7 +177,7 @@ def to_resume(resume_from: str | bool | None, args: TrainingArguments) -> str | 
     logger.info("Resuming from %s.", checkpoint)
     if _random_states(checkpoint) != _expected_random_states(args.world_size):
         logger.warning(
-            "%s was written by another number of processes than the %d that go on: weights, optimizer, schedule and "
+            "%s was written by another number of processes than the current %d: weights, optimizer, schedule and "
             "the position in the data are kept, and dropout is drawn anew.",
             checkpoint,
             args.world_size,

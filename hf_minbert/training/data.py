@@ -76,8 +76,9 @@ def shared_groups(
         require(model, "pooled", "share_rows: true")
     else:  # no error: a study trains tasks of one recipe together and alone
         logger.warning(
-            "`share_rows: true` has no effect: of %s no two have the same texts and layers. Such tasks have the same "
-            "training files and text columns, and neither `sources` nor `private_layers`.", ", ".join(rows),
+            "`share_rows: true` has no effect: no two of %s have the same texts and layers. Tasks share rows if "
+            "they have the same training files and text columns, and neither `sources` nor `private_layers`.",
+            ", ".join(rows),
         )  # fmt: skip
     found = {name: having_labels(of) for name, of in rows.items()}
     for group in groups:
@@ -111,12 +112,12 @@ def _check_unlabelled(args: BaseArguments, name: str) -> None:
     lacks = f"{name!r} has no label in some rows that it shares"
     if isinstance(args.task_weights, str) and args.task_weights in BALANCING:
         raise MinBertError(
-            f"`task_weights: {args.task_weights}` compares the losses of a round, so that each must have every task, "
-            f"and {lacks}. Take weights in numbers, or leave `share_rows` out."
+            f"`task_weights: {args.task_weights}` compares the losses of a round, so each round must have every "
+            f"task, and {lacks}. Use weights in numbers, or leave `share_rows` out."
         )
     if args.train_metrics == "running" and args.world_size > 1:
         raise MinBertError(
-            f"`train_metrics: running` gathers as many rows from each process, and {lacks}. Take `full`."
+            f"`train_metrics: running` needs equally many rows from each process, and {lacks}. Use `full`."
         )
 
 
@@ -181,7 +182,7 @@ def warn_of_left_out(args: BaseArguments, rounds: Rounds) -> None:
     if left_out := [task for task, count in counts.items() if count == 0]:
         logger.warning(
             "`mixing: %s` draws no round of %s in this run: it is not trained. Rounds by task: %s. Train for more "
-            "steps, or take `mixing: cycle`.",
+            "steps, or use `mixing: cycle`.",
             args.mixing, " and ".join(left_out), ", ".join(f"{task} {count:,}" for task, count in counts.items()),
         )  # fmt: skip
 

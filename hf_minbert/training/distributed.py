@@ -177,7 +177,7 @@ def how_to_go_on(checkpoint: Path | None, behind_stage: bool) -> str:
         saved = "This stage has saved no checkpoint, and those before it are complete"
     else:
         return "No checkpoint was saved."
-    return f"{saved}. Go on with the same command and resume_from_checkpoint=true."
+    return f"{saved}. Continue with the same command and resume_from_checkpoint=true."
 
 
 def is_lost(error: Exception) -> bool:

@@ -61,7 +61,9 @@ def cache_features(
     of_sentences = [name for name in datasets if datasets[name].words is None]
     names = [name for name in of_sentences if not model.heads.get(name).trains_pooling]
     if names:
-        logger.info("The frozen encoder has no dropout: it reads the rows of %s once.", ", ".join(names))
+        logger.info(
+            "The frozen encoder has no dropout, so its outputs for %s are computed once and cached.", ", ".join(names)
+        )
     return {
         name: _pooled(model, rows, collators[name], batch_size, autocast) if name in names else rows
         for name, rows in datasets.items()

@@ -204,9 +204,9 @@ def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
             trains = outputs_of(model, shortest_batch(model, task))["loss"].requires_grad
         if not trains:
             raise MinBertError(
-                f"There is nothing to train for task {task!r}: the encoder is frozen, and its head has no parameters "
-                f"that are not and that its loss depends on. Leave `freeze` out, take a head with layers that the "
-                f"loss goes through, or leave the task out of `train_tasks`."
+                f"Task {task!r} has nothing to train: the encoder is frozen, and the loss depends on no "
+                f"trainable parameter of its head. Leave `freeze` out, choose a head whose layers the loss "
+                f"trains, or leave the task out of `train_tasks`."
             )
 
 

@@ -114,13 +114,13 @@ def _warn_of_idle(args: BaseArguments, trained: Iterable[str]) -> None:
         given = getattr(args, option) or {}
         deciding = {_given(given, name, 0.0)[0] for name in trained}
         for group in given.keys() - deciding:
-            logger.warning("`%s` of %r has no effect: it decides on nothing that is trained.", option, group)
+            logger.warning("`%s` of %r has no effect: it applies to no trained parameter.", option, group)
     if args.layer_decay != 1 and not any(ENCODER in groups_of(name) for name in trained):
-        logger.warning("`layer_decay` has no effect: nothing of the encoder is trained.")
+        logger.warning("`layer_decay` has no effect: no parameter of the encoder is trained.")
 
 
 def rates_by_group(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Returns the current learning rate of each named group. If its layers differ, this is the rate of the top layer."""
+    """Returns the current learning rate of each named group. If layers differ, it is that of the top layer."""
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
         if name := group.get("group"):

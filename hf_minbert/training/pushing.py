@@ -124,13 +124,13 @@ class PushesToHub(Trainer):
             message = f"Training in progress, step {self.state.global_step}"
             job = cast("Future", self._commit(uploads, message, None, None, run_as_future=True))
         except MinBertError as error:
-            logger.warning("The checkpoint of step %d was not sent: %s", self.state.global_step, error)
+            logger.warning("The checkpoint of step %d was not uploaded: %s", self.state.global_step, error)
             return
 
         def ended(job: Future) -> None:
             copy.cleanup()
             if job.exception() is not None:
-                logger.warning("%s: not sent, because the Hub refused it: %s", message, job.exception())
+                logger.warning("%s: not uploaded, because the Hub refused it: %s", message, job.exception())
 
         job.add_done_callback(ended)
         jobs = [] if running is None else cast("list[Future]", running.jobs)

@@ -29,8 +29,8 @@ def refuse_settings(args: BaseArguments) -> None:
     ):
         if getattr(accelerator, name) not in allowed:
             raise MinBertError(
-                f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: rounds are dealt "
-                f"to processes whole. Leave it out."
+                f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: each process gets "
+                f"complete rounds. Leave it out."
             )
     if "lomo" in args.optim:
         reason = "it steps within the backward pass of one task"

@@ -97,7 +97,7 @@ def test_a_boolean_among_three_labels_is_the_one_that_spells_it(tmp_path, name):
     ],
 )
 def test_a_boolean_that_may_be_another_label_is_refused(tmp_path, name, labels, value):
-    with pytest.raises(MinBertError, match=rf"{name}, (line|row) \d: .*Found '?(?i:{value})'?\. A boolean is"):
+    with pytest.raises(MinBertError, match=rf"{name}, (line|row) \d: .*Found '?(?i:{value})'?\. A boolean needs"):
         labels_of(tmp_path, name, mood(*labels, kind="classes"), [value])
 
 
@@ -105,7 +105,7 @@ def test_a_boolean_that_may_be_another_label_is_refused(tmp_path, name, labels, 
 def test_a_number_that_is_one_label_as_a_boolean_and_another_as_an_id_is_refused(tmp_path, number):
     (tmp_path / "rows.csv").write_text(f"text,label\na,{number}\n")
     reversed_ = Task("t", "binary", ("text",), "label", labels=("True", "False"))
-    with pytest.raises(MinBertError, match=f"line 2: the label {number} of task 't' is one label as a boolean, and"):
+    with pytest.raises(MinBertError, match=f"line 2: the label {number} of task 't' is ambiguous: as a boolean and"):
         read_rows(tmp_path / "rows.csv", reversed_, labelled=True)
     plain = Task("t", "binary", ("text",), "label", labels=("False", "True"))
     assert read_rows(tmp_path / "rows.csv", plain, labelled=True)[0]["label"] == float(number)

@@ -138,7 +138,7 @@ def test_names_that_are_numbers_are_never_taken_for_ids():
     (stars,) = get_tasks({"stars": {**TOPIC, "labels": ["1", "2", "3"]}})
     assert [label_value(stars, value, "here") for value in ("1", "3.0", 2)] == [0, 2, 2]  # 2, a number, is an id
     for value in ("0", "1.5"):
-        with pytest.raises(MinBertError, match="one of the names 1, 2, 3 .as these are numbers, class ids are not"):
+        with pytest.raises(MinBertError, match="one of the names 1, 2, 3 .class ids are not accepted, because"):
             label_value(stars, value, "here")
     (same,) = get_tasks({"same": {**SAME, "labels": ["0", "1"]}})
     assert label_value(same, "1.0", "here") == 1
