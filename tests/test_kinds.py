@@ -689,7 +689,7 @@ def test_a_label_may_be_written_in_several_ways(value, expected):
     ("value", "says"),
     [
         ("sport|opera", "here: a label of task 'topics' must be .* Found 'opera'"), ("sport||art", "Found ''"),
-        ("sport|sport", "here: the label 'sport' stands twice"), (["opera"], "Found 'opera'"), (None, "Found None"),
+        ("sport|sport", "here: the label 'sport' is given twice"), (["opera"], "Found 'opera'"), (None, "Found None"),
         ([1, 0, 1], "here: .* is ambiguous: two labels, or a 0 or 1 for each"), ([0.5, 0.0, 1.0], "Found 0.5"),
         ([3], "Found 3"), ([True, True], "Found True"),
     ],

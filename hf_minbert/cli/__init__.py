@@ -1,7 +1,7 @@
 """The command line, `minbert`. Each verb has a module, which imports torch and transformers only when it runs.
 
-Exit status: 0 on success, 1 for an unexpected error (with a traceback), 2 for a mistake in the input and 3 for a
-diverged model (both with one line on stderr), and 130 after an interrupt.
+Exit status: 0 on success, 1 for an unexpected error with a traceback, 2 for a mistake in the input, 3 for a diverged
+model, and 130 after an interrupt. 2 and 3 print one line to stderr.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _in_words(error: typer.BadParameter) -> str:
-    """What typer says, with the nearest choice where one was misspelt."""
+    """Returns typer's message, with the nearest choice for a misspelt one."""
     said = error.format_message().replace("Value error, ", "")
     choice = re.search(r"'([^']*)' is not one of (.*?)\.?$", said)
     if choice is None:
@@ -131,7 +131,10 @@ _SAID: set[str] = set()
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    """Whether a message is to be seen. What is said of data is so once: tasks and runs may read the same file."""
+    """Whether a message is printed.
+
+    Messages about data are printed once, because tasks and runs may read the same file.
+    """
     said = record.getMessage()
     is_repeated = record.name.startswith("hf_minbert.data.") and said in _SAID
     _SAID.add(said)
@@ -139,7 +142,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 
 def _set_up_log() -> None:
-    """Our messages go to stderr, from the first process only."""
+    """Prints our messages to stderr, from the first process only."""
     log = logging.getLogger("hf_minbert")
     log.setLevel(logging.INFO if _is_first_process() else logging.CRITICAL)
     if not log.handlers:

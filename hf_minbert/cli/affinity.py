@@ -24,7 +24,7 @@ def affinity(
     output_dir: Annotated[
         Path | None, typer.Option(help="The folder of all runs.", show_default="runs/affinity/ and the recipe's name")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs are trained at a time. They share the GPUs.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed runs again, from their checkpoints.")] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask for confirmation if it takes more than an hour.")

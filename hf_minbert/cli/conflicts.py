@@ -38,7 +38,9 @@ def conflicts(
             "have a negative dot product."
         ),
     ] = Detail.none,
-    output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the numbers to this JSON file.", show_default=False)
+    ] = None,
 ) -> None:
     """Measure how often the gradients of a recipe's tasks conflict, and so whether gradient surgery can help.
 
@@ -82,7 +84,9 @@ def _print_tables(found: Mapping[str, float]) -> None:
 
 
 def _print_detail(found: Mapping[str, float]) -> None:
-    """Of layers, by pair the share of steps in conflict and the mean cosine; of tensors, how many conflict."""
+    """Prints, for each pair, the share of steps in conflict and the mean cosine by layer, and how many tensors
+    conflict.
+    """
     pairs = _pairs(found)
     layers = list(dict.fromkeys(name.split("/")[1] for name in found if "/" in name))
     if layers:
@@ -103,7 +107,7 @@ def _print_detail(found: Mapping[str, float]) -> None:
 
 
 def _cell(found: Mapping[str, float], name: str) -> str:
-    """Empty where no step had both gradients there."""
+    """Empty if no step had both gradients."""
     if f"conflict_{name}" not in found:
         return ""
     return f"{found[f'conflict_{name}']:.1%} {found[f'cosine_{name}']:>7.4f}"

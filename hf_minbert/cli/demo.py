@@ -47,7 +47,7 @@ def demo(
 
 
 def _check_free(host: str, port: int) -> None:
-    """Asked before weights load, and because the server would only say that it found no port."""
+    """Checks the port before weights are loaded. The server's own error would only say that it found no port."""
     try:
         with socket.create_server((host, port)):
             return

@@ -30,7 +30,9 @@ def evaluate(
         list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that the run scored]")
     ] = None,
     split: Annotated[str, typer.Option(help="The split to score on; not for --input.")] = "dev",
-    output: Annotated[Path | None, typer.Option(help="Write the metrics there, as JSON.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the metrics to this JSON file.", show_default=False)
+    ] = None,
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
 ) -> None:

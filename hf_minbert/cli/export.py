@@ -42,7 +42,9 @@ def export(
     ] = None,
     quantize: Annotated[
         bool,
-        typer.Option("--quantize", help="With onnx: an int8 variant too, both scored on the dev rows of the run."),
+        typer.Option(
+            "--quantize", help="With onnx: also write an int8 variant, and score both on the dev rows of the run."
+        ),
     ] = False,
     data_dir: Annotated[
         str | None,

@@ -112,7 +112,7 @@ def average(
 
 
 def _vector_numbers(method: Method, base: str | None, **numbers: Any) -> dict[str, Any] | None:
-    """What `add_task_vectors` goes by; `None` for a method that averages, which takes no such option."""
+    """Returns the options of `add_task_vectors`; `None` for a method that averages, which has no such options."""
     from ..pretrained import merging
 
     if method in merging.VECTOR_METHODS:
@@ -128,7 +128,7 @@ def _vector_numbers(method: Method, base: str | None, **numbers: Any) -> dict[st
 def _from_base(
     members: Members, base: str | None, numbers: Mapping[str, Any]
 ) -> tuple[MinBertForMultiTask, dict[str, Any]]:
-    """The base with what the members learned, and how it was made."""
+    """Returns the base plus what the members learned, and a record of how it was made."""
     from ..pretrained import merging
     from ..pretrained.data import common_base
 
@@ -269,7 +269,7 @@ class Members:
         return self.loaded
 
     def _rows(self, task: Task) -> datasets.Dataset:
-        """The dev rows where the first member's recipe has them, with labels as the model's own task numbers them."""
+        """Returns the dev rows of the first member's recipe, with the label ids of the model's own task."""
         key = (task.name, task.text_columns, task.label_column, task.labels, task.range)
         if key not in self._read:
             data = next((data for data in self._data if task.name in data.tasks), self._data[0])
@@ -326,7 +326,9 @@ class Members:
         typer.echo(f"The model is in {folder}.")
 
     def _report(self, merged: MinBertForMultiTask) -> dict[str, dict[str, Any]]:
-        """By task: the score of each model that has it and of the result, and the result's minus the best of those."""
+        """Prints, for each task, the scores of the models that have it and of the result, and the result minus the
+        best.
+        """
         from ..pretrained.loading import tasks_of
 
         report = {}

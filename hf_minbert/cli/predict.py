@@ -64,7 +64,7 @@ def predict(
             "format of the CS224N project."
         ),
     ] = Format.csv,
-    clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip scores to the task's range.")] = False,
     batch_size: BatchSize = 32,
     dtype: Annotated[Dtype, typer.Option(help="Precision; bfloat16 is faster on a GPU.")] = Dtype.float32,
     max_length: MaxLength = None,
@@ -123,10 +123,10 @@ def _check_words(
 
 
 def _chosen(model: str, names: list[str], max_length: int | None, sides: int | None) -> list[Task]:
-    """The tasks of these names, which read the same columns; and `max_length` fits the model.
+    """Returns the tasks with these names. Checks that they read the same columns and that `max_length` fits the model.
 
     Args:
-        sides: how many sentences are given: without names, one task that reads as many is meant.
+        sides: the number of sentences that are given. Without names, the task with this number of texts is chosen.
     """
     from ..data.encoding import check_max_length
     from ..pretrained.loading import load_config, tasks_of
@@ -156,7 +156,7 @@ def _chosen(model: str, names: list[str], max_length: int | None, sides: int | N
 
 
 def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
-    """The file of each task's predictions."""
+    """Returns the file for each task's predictions."""
     from ..data.tables import READERS
     from ..evaluation.submission import ending, endings
 

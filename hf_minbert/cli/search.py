@@ -38,7 +38,8 @@ def search(
     output_dir: Annotated[Path, typer.Option(help="The folder of the search.", show_default=False)],
     overrides: Overrides = None,
     method: Annotated[
-        Method, typer.Option(help="coordinate: one key after the other, each with the best of those before it.")
+        Method,
+        typer.Option(help="coordinate: one key after the other, each with the best values of the keys before it."),
     ] = Method.grid,
     trials: Annotated[
         int | None,

@@ -247,7 +247,7 @@ def tables_of(task: Task, data_dir: str | Path | None, split: str) -> list[Table
 
 
 def _files(task: Task, data_dir: str | Path | None, split: str) -> list[DataFile]:
-    """Those of a split, with the paths where they lie."""
+    """Returns the files of a split with their full paths."""
     folder = _folder(task, data_dir)
     return [replace(file, path=str(folder / file.path)) for file in data_files(task.files[split])]
 

@@ -102,10 +102,7 @@ class ParaphraseToScore(LabelMapping):
 
 
 class RelatednessToScore(LabelMapping):
-    """Scales a score to the range of the task.
-
-    Scores in files are from 1 to 5, as in SICK: (score - 1) * 5 / 4 for 0 to 5.
-    """
+    """Scales a score from 1 to 5, as in SICK, to the range of the task: (score - 1) * 5 / 4 for 0 to 5."""
 
     layouts = (("sentence_A", "sentence_B", "relatedness_score"),)
 

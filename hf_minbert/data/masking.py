@@ -196,7 +196,7 @@ class MaskingCollator:
 
 
 def _going_on(vocabulary: Mapping[str, int]) -> list[int]:
-    """The ids of pieces that go on with a word, if the piece before them is no special token."""
+    """Returns the ids of pieces that continue a word, if the piece before them is not a special token."""
     marked = {mark: {token for token in vocabulary if token.startswith(mark)} for mark in (GOES_ON, *BEGINS)}
     # The most frequent one: a vocabulary of bytes holds ## as a heading of Markdown, and Ġ is a letter of Maltese.
     mark = max(marked, key=lambda mark: len(marked[mark]))

@@ -274,7 +274,7 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in an object. Delete one.")
+        raise ValueError(f"the key {twice!r} occurs twice in an object. Delete one.")
     return found
 
 

@@ -1,9 +1,9 @@
 """Encoders that the transformers library computes. `AutoModel` makes them, and a trial pass finds their parts.
 
-This file names no family. The word embeddings, the layers, the number of positions, and whether the model is an
-encoder of one text at all are found from its config, its modules and a pass of a few tokens. This file is uploaded to
-the Hub with a model. It may import only its neighbours and published libraries. Letters in shapes: B examples, T
-tokens, H hidden size.
+This file names no family. Word embeddings, layers and the number of positions are found from the config, the modules
+and a pass of a few tokens. So is whether the model is an encoder of one text at all. This file is uploaded to the Hub
+with a model. It may import only its neighbours and published libraries. Letters in shapes: B examples, T tokens, H
+hidden size.
 """
 
 from __future__ import annotations

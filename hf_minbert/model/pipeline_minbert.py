@@ -89,8 +89,8 @@ class MultiTaskPipeline(Pipeline):
             `tokens`, `tags`, the `probabilities` of the tags and, if the labels mark entities, `entities`.
 
         Raises:
-            ValueError: there is no such task, a sentence is empty (tasks with tags accept it), a named task or every
-                task cannot read an input, or `max_length` is above the model's number of positions.
+            ValueError: there is no such task; a sentence is empty (tasks with tags accept it); a named task or every
+                task cannot read an input; or `max_length` is above the model's number of positions.
         """
         given = self._sanitize_parameters(**kwargs)
         defaults = (self._preprocess_params, self._forward_params, self._postprocess_params)

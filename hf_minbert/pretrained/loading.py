@@ -102,8 +102,8 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     """Loads the checkpoint's tokenizer. With `truncation=True` it truncates to the model's own length.
 
     Raises:
-        MinBertError: there is none, it has more tokens than the model, it adds no special tokens between the sentences
-            of a pair, or its padding token is missing or differs from the one that the model counts positions from.
+        MinBertError: there is none; it has more tokens than the model; it adds no special tokens between the sentences
+            of a pair; or its padding token is missing or differs from that of the model's position ids.
     """
     place = _place(name, revision)
     lacking = MinBertError(
@@ -315,7 +315,7 @@ def _in_heads(key: str, tasks: set[str]) -> bool:
 
 
 def _renew_head(model: MinBertForMultiTask, task: str) -> list[str]:
-    """Puts a fresh head in the place of the task's; the names of its weights."""
+    """Replaces the task's head by a new one. Returns the names of its weights."""
     head = build_head(model.config, model.config.get_task(task))
     for module in head.modules():
         model._init_weights(module)

@@ -289,7 +289,7 @@ def _sentences(model: MinBertForMultiTask, tasks: Sequence[str]) -> int:
 
 
 def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dict[str, Any]:
-    """The dev rows of those tasks of which somebody says where they lie.
+    """Returns the dev rows of the tasks whose data is known.
 
     Raises:
         MinBertError: rows of `data_dir` cannot be read. Those that the recipe names are left out then, and said.

@@ -1,9 +1,10 @@
 """The folder of a run: checks whether a run may begin or resume there, and writes its records.
 
-A finished folder has the model or, with `peft`, the adapter, the tokenizer, `recipe.yaml`, `environment.json`
-(versions, seed, training data), `log.jsonl` (all logged values), `predictions/<task>-dev.csv` and, with
-`proximal_evaluate`, the model of averaged weights in `averaged`. `metrics.json` is written last: if it exists, the run
-has finished. Its `timeline` describes the process that finished the run. `minbert report` adds `report`.
+A finished folder has the tokenizer and the model or, with `peft`, the adapter. `recipe.yaml`, `environment.json`
+(versions, seed, training data), `log.jsonl` (all logged values) and `predictions/<task>-dev.csv` are records of the
+run. With `proximal_evaluate`, `averaged` has the model of averaged weights. `metrics.json` is written last: if it
+exists, the run has finished. Its `timeline` describes the process that finished the run. `minbert report` adds
+`report`.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ class RunFolder(TrainerCallback):
             self._check_what_is_left(json.loads((self.checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
 
     def _check_plugins(self, old: Mapping[str, str]) -> None:
-        """Refuses to go on with other plugins, or with the same ones after a change of their files."""
+        """Refuses to continue with other plugins, or with the same ones after their files have changed."""
         if {*old} - {*self.plugins()}:
             plugins.find_more((), "")  # it may be of an entry point, which is imported once a name is asked for
         new, named = self.plugins(), {*map(plugins.module_of, self.settings.plugins)}
@@ -336,7 +337,7 @@ class RunFolder(TrainerCallback):
                 file.write(json_line(state.log_history[-1]))
 
     def _take(self) -> None:
-        """Makes the folder this run's: deletes what is left of an older run, unless this one goes on with it."""
+        """Claims the folder for this run: deletes the files of an older run, unless this run continues it."""
         # First: it says that the run finished, and the rest may be cut off.
         (self.path / "metrics.json").unlink(missing_ok=True)
         if not self.args.resume_from_checkpoint:

@@ -197,7 +197,7 @@ class SharedStages:
         return self._whole[run.folder]
 
     def trainings(self, runs: Iterable[Run]) -> int:
-        """Returns how many trainings these runs need.
+        """Returns how many runs must be trained.
 
         Runs that are the same training count once, and not if one has finished.
         """

@@ -163,7 +163,7 @@ def _unheard() -> Generator[None]:
 def _config(
     settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task], config: MinBertConfig | None = None
 ) -> MinBertConfig:
-    """The config of the model that a run trains, whatever its objective. Raises as `model_config`.
+    """Returns the config of the model that a run trains, for either objective. Raises the errors of `model_config`.
 
     Args:
         config: the checkpoint's, where that is not there yet.

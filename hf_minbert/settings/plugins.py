@@ -86,7 +86,7 @@ def are_installed() -> bool:
 
 
 def _load(entry: str, outside: Path | None = None) -> str:
-    """Imports a plugin and returns its digest; with `outside` only one that does not lie in this folder."""
+    """Imports a plugin and returns its digest. With `outside`, a plugin in this folder is not imported."""
     name, home = module_of(entry), Path(entry).parent
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name) or name.endswith(".py"):
         remedy = f" Write {entry.removesuffix('.py')}." if entry.endswith(".py") else ""

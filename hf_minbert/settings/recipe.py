@@ -49,7 +49,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         for position, (key, key_node) in enumerate(pairs):
             if any(key == earlier for earlier, _ in pairs[:position]):
                 raise ConstructorError(
-                    problem=f"the key {key!r} stands twice; delete one", problem_mark=key_node.start_mark
+                    problem=f"the key {key!r} occurs twice; delete one", problem_mark=key_node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 

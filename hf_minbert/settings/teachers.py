@@ -76,7 +76,7 @@ def _entries(values: Mapping[str, Value]) -> list[Any]:
 
 
 def _places(student: Mapping[str, Value], teacher: Mapping[str, Value]) -> dict[str, Value]:
-    """Where the student's rows lie, by keys with dots, of the tasks that the teacher has too."""
+    """Returns the data settings of the student, by keys with dots, for the tasks that the teacher has too."""
     chosen, known = (of["tasks"].value if "tasks" in of else None for of in (student, teacher))
     if not isinstance(chosen, dict):
         return {}

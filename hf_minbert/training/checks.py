@@ -252,8 +252,8 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
     """Checks all names of tasks and metrics. It needs no model, so it can be called before one is loaded.
 
     Raises:
-        MinBertError: a task or a metric is unknown, the regularizer does not support a task, all trained tasks have
-            the weight 0, `task_weights` has a single task to balance, or the aggregator does not support the number or
+        MinBertError: a task or a metric is unknown; the regularizer does not support a task; all trained tasks have
+            the weight 0; `task_weights` has a single task to balance; or the aggregator does not support the number or
             the names of the tasks.
     """
     check_groups(args, tasks)

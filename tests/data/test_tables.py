@@ -131,7 +131,7 @@ def test_byte_order_mark_line_ends_and_a_line_separator_inside_a_text(tmp_path):
         ("a.jsonl", '{"sentence": "x"}\n{"sentence": "y \\ud83d"}\n', r"line 2: half a character .*y \\ud83d"),
         ("a.jsonl", '{"sentence": "x"}\n\n{"sentence": "y"}\n', "line 2: not readable as JSON"),
         ("a.jsonl", '{"sentence": "x"}\n["y"]\n', r"line 2: expected an object like .*Found \['y'\]"),
-        ("a.jsonl", '{"sentence": "x", "sentence": "y"}\n', "line 1: the key 'sentence' stands twice"),
+        ("a.jsonl", '{"sentence": "x", "sentence": "y"}\n', "line 1: the key 'sentence' occurs twice"),
         ("a.jsonl", '{"sentence": ["x"]}\n', r"line 1: expected text or a number in a cell. Found \['x'\]"),
         ("a.jsonl", '{"sentence": true}\n', "line 1: expected text or a number in a cell. Found True"),
         ("a.json", '[{"sentence": "x"},\n {"sentence" 2}]', "line 2: not readable as JSON"),

@@ -13,11 +13,11 @@ def gram_matrix(gradients: Tensor) -> Tensor:
     """Returns the dot products of every two rows of `gradients`, `[tasks, parameters]`: `[tasks, tasks]` in float64.
 
     Products and sums are computed in float64. A product of two float32 numbers is exact there: 24 + 24 bits of 53.
-    Only the n - 1 additions round. For any order and any processor, the error of an entry is at most (n - 1) 2**-53 /
-    (1 - (n - 1) 2**-53) times the sum of |a_k b_k| (Higham 2002, Accuracy and Stability of Numerical Algorithms,
-    section 4.2). That sum is at most the product of the two rows' norms. For the 110 million numbers of a BERT-base
-    the error is below 1.3e-8 of this product. Products of float64 rows round too, so n - 1 becomes n, and they may
-    underflow.
+    Only the n - 1 additions round. The error of an entry is at most (n - 1) 2**-53 / (1 - (n - 1) 2**-53) times the
+    sum of |a_k b_k|, for any order and any processor. The source is Higham 2002, Accuracy and Stability of Numerical
+    Algorithms, section 4.2. That sum is at most the product of the two rows' norms. For the 110 million numbers of a
+    BERT-base the error is below 1.3e-8 of this product. Products of float64 rows round too, so n - 1 becomes n, and
+    they may underflow.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import gram_matrix as on_gpu
