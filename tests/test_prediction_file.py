@@ -217,7 +217,9 @@ def with_another_row(source: Path) -> None:
 @pytest.mark.parametrize("change", [with_another_text, with_another_id, with_another_row])
 def test_another_input_is_refused(model, source, stopped, change):
     change(source)
-    with pytest.raises(MinBertError, match=r"out\.csv\.partial holds 300 predictions of a run.* of another input\."):
+    with pytest.raises(
+        MinBertError, match=r"out\.csv\.partial holds 300 predictions of an interrupted run with another input\."
+    ):
         predict(model, source, stopped)
     assert len(stopped.with_name("out.csv.partial").read_text().splitlines()) == 301
 
@@ -262,7 +264,7 @@ def test_a_file_of_somebody_elses_is_left_alone(model, source, tmp_path):
         other.write_text("mine")
         if record:
             other.with_name("out.csv.partial.jsonl").write_text(record)
-        with pytest.raises(MinBertError, match="is in the way"):
+        with pytest.raises(MinBertError, match="cannot be continued"):
             predict(model, source, tmp_path / "out.csv")
         assert other.read_text() == "mine"
 

@@ -109,7 +109,7 @@ class PushesToHub(Trainer):
         return self._commit(uploads, commit_message, token, revision, run_as_future=not blocking)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Uploads the model of a checkpoint while training continues. An error is logged and does not stop training."""
+        """Uploads the model of a checkpoint while training continues. Errors are logged and do not stop it."""
         if not self.is_world_process_zero() or self.args.hub_strategy == "end":
             return
         running = self.push_in_progress

@@ -439,6 +439,6 @@ def test_what_is_said_of_a_file_is_said_once_by_a_command(minbert, tiny_bert, tm
     for run in ("first", "second"):  # each command says it anew
         ended = minbert("train", recipe, f"data_dir={tmp_path}", f"output_dir={tmp_path / run}")
         assert ended.status == 0, ended.err
-        left_out = [line for line in ended.err.splitlines() if "1 of 4 rows left out" in line]
+        left_out = [line for line in ended.err.splitlines() if "1 of 4 rows are left out" in line]
         assert len(left_out) == 2 and "train.csv" in left_out[0] and "dev.csv" in left_out[1]
         assert ended.err.count("also training rows of one, two and kept there") == 1

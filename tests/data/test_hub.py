@@ -214,7 +214,9 @@ def test_rows_without_a_label_are_left_out_with_a_message(outcomes):
     found = outcomes[0][0]
     assert found["loaded"]["nli stanfordnlp/snli"][1]["train"]["id"] == ["0", "2", "3"]
     (message,) = {said for said in found["said"] if "split 'train'" in said}
-    assert message.startswith("stanfordnlp/snli, split 'train': 1 of 4 rows left out") and "Their ids: 1." in message
+    assert (
+        message.startswith("stanfordnlp/snli, split 'train': 1 of 4 rows are left out") and "Their ids: 1." in message
+    )
     assert not [said for said in found["said"] if "test" in said]
 
 

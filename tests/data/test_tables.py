@@ -70,7 +70,7 @@ def test_every_format_gives_the_same_rows(tmp_path, caplog, name):
         {"id": "b", "sentence": "2016", "label": 0},
     ]
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_minbert")]
-    assert message.startswith(f"{path}: 2 of 4 rows left out") and message.endswith("Their ids: c, d.")
+    assert message.startswith(f"{path}: 2 of 4 rows are left out") and message.endswith("Their ids: c, d.")
     unlabelled = read_rows(path, SST, labelled=False)
     assert [row["sentence"] for row in unlabelled] == ["good film", "2016", "", "null"]
 

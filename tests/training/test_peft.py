@@ -453,7 +453,7 @@ def test_several_adapters_share_one_encoder(train, new_task, question, published
         np.testing.assert_allclose(predictor.logits(task, rows), alone, rtol=0, atol=1e-5)
     model.set_adapter("question")
     assert not np.allclose(predictor.logits("sst", rows), Predictor.from_pretrained(sst).logits("sst", rows))
-    with pytest.raises(MinBertError, match="lies on .*Give adapters of one model"):
+    with pytest.raises(MinBertError, match="has the base model .*Give adapters of one base model"):
         load_adapters({"question": question, "lora": lora})
     with pytest.raises(MinBertError, match="Loading the adapters 'a.b' failed: .*plain names"):
         load_adapters({"a.b": question})
