@@ -244,7 +244,7 @@ class PartialFile:
         if chunks and changed:
             what = f"with another {changed[0]}"
             if changed[0] not in DIGESTS:
-                what = f"with `{changed[0]}` {before.get(changed[0])}, and {self.identity.get(changed[0])} now"
+                what = f"with `{changed[0]}` {before.get(changed[0])}, which is {self.identity.get(changed[0])} now"
             raise MinBertError(
                 f"{self.part} holds {sum(chunk.rows for chunk in chunks):,} predictions of an interrupted run "
                 f"{what}. Repeat its command to continue, or delete the file to start over."
