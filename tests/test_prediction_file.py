@@ -233,7 +233,7 @@ def test_another_model_is_refused(model, source, stopped):
     predictor = Predictor.from_pretrained(model)
     with torch.no_grad():
         predictor.model.heads.get_submodule("sts").linear.bias += 1e-6
-    with pytest.raises(MinBertError, match="of another model"):
+    with pytest.raises(MinBertError, match="with another model"):
         predict(predictor, source, stopped)
 
 

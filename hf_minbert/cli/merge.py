@@ -326,8 +326,8 @@ class Members:
         typer.echo(f"The model is in {folder}.")
 
     def _report(self, merged: MinBertForMultiTask) -> dict[str, dict[str, Any]]:
-        """Prints, for each task, the scores of the models that have it and of the result, and the result minus the
-        best.
+        """Prints, for each task, the scores of the models and of the result, and the result minus the best of the
+        models.
         """
         from ..pretrained.loading import tasks_of
 

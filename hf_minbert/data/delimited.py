@@ -290,12 +290,12 @@ def _is_broken(cell: str) -> bool:
 
 
 def _merged(cells: list[str]) -> list[str]:
-    """Several cells as one text, one as it is."""
+    """Joins several cells to one text. A single cell is not changed."""
     return cells if len(cells) < 2 else [" ".join(cells).strip()]
 
 
 def _kinds(cells: list[str]) -> set[str]:
-    """What kinds of cells a column may have that has these."""
+    """Returns the kinds of cells that a column with these cells may have."""
     kinds = {*map(_kind, cells)}
     if "words" in kinds:
         kinds |= {"word", "number"}  # a text may be short

@@ -232,7 +232,7 @@ def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
 
 
 def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> datasets.Dataset:
-    """The dataset with the task's class ids, where its column of labels has classes of its own."""
+    """Returns the dataset with the task's class ids, if its label column has its own class ids."""
     import datasets
 
     kind = dataset.features[column] if column else None
@@ -297,7 +297,7 @@ class _Encoder:
         return encoded
 
     def _tags(self, encoded: dict[str, list], column: list, numbers: Sequence[int]) -> list[list[int]]:
-        """The class ids of each row's words. Rows that were encoded already have a label per token."""
+        """Returns the class ids of each row's words. Rows that are already encoded have a label for each token."""
         if self.is_encoded:
             column = [[label for label in labels if label != IGNORED] for labels in column]
         rows = zip(column, encoded["num_words"], numbers, strict=True)
@@ -343,7 +343,7 @@ class _Encoder:
         return encoded
 
     def _inputs(self, *texts: list[str]) -> tuple[dict[str, list], set[int]]:
-        """One input for each row of one or two columns, and the places of those that were cut."""
+        """Returns one input for each row of one or two columns, and the positions of truncated inputs."""
         if self.task.traits.is_tags:
             return self._words(*texts)
         encoded = tokenize(self.tokenizer, texts, self.max_length)
@@ -356,7 +356,10 @@ class _Encoder:
         return {name: encoded[name] for name in ("input_ids", "token_type_ids")}, cut
 
     def _words(self, texts: list[str]) -> tuple[dict[str, list], set[int]]:
-        """As `_inputs`; also the words that tokens begin, and how many there are. Cut are those with unread words."""
+        """Does the same as `_inputs`.
+
+        Also returns the words that tokens begin and their number. Inputs with unread words count as truncated.
+        """
         try:
             encoded = tokenize_words(self.tokenizer, texts, self.max_length)
         except ValueError as error:
@@ -397,7 +400,7 @@ class _Encoder:
         return checked
 
     def _input(self, number: int, row: Mapping[str, Any], side: int | None) -> tuple[list[int], list[int]]:
-        """The ids and segments of one input that was encoded already, without its padding."""
+        """Returns the ids and segments of one input that is already encoded, without its padding."""
         given = {name: list(values if side is None else values[side]) for name, values in row.items()}
         ids = given["input_ids"]
         segments, mask = given.get("token_type_ids", [0] * len(ids)), given.get("attention_mask", [1] * len(ids))

@@ -272,7 +272,7 @@ def _is_on_hub(task: Task, data_dir: str | Path | None) -> bool:
 
 
 def _has_own_data(task: Task) -> bool:
-    """Whether a recipe says where the task's data lies: the package's words for it are not meant then."""
+    """Whether the recipe names the task's data. `sample` and `hub` are not used for such a task."""
     ours = TASKS.get(task.name)
     return bool(task.dataset) or (bool(task.files) and (ours is None or task.files != ours.files))
 
@@ -399,7 +399,7 @@ def labels_of(table: Table, task: Task) -> list[Any]:
 
 
 def _text(cell: Any, where: str) -> str:
-    """The cell as text: the year 2016 is "2016" where blank cells beside it made it 2016.0, too."""
+    """Returns the cell as text. The year 2016 is "2016" even if blank cells in its column made it 2016.0."""
     if isinstance(cell, str):
         if LONE_SURROGATE.search(cell):  # JSON can spell one
             raise MinBertError(f"{where}: half a character (a lone surrogate) in a cell. Found {ascii(cell):.50}.")
@@ -423,7 +423,10 @@ def _flags(cells: tuple[Any, ...], task: Task, where: str) -> Label | None:
 
 
 def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> Label | None:
-    """The label's value, or `None` for a blank cell. Of kind `labels` an empty cell is a row that has none."""
+    """Returns the label's value, or `None` for a blank cell.
+
+    For `kind: labels`, an empty cell is a row without labels.
+    """
     if task.traits.is_set:
         if isinstance(cell, list):  # of class ids, where the column says what they are: a name is never ambiguous
             known = range(len(of_class))
@@ -454,7 +457,7 @@ def _may_be_minus_one(task: Task) -> bool:
 
 
 def _column(task: Task, name: str) -> str:
-    """What a text column, or that of ids, is called in the data."""
+    """Returns the name of a text column or the id column in the data."""
     found = task.columns.get(name, name)
     assert isinstance(found, str)  # `label` alone may have several
     return found

@@ -61,7 +61,7 @@ def label_value(task: Task, value: Any, where: str) -> Any:
 
 
 def _class_id(task: Task, value: Any) -> int | None:
-    """That of a number, or of text that is one."""
+    """Returns the class id of a number, or of a text with a number."""
     number = _number(value)
     if isinstance(value, str) and names_only(task):
         named = [place for place, name in enumerate(task.labels) if _number(name) == number]
@@ -266,7 +266,7 @@ def class_values(task: Task, names: list[str], where: str) -> Sequence[float]:
 
 
 def _known(task: Task, name: str, are_ids: bool, where: str) -> int | float | None:
-    """The task's class id of a class of this name, `None` if it has none."""
+    """Returns the task's id of the class with this name, or `None`."""
     for names, wanted in ((task.labels, name), ([label.casefold() for label in task.labels], name.casefold())):
         if names.count(wanted) == 1:
             return names.index(wanted)
@@ -278,7 +278,7 @@ def is_number(text: str) -> bool:
 
 
 def _as_list(value: Any) -> Any:
-    """An array of numpy or torch as a list, and any other value as it is."""
+    """Converts an array of numpy or torch to a list. Other values are not changed."""
     try:
         return value.tolist()
     except AttributeError:
@@ -286,7 +286,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy or torch as one of Python."""
+    """Converts a scalar of numpy or torch to one of Python."""
     try:
         return value.item()
     except (AttributeError, ValueError, RuntimeError):  # it is one, or holds several
@@ -294,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is none."""
+    """Returns the value as a float, and NaN if it is not a number."""
     if isinstance(value, bytes | bytearray):  # which float() takes
         return math.nan
     try:

@@ -31,7 +31,7 @@ Texts = TypeVar("Texts", str, tuple[str, ...])
 
 
 class _Letters(dict):
-    """Code point to what stands for it: letters, digits and accents for themselves, all else for a space."""
+    """A mapping from code points to replacements. Letters, digits and accents are kept; the rest becomes a space."""
 
     def __missing__(self, code: int) -> str:
         category = unicodedata.category(chr(code))
@@ -251,7 +251,7 @@ def load_training(
 
 
 def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
-    """Says which held-out rows stand in tasks' own training rows: once where the tasks read the same rows."""
+    """Logs which held-out rows are also a task's own training rows. Tasks with the same rows share one message."""
     same: dict[frozenset[tuple[Key, int]], list[tuple[str, str]]] = {}
     for task, found in given.items():
         for where, rows in found.items():
@@ -267,7 +267,7 @@ def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
 def _guarded(
     rows: list[Row], task: Task, what: str, held_out: HeldOut, drop_sentences: bool
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Further rows without those that leak, and the counts. Says both: `what` is what the task does with {} rows."""
+    """Returns the rows that do not leak, and the counts. Logs both; `what` describes the use of the {} rows."""
     keep, counts = find_leaks(
         [tuple(str(row[c]) for c in task.text_columns) for row in rows], held_out, drop_sentences
     )

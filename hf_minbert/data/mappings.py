@@ -315,7 +315,7 @@ def _from_files(target: Task, source: Source, mapping: LabelMapping) -> Task:
 
 
 def _laid_out(origin: Task, source: Source, mapping: LabelMapping, table: Table) -> Task:
-    """The origin, with the columns that the table has where a known layout has them."""
+    """Returns the origin with the columns of a known layout, if the table has them."""
     if source.task is not None or not mapping.layouts:
         return origin
     options = [

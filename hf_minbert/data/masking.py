@@ -189,7 +189,10 @@ class MaskingCollator:
         return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
 
     def _word_starts(self, ids: np.ndarray) -> np.ndarray:
-        """For each token where its word begins; a special token belongs to no word and ends the one before it."""
+        """Returns, for each token, where its word begins.
+
+        A special token belongs to no word and ends the word before it.
+        """
         special = self.is_special[ids]
         starts = special | ~self.continues[ids] | np.concatenate([[True], special[:-1]])
         return np.maximum.accumulate(np.where(starts, np.arange(len(ids)), 0))

@@ -231,7 +231,7 @@ def _parts(rows: datasets.Dataset, name: str) -> list[np.ndarray]:
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A column of lists as one array, and where each list begins in it."""
+    """Returns a column of lists as one array, and where each list begins in it."""
     array = rows.with_format(None).data.table.column(column).combine_chunks()
     array = array.flatten() if apart else array
     starts = np.asarray(array.offsets)

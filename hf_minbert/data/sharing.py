@@ -93,7 +93,7 @@ def load_together(
 
 
 def _merged(tasks: Sequence[Task], records: Sequence[Record]) -> Record:
-    """What several tasks read of one row: it lacks a label where it has that of none of them."""
+    """Merges the rows that several tasks read. A row lacks a label only if it has none of any task."""
     first = records[0]
     blank = [name for name in tasks[0].text_columns if not first.row[name]]
     if not any("label" in record.row for record in records):

@@ -100,7 +100,7 @@ class RowStream:
         return Survey(rows, digest.hexdigest(), len(again), self._repeated(again) if len(again) else [])
 
     def _repeated(self, hashes: np.ndarray) -> list[str]:
-        """The first ids that stand twice, among those with one of the smallest of these hashes."""
+        """Returns the first repeated ids, among those with one of the smallest repeated hashes."""
         wanted, counts = {value.tobytes() for value in np.unique(hashes)[:LOOKED_FOR]}, Counter[str]()
         for row in self:
             id_ = str(row[ID_COLUMN])

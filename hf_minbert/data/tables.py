@@ -228,7 +228,7 @@ def _filled_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _keys(path: Path) -> list[str]:
-    """The keys of all objects of a file: one that a whole part lacks is a blank cell in it, too."""
+    """Returns the keys of all objects in a file. A part without a key has blank cells for it."""
     keys: dict[str, None] = {}
     for number, line in _filled_lines(path):
         row = _parse(line, path, number)
@@ -286,7 +286,7 @@ DOCUMENT = "-DOCSTART-"  # the line that begins a document
 
 
 def _conll_parts(path: Path, size: int | None) -> Iterator[Table]:
-    """A row per sentence, whose cells are lists: the words, and their tags in each further column."""
+    """Yields tables with a row per sentence. The cells are lists: the words, and their tags in each further column."""
     first, columns = 0, None
     for part in _lists(_word_sentences(path), size):
         if part:
@@ -332,9 +332,9 @@ _read_conll = InParts(_conll_parts)
 
 
 def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
-    """Reads a column when it is asked for: what no task needs may hold anything.
+    """Reads a column when it is used, so that unused columns may have any content.
 
-    Parts are of one row group, whose columns are in memory while they are read.
+    A part belongs to one row group, whose columns are in memory while it is read.
     """
     import pyarrow.parquet
 

@@ -268,10 +268,10 @@ def fit_and_measure(
 
 
 def _temperature_helps(task: Task, logits: np.ndarray, labels: np.ndarray, before: float) -> tuple[bool, list[str]]:
-    """Whether a temperature lessens the negative log-likelihood of rows that it was not fitted on, and what to say.
+    """Whether a temperature lowers the negative log-likelihood of rows that it was not fitted on, and a note about it.
 
     Args:
-        before: the negative log-likelihood without one.
+        before: the negative log-likelihood without a temperature.
     """
     found = best_temperature(task, logits, labels)
     after = measures(task, crossfitted(task, logits, labels, True, None), labels)["nll"]

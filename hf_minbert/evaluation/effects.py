@@ -143,7 +143,10 @@ def _shared(row: Sample, reference: Sample) -> list[_Term]:
 
 
 def _satterthwaite(variance: float, terms: Sequence[_Term]) -> float:
-    """Degrees of freedom, not below the least of a term's: a variance less a term may come near 0."""
+    """Returns the degrees of freedom, at least the smallest of a term's.
+
+    The difference of two variances may be near 0.
+    """
     squares, least = sum(term**2 / freedom for term, freedom in terms), min(freedom for _, freedom in terms)
     return max(variance**2 / squares, least) if squares else least
 
@@ -201,7 +204,10 @@ def _moved(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def _moved_ranks(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
-    """Of the ranks, ties at their mean: a row adds its product, and moves the ranks of all rows above it."""
+    """The influence function for ranks, with ties at their mean.
+
+    A row adds its product, and moves the ranks of all rows above it.
+    """
     from scipy.stats import rankdata
 
     r, s = ((rankdata(of) - 0.5) / len(of) for of in (x, y))

@@ -50,7 +50,10 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
 
 
 def _of_tags(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, Statistic]:
-    """Of sentences, from what is counted once in each of them: they are drawn whole, and differ in length."""
+    """Returns the metrics of resampled sentences, from counts per sentence.
+
+    Sentences are drawn whole and differ in length.
+    """
     found: dict[str, Statistic] = {
         name: lambda i, metric=metric: metric(task, values[i], labels[i]) for name, metric in metrics_of(task).items()
     }
@@ -70,17 +73,17 @@ def _of_tags(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, St
 
 
 def _by_class(rows: Iterable[np.ndarray], classes: int) -> np.ndarray:
-    """How often each class stands in each row, [N, classes]."""
+    """Returns how often each class occurs in each row, [N, classes]."""
     return np.stack([np.bincount(row[row >= 0], minlength=classes) for row in rows])
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> float:
-    """0 where there is nothing to have a part of."""
+    """Divides. The result is 0 if the denominator is 0."""
     return float(part.sum() / whole.sum()) if whole.sum() else 0.0
 
 
 def _pearson(values: np.ndarray, labels: np.ndarray) -> float:
-    """Without the p-value, which takes scipy ten times as long."""
+    """Computes the correlation without the p-value, which takes scipy ten times as long."""
     return 0.0 if is_constant(values) or is_constant(labels) else float(np.corrcoef(values, labels)[0, 1])
 
 
@@ -91,7 +94,7 @@ def _ranks(codes: np.ndarray) -> np.ndarray:
 
 
 def _f1(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """F1 of each class, 0 for one that is neither there nor predicted."""
+    """Returns F1 of each class, 0 for a class that never occurs and is never predicted."""
     hits = np.bincount(labels[values == labels], minlength=classes)
     rows = np.bincount(values, minlength=classes) + np.bincount(labels, minlength=classes)
     return _f1_of(hits, rows)

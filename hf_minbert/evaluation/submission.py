@@ -118,7 +118,7 @@ def _tag_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence
 
 
 def _column_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]) -> str:
-    """A word and its tag a line, and a blank line behind each sentence."""
+    """Writes one word and its tag per line, and a blank line after each sentence."""
     lines = []
     for text, values in zip(texts, decoded.values, strict=True):
         words = [re.sub(r"[\t\r\n]", " ", word) for word in split(text)]  # which end a cell or a line

@@ -136,7 +136,7 @@ class MinBertConfig(PreTrainedConfig):
         self.check_tasks()
 
     def _take_from_encoder(self) -> None:
-        """Sets here what the encoder's own config says."""
+        """Copies the settings of the encoder's own config to this config."""
         # Imported where it is needed: this module is read while the library's own is, on which that one builds.
         from .library import settings_in
 
@@ -148,7 +148,10 @@ class MinBertConfig(PreTrainedConfig):
         self._taken = taken
 
     def _settle_encoder(self) -> None:
-        """Sets in the encoder's own config what was set here since. Raises `ValueError` if it has no such setting."""
+        """Copies settings that were changed here to the encoder's own config.
+
+        Raises `ValueError` if it lacks such a setting.
+        """
         from .library import change
 
         taken = vars(self)["_taken"]
@@ -375,7 +378,7 @@ def recipe_of(folder: Path) -> Path | None:
 
 
 def _with_length(config_dict: dict[str, Any], name: str) -> dict[str, Any]:
-    """The saved config of a model with tasks, with the length that its folder's recipe says, where it has none."""
+    """Returns the saved config of a model with tasks. If it has no length, the length of the folder's recipe is added."""
     recipe = recipe_of(Path(name)) if Path(name).is_dir() else None
     if recipe is None or not config_dict.get("tasks") or config_dict.get("max_input_length") is not None:
         return config_dict
@@ -417,7 +420,7 @@ def _from_published(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _encoder_of(config: dict[str, Any]) -> PreTrainedConfig:
-    """The library's config of an encoder. Raises `ValueError` if it is of something else."""
+    """Returns the library's config of an encoder. Raises `ValueError` if it is not a config."""
     from .library import encoder_config, parts_of
 
     try:
@@ -429,10 +432,10 @@ def _encoder_of(config: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:
-    """What a caller says of labels, without what is `None`, and without their number where they are named.
+    """Returns the labels that a caller gives, without `None`, and without their number if they have names.
 
     Raises:
-        ValueError: it contradicts itself.
+        ValueError: they contradict each other.
     """
     said = {name: labels[name] for name in LABELS if labels.get(name) is not None}
     if "id2label" in said:
@@ -463,7 +466,7 @@ def _labels_of(task: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The task with the labels of `id2label` or `label2id`; without two of them as it is."""
+    """Returns the task with the labels of `id2label` or `label2id`. With fewer than two labels it is not changed."""
     by_id = said.get("id2label") or {id: label for label, id in said.get("label2id", {}).items()}
     labels = [by_id[id] for id in sorted(by_id)]
     if len(labels) < 2:

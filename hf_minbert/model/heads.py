@@ -388,7 +388,7 @@ def _sizes(hidden_sizes: object) -> list[int]:
 
 
 def _steps(size: int, hidden_sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """From which size to which each layer goes."""
+    """Returns the input and output size of each layer."""
     return list(zip([size, *hidden_sizes], hidden_sizes, strict=False))
 
 

@@ -204,10 +204,10 @@ def tokenize_words(
 
 
 def _first_pieces(offsets: list[tuple[int, int]], ends: np.ndarray) -> list[int]:
-    """For each token the word whose first piece it is, or -1.
+    """Returns, for each token, the word whose first piece it is, or -1.
 
     Args:
-        offsets: where each token begins and ends in the text; a special one at 0 both.
+        offsets: where each token begins and ends in the text. Both are 0 for a special token.
         ends: where each word ends.
     """
     begins, token_ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T

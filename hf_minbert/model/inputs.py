@@ -66,7 +66,7 @@ def taken_apart(
 
 
 def _parted(is_token: Tensor, is_separator: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens of the first sentence, its separator included, and those of the second, all [B, T]."""
+    """Returns masks of the first sentence with its separator, and of the second sentence, both [B, T]."""
     behind = (is_separator.cumsum(dim=1) - is_separator.long()) > 0
     second = is_token & behind
     # RoBERTa joins by two separators, </s></s>. A lone one behind the first is the end of an empty second sentence.
@@ -75,7 +75,7 @@ def _parted(is_token: Tensor, is_separator: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """[B, T], true where `chosen` is true for the first time."""
+    """Returns [B, T], true at the first position of each row where `chosen` is true."""
     return chosen & (chosen.cumsum(dim=1) == 1)
 
 
@@ -107,7 +107,7 @@ def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[st
 
 
 def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: Sequence[int]) -> None:
-    """Raises `ValueError` if what says something of each token of a pair encoded apart has not its shape."""
+    """Raises `ValueError` if a tensor with values for tokens does not have the shape of a separately encoded pair."""
     for name in ("attention_mask", "token_type_ids", "position_ids"):
         given = inputs[name]
         if given is not None and given.shape != shape:

@@ -88,7 +88,7 @@ def _names_in(encoder: PreTrainedConfig, key: str) -> list[str]:
 
 
 def _positions_of(encoder: PreTrainedConfig) -> int | None:
-    """How many there are with those that no token has; `None` without an end, as of relative ones."""
+    """Returns the number of positions, including unused ones; `None` if there is no limit, as for relative positions."""
     found = encoder.max_position_embeddings if hasattr(encoder, "max_position_embeddings") else None
     return None if found is None or found < 1 else found
 
@@ -223,7 +223,10 @@ def _depth(encoder: PreTrainedConfig) -> int:
 
 
 def _shallow(encoder: PreTrainedConfig, depth: int = 2) -> PreTrainedConfig:
-    """The config with a few layers, of which a trial shows as much; as it is where it cannot have another number."""
+    """Returns the config with a few layers, which are enough for a trial.
+
+    If their number cannot change, the config is returned.
+    """
     shallow, layers = deepcopy(encoder), _depth(encoder)
     if layers <= depth:
         return shallow
@@ -257,7 +260,7 @@ class _NoEncoder(ValueError):
 
 
 def _check_kind(encoder: PreTrainedConfig) -> None:
-    """Raises `ValueError` where the config says already that it is no encoder of one text."""
+    """Raises `ValueError` if the config already shows that it is not an encoder of one text."""
     if encoder.is_encoder_decoder:
         raise _NoEncoder("an encoder-decoder")
     if hasattr(encoder, "is_decoder") and encoder.is_decoder:
@@ -271,7 +274,7 @@ def _check_kind(encoder: PreTrainedConfig) -> None:
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    """Raises `ValueError` where its `forward` or its attention say that it is no encoder of one text."""
+    """Raises `ValueError` if its `forward` or its attention shows that it is not an encoder of one text."""
     for name, why in (("input_ids", "it reads no text"), ("attention_mask", "padding would change an answer")):
         if name not in inspect.signature(model.forward).parameters:
             raise _NoEncoder(f"whose model takes no `{name}`: {why}")
@@ -281,7 +284,10 @@ def _check_model(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _fill(model: PreTrainedModel) -> None:
-    """Weights other than zero. Not the library's, which take a second for what is thrown away."""
+    """Fills the weights with values other than zero.
+
+    The library's initialization would take a second, for a discarded model.
+    """
     draw = torch.Generator().manual_seed(0)
     words = _words_of(model)
     for parameter in model.parameters():
@@ -305,10 +311,10 @@ _WORDS, _LENGTH, _SHORT = 128, 7, 3  # ids that a trial draws from, and tokens o
 
 
 class _Trial:
-    """A few texts through a model, watched from outside.
+    """A pass of a few texts through a model, observed with hooks.
 
     Raises:
-        ValueError: something else than a state per token comes out, or one that does not depend on all tokens.
+        ValueError: the output is not one state per token, or does not depend on all tokens.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -361,7 +367,7 @@ class _Trial:
 
     @torch.no_grad()
     def _takes_embeddings(self, taken: Collection[str], last: Tensor) -> bool:
-        """Whether words' embeddings give what their ids do: not in every model that says that it takes them."""
+        """Whether word embeddings as input give the same output as ids. Some models have the argument and do not."""
         words = _words_of(self.model)
         embedded = None if words is None else words(self.ids)
         if "inputs_embeds" not in taken or not isinstance(embedded, Tensor):
@@ -378,7 +384,7 @@ class _Trial:
         return torch.allclose(found[there], last[there], rtol=1e-3, atol=1e-3 * float(last.abs().max()))
 
     def _giver(self) -> str:
-        """The module whose outputs go into the first layer as they are, and are as wide as words' embeddings."""
+        """Returns the module whose output is the input of the first layer and is as wide as the word embeddings."""
         words = _words_of(self.model)
         width = None if words is None else next(words.parameters()).shape[-1]
         found = [module for output, module in self.outputs if output is self.first and output.shape[-1] == width]
@@ -458,12 +464,12 @@ class _Trial:
 
 
 def _positions(ids: Tensor, offset: int, accepts: Collection[str]) -> Tensor | None:
-    """Those of tokens where a table has rows for padding; `None` where the model counts them as anyone does."""
+    """Returns position ids for tables with rows for padding; `None` if the model counts positions as usual."""
     return counted_positions(ids, offset - 1) if offset and "position_ids" in accepts else None
 
 
 def _uncached(model: PreTrainedModel) -> dict[str, Any]:
-    """Keeps no keys and values: there is no next token to come."""
+    """Turns off the cache of keys and values, because no further tokens follow."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
@@ -503,7 +509,9 @@ def layers_in(model: PreTrainedModel) -> list[list[nn.Module]]:
 
 
 def _projections(layer: Sequence[nn.Module]) -> tuple[str, ...]:
-    """By their names: those of an attention that begin with q or v, or the one that is three times as wide as deep."""
+    """Returns projections by their names: those of an attention that begin with q or v, or one with three times the
+    width.
+    """
     found = {
         f"{type(member).__name__}.{name}": module
         for member in layer

@@ -96,7 +96,7 @@ def cross_entropy(
 def _class_weights(
     outcome: Outcome, class_weights: Sequence[float] | str | None, label_smoothing: float, focal_gamma: float
 ) -> Tensor | None:
-    """The options of a cross-entropy, checked: the weight of each class, [C], where there are such."""
+    """Checks the options of a cross-entropy. Returns the weight of each class, [C], if there are weights."""
     weights = None
     if class_weights is not None:
         _refuse_auto("class_weights", class_weights)

@@ -160,7 +160,7 @@ class MultiTaskPipeline(Pipeline):
         return {"passes": passes, "asked": list(encodings), "size": len(inputs)}
 
     def _check_readable(self, texts: list[tuple], encodings: Mapping[str, str], start: int, named: bool) -> None:
-        """Raises `ValueError` unless every task, if they are named, or any can read each input."""
+        """Raises `ValueError` if a named task, or without names every task, cannot read one of the inputs."""
         kinds = {1: "one sentence", 2: "a pair of sentences"}
         for arity, given in kinds.items():
             unable = [name for name, encoding in encodings.items() if _arity(encoding) != arity]
@@ -192,7 +192,7 @@ class MultiTaskPipeline(Pipeline):
 
 
 def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Iterator[dict[str, Any]]:
-    """What a task's outputs [N, C] say of each input."""
+    """Converts a task's outputs [N, C] to an answer for each input."""
     decoded = read_logits(task["kind"], logits.astype(np.float64), task["temperature"], task["thresholds"])
     if decoded.probabilities is None:
         values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
@@ -212,7 +212,7 @@ def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Ite
 
 
 def _tagged(task: Mapping[str, Any], logits: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What a task's outputs for words say of each text."""
+    """Converts a task's outputs for words to an answer for each text."""
     decoded = read_words(task["kind"], logits)
     assert decoded.probabilities is not None
     for text, values, probabilities in zip(texts, decoded.values, decoded.probabilities, strict=True):
@@ -233,7 +233,10 @@ def _each(inputs: Any) -> Iterator[Any]:
 
 
 def _texts(value: Any, where: str, may_be_empty: bool) -> tuple[str, ...]:
-    """The one or two sentences of an input. Raises `ValueError` if it is none, or a sentence is empty and may not."""
+    """Returns the one or two sentences of an input.
+
+    Raises `ValueError` if it is invalid, or a sentence is empty and may not be.
+    """
     if isinstance(value, Mapping):
         if "text" not in value or not value.keys() <= {"text", "text_pair"}:
             raise ValueError(f"{where}: a dict must hold `text` and perhaps `text_pair`. Found {value!r:.100}.")

@@ -91,7 +91,7 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
 
 
 def _tried_first(file: Path) -> list[str]:
-    """This package, where a `try` begins with an import of it. The library looks past that; names would go there."""
+    """Returns this package's name if a `try` begins with an import of it. The library skips imports inside `try`."""
     tries = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Try)]
     begun = [inner for node in tries for part in node.body for inner in ast.walk(part)]
     modules = [node.module or "" for node in begun if isinstance(node, ast.ImportFrom) and node.level == 0]

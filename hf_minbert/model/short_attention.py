@@ -177,7 +177,7 @@ def jit(function: Any = None, **options: Any) -> Any:
 
 @jit
 def _rows_of(states, tokens, length, step, HEAD: tl.constexpr):
-    """States of some tokens of a sentence, [R, D], `step` heads apart; zeros behind its end."""
+    """Loads the states of some tokens of a sentence, [R, D], `step` heads apart, with zeros after its end."""
     places = tokens[:, None] * (step * HEAD) + tl.arange(0, HEAD)[None]
     return tl.load(states + places, mask=(tokens < length)[:, None], other=0.0)
 
@@ -290,7 +290,7 @@ def _slopes(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.
 
 @jit
 def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
-    """The same of a longer sentence: those of keys and values, with all queries; then those of queries."""
+    """The same for a longer sentence: first gradients of keys and values from all queries, then gradients of queries."""
     query_slope, key_slope, value_slope = slopes
     seed, program, length, heads, step, scaling, dropout, factor = given
     block = tl.arange(0, 64)

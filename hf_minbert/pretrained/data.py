@@ -73,7 +73,7 @@ class RunData:
 
     @classmethod
     def _of_merged(cls, folder: Path, data_dir: str | None) -> RunData:
-        """What `merged_data` noted; nothing where it did not."""
+        """Returns the record of `merged_data`; empty if there is none."""
         noted = _json(folder / MERGED).get("data", {})
         saved = {task["name"]: Task.from_config(task) for task in _json(folder / "config.json").get("tasks") or ()}
         tasks, folders = {}, {}

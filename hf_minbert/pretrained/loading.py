@@ -58,13 +58,13 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
 
 
 def _place(name: str, revision: str | None) -> str:
-    """Where to load `name` from: what the quickstart keeps stands for its name on the Hub."""
+    """Returns where to load `name` from. The quick start's copy of its model is used for the model's name on the Hub."""
     kept = kept_weights() if name == MODEL and revision is None and not Path(name).exists() else None
     return name if kept is None else str(kept)
 
 
 def _is_id(name: str) -> bool:
-    """Whether it could be a name on the Hub; `../run` is none."""
+    """Whether it could be a name on the Hub. `../run` could not."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -73,7 +73,7 @@ def _is_id(name: str) -> bool:
 
 
 def _why_not_on_hub(name: str, revision: str | None) -> str | None:
-    """Why neither the Hub nor its cache on this machine can be asked for `name`; `None` if one can."""
+    """Returns why neither the Hub nor its cache can be used for `name`; `None` if one can."""
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return None
     if constants.HF_HUB_OFFLINE:
@@ -82,7 +82,9 @@ def _why_not_on_hub(name: str, revision: str | None) -> str | None:
 
 
 def _beside(path: Path) -> str:
-    """A sentence on where a folder was looked for that is not there; of a name on the Hub, on weights without it."""
+    """Returns a sentence about where a missing folder was searched; for a name on the Hub, about weights without the
+    Hub.
+    """
     if not path.parent.is_dir() or path.parent == Path():
         return f"For small weights without the Hub run `minbert quickstart`: it keeps them as {MODEL}. "
     folders = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
@@ -215,7 +217,7 @@ def load_adapter(
 def _load_plain(
     name: str, config: MinBertConfig, revision: str | None, attn_implementation: str | None
 ) -> tuple[MinBertForMultiTask, list[str], set[str]]:
-    """What `load_weights` gives, of a model that is no adapter, and the tasks whose heads were others."""
+    """Does the same as `load_weights` for a model without adapter. Also returns the tasks whose saved heads differ."""
     saved = _saved_tasks(name, revision)
     model, report = _load(MinBertForMultiTask, name, config, revision, attn_implementation)
     mismatched = sorted(report["mismatched_keys"])
@@ -295,7 +297,7 @@ def _load(
 
 
 def _attention(config: MinBertConfig, wanted: str | None) -> str | None:
-    """What is asked for; `eager` instead of `sdpa`, which a recipe asks for unless told, where there is no other."""
+    """Returns the attention implementation. If the encoder has no `sdpa`, the default of a recipe, it is `eager`."""
     if config.encoder_config is None or wanted != "sdpa" or parts_of(config.encoder_config).fused:
         return wanted
     return "eager"

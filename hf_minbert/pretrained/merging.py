@@ -222,7 +222,7 @@ def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | 
 
 
 def _with_answers(task: dict[str, Any], configs: Sequence[MinBertConfig]) -> dict[str, Any]:
-    """The task with the temperature and thresholds that all models have, else with none: the mean is another model."""
+    """Returns the task with temperature and thresholds if all models have the same, otherwise without them."""
     name, changed = task["name"], {}
     for key in ("temperature", "thresholds"):
         if any(config.get_task(name)[key] != task[key] for config in configs if name in config.task_names):
@@ -382,7 +382,7 @@ def _vector(key: str, state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
 def _vector_merge(
     given: Mapping[str, Any], keys: Sequence[str], states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor]
 ) -> Callable[[list[Tensor]], Tensor]:
-    """What makes one vector of those that the models have for a weight."""
+    """Returns a function that merges the models' vectors of one weight."""
     density = given.get("density", 1)
     if given["method"] == "ties":
         floors = [_trim_floor([_vector(key, state, base) for key in keys], density) for state in states]

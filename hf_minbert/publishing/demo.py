@@ -241,7 +241,7 @@ def _answer(given: Answer) -> str:
 
 
 def _tags(given: Tagged) -> str:
-    """The text with its entities marked, each with its type; where tags mark none, with the tag of each word."""
+    """Returns the text with its entities and their types marked. If tags mark no entities, each word has its tag."""
     by_word = [Span(name, place, place + 1) for place, name in enumerate(given.tags)]
     marked = spans(given.tags) if mark_entities(given.task["labels"]) else by_word
     parts, end = [], 0
@@ -350,7 +350,7 @@ def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, ti
 
 
 def _examples(tasks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """An example for each task, once each, as the two boxes take it."""
+    """Returns an example for each task, without repetitions, for the two text boxes."""
     found = dict.fromkeys(map(examples_of, tasks))
     return [[*texts, ""][:2] for texts in found]
 

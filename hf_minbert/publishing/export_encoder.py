@@ -120,7 +120,7 @@ class ToSentenceTransformers:
         return {"task": self.task.name, "largest_difference": difference, "notes": notes}
 
     def _layers(self, model: MinBertForMultiTask) -> list[tuple[nn.Linear, type[nn.Module]]]:
-        """What comes after the pooling."""
+        """Returns the layers after the pooling."""
         layers: list[tuple[nn.Linear, type[nn.Module]]] = []
         pooler: Any = model.encoder_of(self.task.name).pooler
         if self.task.pooling == "pooler" and pooler is not None:
@@ -131,7 +131,7 @@ class ToSentenceTransformers:
         return layers
 
     def _notes(self, model: MinBertForMultiTask) -> list[str]:
-        """What a cosine says of each task that is read so."""
+        """Returns the meaning of a cosine for each task that uses these vectors."""
         heads = {task.name: model.heads.get(task.name) for task in self.readers}
         notes = [
             f"{name}: {_meaning(name, head, model)}" for name, head in heads.items() if isinstance(head, CosineHead)

@@ -98,7 +98,7 @@ class ToOnnx:
         return graphs
 
     def _describe(self, lengths: Mapping[str, int]) -> dict[str, Any]:
-        """What `tasks.json` says."""
+        """Returns the content of `tasks.json`."""
         tasks = {}
         for name, task in self.tasks.items():
             files = {"file": f"{graph_of(task)}.onnx"}
@@ -191,7 +191,7 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
 
 @contextmanager
 def _one_line(family: str) -> Generator[None]:
-    """What torch cannot export it says in pages, with the graph so far; the reason is in a line of the cause."""
+    """Returns the line with the reason from torch's error, which has pages of text and the graph so far."""
     try:
         yield
     except torch.onnx.OnnxExporterError as error:
@@ -203,7 +203,7 @@ def _one_line(family: str) -> Generator[None]:
 
 
 def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:
-    """Names a graph's outputs after the tasks, and nothing else in it: the exporter itself calls values `cat`."""
+    """Names only the graph's outputs after the tasks. The exporter itself names inner values such as `cat`."""
     inner = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
     for value in inner:
         if value.name in tasks:
@@ -292,7 +292,8 @@ def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dic
     """Returns the dev rows of the tasks whose data is known.
 
     Raises:
-        MinBertError: rows of `data_dir` cannot be read. Those that the recipe names are left out then, and said.
+        MinBertError: rows of `data_dir` cannot be read. If rows of the recipe cannot be read, they are left out with a
+            message.
     """
     data, found = RunData.of(name, data_dir), {}
     if data_dir is None and data.recipe is None:
@@ -315,7 +316,7 @@ def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dic
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Hides what the libraries say to their developers. That the graph is right is checked afterwards."""
+    """Hides messages of the libraries for their developers. The graph is checked afterwards."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # at the root: torch traces its own work in detail where a handler listens
     try:

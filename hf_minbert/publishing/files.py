@@ -98,7 +98,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _code(folder: Path) -> list[str]:
-    """The files by which the model loads without this package: those that its config names, and what they import."""
+    """Returns the files that load the model without this package: those that its config names, and their imports."""
     if not (folder / "config.json").is_file():  # an adapter's folder may have none
         return []
     from transformers.dynamic_module_utils import get_relative_import_files, get_relative_imports

@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: dict[str, Any]) -> Iterator[Data]:
-    """The training rows of one run's recipe; of one that only predicts words, its texts."""
+    """Returns the training rows of one run's recipe. For masked language modelling, these are its texts."""
     data_dir = run.get("data_dir")
     tasks = {task.name: task for task in get_tasks(run.get("tasks") or default_of(OURS["tasks"]))}
     trained = run.get("train_tasks") or list(tasks)

@@ -138,7 +138,7 @@ def _exported(saved: SavedModel, repo_id: str) -> list[str]:
 
 
 def _form(saved: SavedModel, name: str) -> str:
-    """The form of `minbert export` that keeps the task's answers in a class that other tools have; else `onnx`."""
+    """Returns the form of `minbert export` that keeps the task's answers in a stock class; otherwise `onnx`."""
     config, task = MinBertConfig.from_dict(saved.config), saved.tasks[name]
     form, make = "classifier", ToClassifier
     if task.pair_encoding == "bi" and task.head == "cosine":

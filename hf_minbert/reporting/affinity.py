@@ -140,10 +140,10 @@ def _gains(task: str, metric: str, rows: Mapping[str, tuple[str, ...]], runs: Ma
 
 
 def _together(runs: Sequence[Run], alone: Mapping[str, Sequence[Run]]) -> Cell:
-    """The mean score of tasks trained together, beside that of one model for each.
+    """Compares the mean score of tasks trained together with that of one model for each task.
 
-    The mean over models of one seed is a score of that seed, whose dev rows are those of all tasks: so the estimate
-    of `evaluation.effects` is that of two rows.
+    The mean over the models of one seed is treated as a score of that seed on the dev rows of all tasks. The estimate
+    of `evaluation.effects` for two rows therefore applies.
     """
     scored = [run for run in runs if score(run, "overall") is not None]
     scores = [(run.seed, float(value)) for run in scored if (value := score(run, "overall")) is not None]
@@ -212,7 +212,7 @@ def _would_tell(cell: Cell) -> str:
 
 
 def _by_task(group: Group) -> str:
-    """The tasks of which something can be told by themselves, where they say more than the mean does."""
+    """Returns the tasks with a verdict of their own, if these verdicts say more than that of the mean."""
     of = {said: [task for task, cell in group.gains.items() if cell.verdict == said] for said in (HIGHER, LOWER)}
     parts = [
         f"{listed(tasks)} {'gain' if said == HIGHER else 'lose'}{'s' * (len(tasks) == 1)} by "

@@ -110,7 +110,7 @@ def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
 
 
 def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list[Block]:
-    """How many rows changed, and those of them that changed most."""
+    """Returns the number of changed rows, and the rows that changed most."""
     task, labels = answers.task, answers.labels
     if task.traits.is_tags:
         return tagged.changes(build, answers, theirs, name)

@@ -151,7 +151,7 @@ def judged(cells: Cells) -> Cells:
 
 
 def _of_reported(cell: Cell) -> str:
-    """What becomes of the difference that is reported; `""` where none is."""
+    """Judges the reported difference; `""` if there is none."""
     return _judge(cell, HIGHER if cell.claimed > 0 else LOWER, abs(cell.claimed)) if cell.claimed else ""
 
 

@@ -98,7 +98,7 @@ def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
 
 
 def _named(task: Task, row: np.ndarray) -> str:
-    """The labels of a row, those that are answered with their probabilities."""
+    """Returns the labels of a row; predicted labels have their probabilities."""
     found = names_of(task, row[None])[0]
     places = [task.labels.index(name) for name in found]
     sure = ["" if row[place] == 1 else f" ({row[place]:.2f})" for place in places]

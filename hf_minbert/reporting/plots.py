@@ -70,7 +70,7 @@ def drawn(draw: Callable[..., None]) -> Callable[..., bytes]:
 
 
 def _legend(axes: Axes, entries: int) -> None:
-    """Above the axes, where it hides nothing."""
+    """Draws the legend above the axes, where it hides nothing."""
     if entries > 1:
         columns = entries if entries <= 3 else 2
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.4, columnspacing=1)

@@ -64,7 +64,7 @@ def report(
 
 
 def _named(runs: list[Run]) -> list[Run]:
-    """The runs with names of their own: as much of their paths as it takes."""
+    """Returns the runs with unique names, as short a part of their paths as possible."""
     paths = [run.path.resolve() for run in runs]
     if len(set(paths)) < len(paths):
         raise MinBertError("A run is given twice. Give each folder once.")

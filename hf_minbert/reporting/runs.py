@@ -257,11 +257,11 @@ def _differing(
     configs: Sequence[Mapping[str, Any]],
     of_stages: bool = False,
 ) -> list[str]:
-    """In which keys two recipes mean something else, leaving out stages, seeds and places.
+    """Returns the keys whose meaning differs between two recipes, without stages, seeds and paths.
 
     Args:
-        configs: of the models that the runs saved, each recipe's own or, `of_stages`, that of the last stage. Its
-            encoder is every stage's, but not its lengths and dropout.
+        configs: the configs of the models that the runs saved. With `of_stages` they belong to the last stage: all
+            stages have its encoder, but not its lengths and dropout.
     """
     hints, found = get_type_hints(MultiTaskTrainingArguments), []
     for recipe, config in zip((ours, theirs), configs, strict=True):
@@ -313,7 +313,7 @@ def _stages(path: Path, notes: list[str]) -> Iterator[Stage]:
 
 
 def _log(path: Path, notes: list[str]) -> list[Entry]:
-    """log.jsonl or, where there is none, the history in the newest checkpoint that has one."""
+    """Returns log.jsonl or, if there is none, the history in the newest checkpoint that has one."""
     file = path / "log.jsonl"
     if file.is_file():
         entries = []
@@ -417,7 +417,7 @@ def _read_tags(path: Path, task: Task) -> Answers:
 
 
 def _add_rows(answers: Answers, data: RunData) -> None:
-    """Adds labels and texts; or why there are none."""
+    """Adds labels and texts, or the reason why there are none."""
     task = answers.task
     try:
         with explain(f"Reading the dev rows of {task.name!r}", ""):

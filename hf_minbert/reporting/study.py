@@ -132,7 +132,7 @@ def devices(runs: Sequence[Run]) -> list[str]:
 
 
 def _read(folder: Path) -> Run | str:
-    """A finished run, or why there is none."""
+    """Returns a finished run, or the reason why there is none."""
     if not (folder / "metrics.json").is_file():
         return "not finished"
     try:
@@ -287,7 +287,9 @@ def _rows(made: StudyTable) -> Table:
 
 
 def _keys(keys: Mapping[str, Any]) -> str:
-    """Keys in words; without those of a machine, and of a path its last part: the page may be published."""
+    """Returns keys in words, without those of a machine, and only the last part of paths, because the page may be
+    published.
+    """
     shown = {key: keys[key] for key in keys if key not in names(scope=("machine", "secret"))}
     shown = {key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
              for key, value in shown.items()}  # fmt: skip

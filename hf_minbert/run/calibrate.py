@@ -120,7 +120,7 @@ def _record(folder: Path, found: dict[str, Any]) -> None:
 
 
 def _keep(folder: Path, tasks: Mapping[str, Task]) -> None:
-    """Writes temperatures and thresholds into a model's config, and nothing else."""
+    """Writes only temperatures and thresholds into a model's config."""
     path = folder / "config.json"
     config = _json(path)
     for saved in config["tasks"]:
@@ -136,7 +136,7 @@ def answers_of(task: Task) -> dict[str, Any]:
 
 
 def _check_code(folder: Path) -> None:
-    """Refuses a folder whose own code, which others run, was saved before there were temperatures."""
+    """Refuses a folder whose own code, which other people run, is older than temperatures."""
     code = folder / "inference.py"
     if code.is_file() and "temperature" not in code.read_text(encoding="utf-8"):
         raise MinBertError(
@@ -146,7 +146,7 @@ def _check_code(folder: Path) -> None:
 
 
 def _rescore(folder: Path, tasks: Mapping[str, Task], scores: Mapping[str, Mapping[str, float]]) -> None:
-    """Puts the scores of the model as it is now into metrics.json, where that has scores of these tasks."""
+    """Writes the current scores of the model to metrics.json, for tasks that have scores there."""
     metrics = _json(folder / "metrics.json")
     new = {f"eval_{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
     if not metrics.keys() & new.keys():

@@ -187,10 +187,11 @@ class RunFolder(TrainerCallback):
         return plugins.load(self.settings.plugins) | plugins.installed()
 
     def _complete_by_models(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        """Sets the keys that two recipes leave to the models: that of the checkpoint, and the one that is named now.
+        """Completes keys that both recipes leave to the model, from the checkpoint's model and the one that is named
+        now.
 
         Raises:
-            MinBertError: the models are of another kind or shape.
+            MinBertError: the models have another kind or shape.
         """
         name, saved = self.settings.model_name_or_path, self.checkpoint or self.path
         config = begun = load_config(name, self.settings.model_revision)
@@ -209,10 +210,10 @@ class RunFolder(TrainerCallback):
             values |= {key: value for key, value in own.items() if values[key] is None}
 
     def _check_what_is_left(self, state: Mapping[str, Any]) -> None:
-        """Refuses what is to take effect in steps that the run does not come to.
+        """Refuses changes that would take effect only in steps that the run does not have.
 
         Args:
-            state: of the checkpoint.
+            state: the state of the checkpoint.
         """
         done, args, longer = state["global_step"], self.args, names(among=self.changed, resume="length")
         left = state["max_steps"] - done
@@ -383,7 +384,7 @@ def _counted(processes: int) -> str:
 
 
 def _rescaled(size: Any, processes: int, now: int) -> Any:
-    """The batch size, or those by task, that give `now` processes together what `processes` had; `None` if none do."""
+    """Returns the batch size, or those by task, with which `now` processes have the total of `processes`, or `None`."""
     if isinstance(size, Mapping):
         sizes = {task: _rescaled(own, processes, now) for task, own in size.items()}
         return None if None in sizes.values() else sizes
@@ -392,7 +393,7 @@ def _rescaled(size: Any, processes: int, now: int) -> Any:
 
 
 def _compared(config: MinBertConfig, key: str) -> Any:
-    """A field of a model's config in a form in which two models that go together have the same."""
+    """Returns a field of a model's config in a form that is equal for compatible models."""
     return meaning_of(config.encoder_config) if key == "encoder_config" else getattr(config, key)
 
 

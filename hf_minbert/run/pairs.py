@@ -102,7 +102,7 @@ def _joined(rows: datasets.Dataset, pairs: list[Pair], task: Task) -> datasets.D
 
 
 class _Encoder:
-    """The encoder of a run's checkpoint, whose mean-pooled states are vectors of sentences."""
+    """The encoder of a run's checkpoint. Its mean-pooled states are the vectors of sentences."""
 
     def __init__(self, settings: RunSettings):
         name, revision = settings.model_name_or_path, settings.model_revision

@@ -216,7 +216,7 @@ def make_trainer(
 
 
 def _prepare_arguments(args: MultiTaskTrainingArguments) -> None:
-    """Says which have no effect, and gives those that mean tasks their meaning here."""
+    """Logs which arguments have no effect, and adapts those that name tasks."""
     if idle := without_effect(args):
         logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
     if args.metric_for_best_model is not None:

@@ -122,7 +122,7 @@ def search(
 
 
 def _next(folder: SearchFolder, busy: Collection[int], limit: int | None, propose: Any) -> int | None:
-    """The trial to start: one that was cut off, or a new one; `None` if there is none now."""
+    """Returns the trial to start: an interrupted one or a new one; `None` if there is none now."""
     tried = folder.trials()
     for trial in tried:
         if trial.state == "begun" and trial.number not in busy:
@@ -257,7 +257,7 @@ class SearchFolder:
             )
 
     def _identity(self, method: str) -> dict[str, Any]:
-        """What a search is of; as JSON gives it back."""
+        """Returns what defines a search, in the form that JSON returns."""
         space = {key: asdict(c) if isinstance(c, Range) else c for key, c in self.space.items()}
         recipe = {key: value.value for key, value in self.recipe.items() if key not in names(scope="secret")}
         return json.loads(json.dumps({"method": method, "space": space, "recipe": recipe}))

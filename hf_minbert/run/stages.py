@@ -126,9 +126,9 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
 
 
 def _said_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
-    """The first checkpoint's dropout and length for a stage that says none, after others that did.
+    """Returns the first checkpoint's dropout and length, for a stage that does not set them after stages that did.
 
-    What a stage says is for that stage, and a saved model would hand its dropout and length on.
+    A stage's settings apply to that stage only, but its saved model would pass on its dropout and length.
     """
     said = {name for stage in chain for name in names(travels=True) if getattr(stage.settings, name) is not None}
     missing = [name for name in said if name not in values or values[name].value is None]
@@ -278,10 +278,10 @@ def _check_folder(
 
 
 class _Begun(TrainerCallback):
-    """At a stage's first step, deletes what an older run left of the stages after it, and of the whole.
+    """At a stage's first step, deletes the later stages and the final results of an older run.
 
-    It comes before the stage's own folder is cleared, so that no later stage outlives the one that it began with. Not
-    earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
+    This happens before the stage's own folder is cleared, so that no later stage outlives the stage that it began
+    with. Before the first step, errors are usually mistakes in the recipe, and the folder is not changed.
     """
 
     def __init__(self, root: Path, kept: Sequence[Stage]):

@@ -260,7 +260,7 @@ def _left_out(folder: str, names: Iterable[str]) -> list[str]:
 
 
 class _Clock:
-    """How long runs take, and will take."""
+    """Estimates how long runs take."""
 
     def __init__(self, runs: int, parallel: int, agree: Callable[[str], bool]):
         self.runs, self.parallel, self.agree = runs, min(parallel, runs), agree

@@ -106,7 +106,10 @@ def _leave_processes() -> None:
 
 
 def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
-    """The stages of a recipe, if it has some, after what can be checked of all; on all processes or on none."""
+    """Returns the stages of a recipe, if it has some, after the checks of all stages.
+
+    All processes return or all raise.
+    """
     stages, error = plan(values), None
     if not stages:
         return []
@@ -150,7 +153,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 @contextmanager
 def _unheard() -> Generator[None]:
-    """Inside, the package says errors alone."""
+    """Within this context, the package logs only errors."""
     log = logging.getLogger(__package__)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -166,7 +169,7 @@ def _config(
     """Returns the config of the model that a run trains, for either objective. Raises the errors of `model_config`.
 
     Args:
-        config: the checkpoint's, where that is not there yet.
+        config: the checkpoint's config, if the checkpoint does not exist yet.
     """
     if settings.objective == "mlm":
         return pretraining.arrange(checkpoints_config(settings) if config is None else config, settings)
@@ -176,7 +179,7 @@ def _config(
 
 
 def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> None:
-    """Raises `MinBertError` where the arguments ask for more layers, or other inputs, than the encoder has."""
+    """Raises `MinBertError` if the arguments need more layers, or other inputs, than the encoder has."""
     if config.encoder_config is None:
         return check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
     parts, of = parts_of(config.encoder_config), f"an encoder of the library's ({config.family})"
@@ -200,11 +203,11 @@ def _train(
     behind_stage: bool,
     timeline: Timeline,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Carries out one run, perhaps behind a stage. Raises as `train`.
+    """Carries out one run, possibly after another stage. Raises the errors of `train`.
 
     Returns:
-        what `metrics.json` holds, on the first process; and, where the run diverged after its best model, a sentence
-        that says so, on all.
+        on the first process, the contents of `metrics.json`; and on all processes, a sentence if the run diverged
+        after its best model.
     """
     # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -247,7 +250,7 @@ def _diverged_late(trainer: Trainer) -> bool:
 
 
 def _prepare_together(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict[str, Any]]:
-    """`_prepare`, on all processes or on none."""
+    """Calls `_prepare`. If it fails on one process, all processes raise."""
     prepared, found, error = None, {}, None
     try:
         config, data = prepared = _prepare(folder, teachers)
@@ -397,9 +400,9 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
 
 
 def _rows_and_baselines(trainer: MultiTaskTrainer, data: Mapping[str, Any]) -> dict[str, Any]:
-    """How many rows each task was trained and scored on, and what answers without a model score on the latter.
+    """Returns the number of training and evaluation rows of each task, and baseline scores on the latter.
 
-    Those without labels count by where they are from, where they are learnt: own rows, files, and new pairs.
+    Training rows without labels are counted by their origin: the task's own rows, files, and new pairs.
     """
     tasks = trainer.tasks
     rows: dict[str, Any] = {"train": {}, "dev": {task: len(of) for task, of in data["scored"].items()}}
@@ -426,7 +429,7 @@ def _asked(settings: RunSettings) -> dict[str, Any]:
 
 
 def _training_scores(trainer: Trainer) -> dict[str, float]:
-    """With `train_metrics`, the scores on the training rows of the epoch whose model is kept, else of the last one."""
+    """With `train_metrics`, returns the scores on the training rows of the kept model's epoch, or of the last epoch."""
     state = trainer.state
     scored = {entry["step"]: entry for entry in state.log_history if "train_overall" in entry}
     if not scored:

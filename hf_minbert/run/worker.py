@@ -62,7 +62,7 @@ def _read(orders: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _carry_out(order: dict[str, Any], report: Report) -> dict[str, Any]:
-    """One run, whose words go to its log. Returns what `hf_minbert.run.workers.Outcome` is made of."""
+    """Carries out one run, with its messages in its log. Returns the fields of `hf_minbert.run.workers.Outcome`."""
     progress = _Progress(report)
     with open(order["log"], "ab") as log:
         for stream in (1, 2):

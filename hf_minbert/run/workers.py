@@ -221,9 +221,9 @@ def _gpus() -> list[str]:
 
 @contextmanager
 def _mps() -> Generator[dict[str, str]]:
-    """NVIDIA's Multi-Process Service, so that kernels of several processes run on one GPU at once.
+    """Starts NVIDIA's Multi-Process Service, with which kernels of several processes run on one GPU at once.
 
-    One that runs already is used. Where it is not installed or does not start, processes take turns.
+    A running service is used. If it is not installed or does not start, processes take turns.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ or os.path.exists("/tmp/nvidia-mps/control"):

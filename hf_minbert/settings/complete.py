@@ -35,7 +35,7 @@ def differing_parts(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _meaning(key: str, values: Mapping[str, Any]) -> Any:
-    """What a key of a recipe comes to."""
+    """Returns the value of a recipe's key in normal form."""
     value = values.get(key)
     if key == "tasks":
         return get_tasks(values["tasks"])  # a list: of two mappings the order would not count

@@ -173,7 +173,7 @@ def _line(values: Mapping[str, Value], key: str, path: Sequence[str], where: str
 
 
 def _found(values: Mapping[str, Value], key: str, where: str) -> Any:
-    """What stands there; `MISSING` if nothing does."""
+    """Returns the value at this path; `MISSING` if there is none."""
     first, *path = key.split(".")
     if first not in values and not (path and first in OURS):
         return MISSING
@@ -195,7 +195,7 @@ def _own_key(tree: Mapping[Any, Any], name: Any) -> Any:
 
 
 def _is_there(values: Mapping[str, Value], first: str, path: Sequence[str], where: str, absent: bool) -> bool:
-    """Whether there is a part to take away. Raises `MinBertError` for a name that nothing there could have."""
+    """Whether there is a part to remove. Raises `MinBertError` for a name that could not exist there."""
     tree = _line(values, first, path, where)
     for depth, name in enumerate(path):
         above, tree = tree, _part(tree, name)
@@ -209,7 +209,7 @@ def _is_there(values: Mapping[str, Value], first: str, path: Sequence[str], wher
 
 
 def _fields(path: Sequence[str]) -> list[str]:
-    """The fields of what stands at a path in the recipe's tasks, where that is a task or a source."""
+    """Returns the fields of the task or source at a path in the recipe's tasks."""
     if len(path) == 1:
         return [f.name for f in fields(Task) if f.name != "name"]
     return [f.name for f in fields(Source)] if len(path) == 3 and path[1] == "sources" else []
@@ -235,7 +235,7 @@ def _with(tree: Any, path: Sequence[str], raw: Any, where: str) -> Any:
 
 
 def _with_parts(tree: Any, name: str) -> Any:
-    """A mapping where there is nothing, and where an option of a file is asked of its path."""
+    """Returns a mapping for a missing value, and for a file's path if one of the file's options is set."""
     if isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
         return {"path": tree}
     return {} if tree is None else tree

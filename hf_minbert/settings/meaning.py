@@ -61,7 +61,7 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
 
 
 def _without(value: Any, usual: Any, tasks: list[str], key: str) -> Any:
-    """A value by task without the entries that say what holds anyway; `None` if there are no others."""
+    """Returns a mapping by task without entries that equal the default; `None` if no entry is left."""
     if key == "smart_variant" and isinstance(value, str):
         value = dict.fromkeys(tasks, value)
     if not isinstance(value, Mapping):
@@ -99,5 +99,5 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def _place(name: str) -> str:
-    """A model's folder by its full path, a name on the Hub as it is."""
+    """Returns a model's folder as a full path. A name on the Hub is not changed."""
     return os.path.realpath(name) if os.path.isdir(name) else os.path.normpath(name)

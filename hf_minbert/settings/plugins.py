@@ -127,9 +127,9 @@ def _load(entry: str, outside: Path | None = None) -> str:
 
 
 def _files(name: str) -> list[Path]:
-    """The files of a module, its own first, found without importing it; none where there is no such module.
+    """Returns the files of a module, its own first, without importing it. Empty if there is no such module.
 
-    Of a package all; of a module that is one file, also those beside it that it imports.
+    For a package these are all of its files. For a single file, they include files in its folder that it imports.
     """
     try:
         spec = find_spec(name.split(".")[0])  # of a name without dots: to find a part of a package would import that

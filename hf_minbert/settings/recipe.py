@@ -68,7 +68,7 @@ _Yaml12Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.con
 
 
 class _Yaml12Dumper(yaml.SafeDumper):
-    """Quotes a text that YAML 1.1 or 1.2 would take for something else, so that both read it as it was."""
+    """Quotes a text that YAML 1.1 or 1.2 would read as something else, so that both read the same text."""
 
     yaml_implicit_resolvers = {
         first: [*older, *_Yaml12Loader.yaml_implicit_resolvers.get(first, [])]
@@ -77,7 +77,7 @@ class _Yaml12Dumper(yaml.SafeDumper):
 
 
 def _read_yaml(text: str, where: str) -> Any:
-    """`text` as a `Value`, or as a dict of them where it is a mapping. Errors name `where` and the line."""
+    """Reads `text` as a `Value`, or as a dict of them if it is a mapping. Errors name `where` and the line."""
     loader = None
     try:
         loader = _Yaml12Loader(text)  # refuses control characters
@@ -115,7 +115,7 @@ def _apart(tree: Any) -> Any:
 
 
 def _keep_characters(node: yaml.Node) -> None:
-    """Makes text of a number where the key of a stage takes text, as outside stages: `run_name: 007`."""
+    """Converts a number to text if the key of a stage takes text, as outside stages: `run_name: 007`."""
     for stage in node.value if isinstance(node, yaml.SequenceNode) else ():
         for key, value in stage.value if isinstance(stage, yaml.MappingNode) else ():
             if value.tag.endswith((":int", ":float")) and _takes_text(key.value):
@@ -213,7 +213,10 @@ def beside(recipe: str, folder: Path) -> str:
 
 
 def _teachers(lines: Mapping[str, Any], kind: type) -> Iterator[dict[str, Any]]:
-    """The entries of `teachers`, also in stages, whose recipe is of this type. What is wrong there is said later."""
+    """Returns the entries of `teachers`, also in stages, whose recipe has this type.
+
+    Errors in them are reported later.
+    """
     for of in (lines, *_stages(lines)):
         line = of.get("teachers")
         entries = line.value if isinstance(line, Value) else line
@@ -274,7 +277,7 @@ def _raw(key: str, value: Value) -> Any:
 
 
 def _plain(key: str, value: Value) -> Any:
-    """The value of a line; of one that takes text, such as `run_name: 007`, the characters."""
+    """Returns the value of a line; for a key that takes text, such as `run_name: 007`, the characters."""
     return value.text if type(value.value) in (int, float) and _takes_text(key) else value.value
 
 
@@ -372,7 +375,7 @@ def type_in_words(hint: Any) -> str:
 
 
 def _options(hint: Any) -> list[Any]:
-    """The members of a union, the narrow before the wide: text takes every scalar, and a list one word too."""
+    """Returns the members of a union, the narrow ones first. Text accepts every scalar, and a list accepts one word."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = list(typing.get_args(hint)) if union else [hint]
     if any(isinstance(member, type) and issubclass(member, enum.Enum) for member in members):

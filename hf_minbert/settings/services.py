@@ -53,7 +53,7 @@ def check_services(report_to: object) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether there is such a module. A folder of that name, such as one of logs, is none."""
+    """Whether there is such a module. A folder with that name, such as a folder of logs, does not count."""
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:  # of the package around it

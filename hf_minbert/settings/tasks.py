@@ -176,7 +176,7 @@ class Source:
 
 
 def _check_names(where: str, name: str, value: Any, keys: tuple[str, ...]) -> None:
-    """Checks a mapping of `keys` to names, or to paths where it is called `files`."""
+    """Checks a mapping from `keys` to names, or for `files` to paths."""
     if not isinstance(value, Mapping):
         raise MinBertError(f"{where}: `{name}` must be a mapping like {{{keys[0]}: ...}}. Found {value!r}.")
     for key, target in value.items():
@@ -314,7 +314,10 @@ class Task:
         self._check_data(where)
 
     def _check_types(self, where: str) -> None:
-        """A recipe may hold anything; said here, a wrong word is answered with the line that corrects it."""
+        """Checks the types of all fields, because a recipe may have any values.
+
+        Errors here name the field and an example.
+        """
         if isinstance(self.labels, tuple):  # label names such as 1 to 5 are numbers for YAML
             plain = (str(name) if type(name) is int else name for name in self.labels)
             object.__setattr__(self, "labels", tuple(plain))
@@ -419,7 +422,7 @@ class Task:
             )
 
     def _check_answers(self, where: str) -> None:
-        """How outputs become answers."""
+        """Checks the fields that determine how outputs become answers."""
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < inf:
             raise MinBertError(f"{where}: `temperature` must be a number above 0. Found {self.temperature!r}.")
         for name, usual, kinds in (("temperature", 1, CALIBRATED), ("thresholds", 0.5, THRESHOLDED)):
@@ -434,7 +437,7 @@ class Task:
             raise MinBertError(f"{where}: `thresholds` must be a number between 0 and 1{each}. Found {given!r}.")
 
     def _check_set(self, where: str) -> None:
-        """What goes with any number of labels alone."""
+        """Checks the fields that are only for `kind: labels`."""
         several = self.columns.get("label") if isinstance(self.columns, Mapping) else None
         if not self.traits.is_set:
             given = {

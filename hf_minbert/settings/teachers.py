@@ -69,7 +69,7 @@ class Teacher:
 
 
 def _entries(values: Mapping[str, Value]) -> list[Any]:
-    """What stands in `teachers`, of a recipe or of its stages."""
+    """Returns the entries of `teachers` in a recipe and its stages."""
     lines = [values, *(recipe for _, recipe in stage_recipes(values))]
     found = [of["teachers"].value for of in lines if "teachers" in of]
     return [entry for entries in found if isinstance(entries, list) for entry in entries]

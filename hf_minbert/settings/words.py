@@ -117,11 +117,11 @@ def _check_tasks(training: Mapping[str, Any], tasks: Mapping[str, Task], setting
 
 @cache
 def _declared(registry: str, part: str = "") -> tuple[str, ...]:
-    """The names in a registry of the package, such as `model.heads.HEADS`, read from its source.
+    """Returns the names in a registry of the package, such as `model.heads.HEADS`, read from its source.
 
     Args:
-        registry: a module's attribute whose value has a literal dict with the names for keys.
-        part: where that is a dict of dicts, which of them.
+        registry: an attribute of a module. Its value has a literal dict whose keys are the names.
+        part: the key of the inner dict, if it is a dict of dicts.
     """
     module, _, attribute = registry.rpartition(".")
     path = (Path(__file__).parents[1] / module.replace(".", "/")).with_suffix(".py")
@@ -140,7 +140,7 @@ def _keys(literal: ast.Dict) -> tuple[str, ...]:
 
 
 def _of_torchjd() -> list[str]:
-    """The aggregators of the library torchjd, from its source; where it is not installed some of them."""
+    """Returns the aggregators of the library torchjd, from its source. If it is not installed, returns some of them."""
     spec = find_spec("torchjd")
     if spec is None or spec.origin is None:
         return ["torchjd.MGDA", "torchjd.UPGrad"]

@@ -69,7 +69,10 @@ class MultiTaskTrainingArguments(BaseArguments):
             self._n_gpu = 1  # with more, the stock Trainer wraps the model in DataParallel, which no step would use
 
     def _own_optimizer(self) -> OwnOptimizer | None:
-        """The optimizer, if it is one of ours; then a stock one stands in for it while the stock class looks."""
+        """Returns the optimizer if it is one of ours.
+
+        A stock optimizer replaces it during the checks of the stock class.
+        """
         if self.optim in OPTIMIZERS:
             if self.optim_args:
                 raise MinBertError(

@@ -70,7 +70,7 @@ class WholeCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
-        """As the stock one, which takes a step before it checks whether the run that it resumes had ended."""
+        """Does the same as the stock method, which takes a step before it checks whether the resumed run had ended."""
         out_of_patience = any(
             each.early_stopping_patience_counter >= each.early_stopping_patience
             for each in self.callback_handler.callbacks

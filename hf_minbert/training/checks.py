@@ -305,7 +305,9 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
 
 
 def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:
-    """Raises `MinBertError` where it would in a step, and where the log would have one name for two pairs."""
+    """Raises the aggregator's `MinBertError` before training, and one if two pairs of tasks have the same name in the
+    log.
+    """
     aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
     if not aggregator.needs_rows:
         return

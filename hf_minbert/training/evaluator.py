@@ -112,8 +112,9 @@ class TaskEvaluator:
 
 
 def weighted_loss(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
-    """Computes the loss with `class_weights` over all rows or words: sum(w * loss) / sum(w), with the weight w of the
-    class.
+    """Computes the loss with `class_weights` over all rows or words: sum(w * loss) / sum(w).
+
+    w is the weight of a row's class.
     """
     unread = cast(Any, None)  # it looks at neither head nor vectors
     outcome = Outcome(unread, unread, torch.from_numpy(logits), torch.from_numpy(labels), None)

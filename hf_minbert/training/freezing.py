@@ -107,7 +107,7 @@ def check_layers(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Un
 
 
 def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:
-    """What is frozen in each epoch where they free one layer more each, the uppermost first (ULMFiT)."""
+    """Returns what is frozen in each epoch if each epoch frees one more layer, the top layer first (ULMFiT)."""
     first = {"encoder": layers, "embeddings": 0}[freeze] if isinstance(freeze, str) else freeze
     last: list[Freeze | int] = ["embeddings", "none"] if first else ["none"]
     return [freeze, *range(first - 1, 0, -1), *last]

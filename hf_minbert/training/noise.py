@@ -50,7 +50,7 @@ def _drawn(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> tup
 
 
 def _signed(number: int) -> int:
-    """64 bits as torch, which has no unsigned arithmetic, takes them."""
+    """Converts 64 bits to torch's signed integers, because torch has no unsigned arithmetic."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -101,7 +101,7 @@ def split_groups(
 
 
 def _given(by_group: Mapping[str, float], name: str, otherwise: float) -> tuple[str, float]:
-    """Which group decides on a parameter, `""` where none does, and its number."""
+    """Returns the group that decides on a parameter, `""` if there is none, and its number."""
     for group in groups_of(name):
         if group in by_group:
             return group, by_group[group]

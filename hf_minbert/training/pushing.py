@@ -158,7 +158,7 @@ class PushesToHub(Trainer):
         return self.hub_model_id or self._folder.absolute().name
 
     def _saved(self, folder: Path) -> SavedModel:
-        """What the folder says, and where it is silent what the trainer knows."""
+        """Returns the records of the folder, completed by those of the trainer."""
         saved, recipe = SavedModel.of(folder), self._folder / "recipe.yaml"
         return replace(
             saved,
@@ -168,7 +168,7 @@ class PushesToHub(Trainer):
         )
 
     def _known_metrics(self) -> dict[str, Any]:
-        """The scores of the model as it is now, and what training took, by the log."""
+        """Returns the scores of the current model and the costs of training, from the log."""
         state, best = self.state, None
         if self.args.load_best_model_at_end and not self.is_in_train:
             best = state.best_global_step

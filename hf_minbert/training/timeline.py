@@ -67,9 +67,7 @@ class Timeline(TrainerCallback):
             _active.reset(token)
 
     def record(self) -> dict[str, Any]:
-        """Returns the entry for `metrics.json`: seconds in total, until the first step (`None` without one), and by
-        part.
-        """
+        """Returns the entry for `metrics.json`: seconds in total, until the first step (or `None`), and by part."""
         self._count()
         first = self.first_step_at
         return {

@@ -263,4 +263,4 @@ def test_another_commit_than_the_one_asked_for_is_refused(outcomes):
     """The library would take what is in its cache, whatever was asked for."""
     found, _, hub, _ = outcomes
     error = found[1]["errors"][-1]
-    assert hub.commit("datasets", "SetFit/sst5") in error and f"{OTHER} is asked for" in error
+    assert hub.commit("datasets", "SetFit/sst5") in error and f"{OTHER} is requested" in error

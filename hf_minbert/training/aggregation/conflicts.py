@@ -194,9 +194,9 @@ def is_whole(epoch: float) -> bool:
 
 
 def _by_layer(layers: Sequence[str], grams: Tensor) -> Tensor:
-    """Of each layer's Gram matrix: whether both gradients reach it, whether they conflict, and their cosine.
+    """Returns, for each layer, whether both gradients reach it, whether they conflict, and their cosine.
 
-    `[layers, 3, tasks, tasks]`, from `[pieces, tasks, tasks]`.
+    The shape is `[layers, 3, tasks, tasks]`, from `[pieces, tasks, tasks]`.
     """
     names = [*dict.fromkeys(layers)]
     belongs = torch.tensor([[float(layer == name) for layer in layers] for name in names], dtype=grams.dtype)

@@ -33,7 +33,7 @@ def make_aggregator(name: str, **options: Any) -> Aggregator:
 
 
 def _of_torchjd() -> list[str]:
-    """Their names; where the library is not installed some of them, as examples."""
+    """Returns the names of torchjd's aggregators. If it is not installed, returns some of them as examples."""
     try:
         return [f"torchjd.{name}" for name in usable_classes()]
     except ModuleNotFoundError:
