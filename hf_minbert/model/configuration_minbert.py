@@ -378,7 +378,7 @@ def recipe_of(folder: Path) -> Path | None:
 
 
 def _with_length(config_dict: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the saved config of a model with tasks. If it has no length, the length of the folder's recipe is added."""
+    """Returns the saved config of a model with tasks. A missing length is taken from the recipe in its folder."""
     recipe = recipe_of(Path(name)) if Path(name).is_dir() else None
     if recipe is None or not config_dict.get("tasks") or config_dict.get("max_input_length") is not None:
         return config_dict

@@ -88,7 +88,7 @@ def _names_in(encoder: PreTrainedConfig, key: str) -> list[str]:
 
 
 def _positions_of(encoder: PreTrainedConfig) -> int | None:
-    """Returns the number of positions, including unused ones; `None` if there is no limit, as for relative positions."""
+    """Returns the number of positions, including unused ones; `None` if there is no limit, as for relative ones."""
     found = encoder.max_position_embeddings if hasattr(encoder, "max_position_embeddings") else None
     return None if found is None or found < 1 else found
 

@@ -290,7 +290,7 @@ def _slopes(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.
 
 @jit
 def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
-    """The same for a longer sentence: first gradients of keys and values from all queries, then gradients of queries."""
+    """The same for a longer sentence: first gradients of keys and values from all queries, then those of queries."""
     query_slope, key_slope, value_slope = slopes
     seed, program, length, heads, step, scaling, dropout, factor = given
     block = tl.arange(0, 64)

@@ -58,7 +58,7 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
 
 
 def _place(name: str, revision: str | None) -> str:
-    """Returns where to load `name` from. The quick start's copy of its model is used for the model's name on the Hub."""
+    """Returns where to load `name` from. The quick start's copy of its model replaces the Hub's."""
     kept = kept_weights() if name == MODEL and revision is None and not Path(name).exists() else None
     return name if kept is None else str(kept)
 

@@ -161,13 +161,14 @@ def saved_tasks(teacher: str) -> dict[str, Task]:
 
 
 def on_scale_of(answers: np.ndarray, labels: Sequence[float | None]) -> np.ndarray:
-    """Scores on the scale of the labels: by the line with the least squared error, which keeps their order.
+    """Maps scores to the scale of the labels, by the line with the smallest squared error. Their order does not
+    change.
 
-    They stay as they are where fewer than two rows have a label, or the line would reverse the order.
+    The scores are returned unchanged if fewer than two rows have a label, or if the line would reverse the order.
 
     Args:
         answers: [rows, 1].
-        labels: `None` for a row without one.
+        labels: `None` for a row without a label.
     """
     known = np.array([label is not None for label in labels])
     x, y = answers[known, 0].astype(float), np.array([label for label in labels if label is not None], dtype=float)

@@ -429,7 +429,7 @@ def _asked(settings: RunSettings) -> dict[str, Any]:
 
 
 def _training_scores(trainer: Trainer) -> dict[str, float]:
-    """With `train_metrics`, returns the scores on the training rows of the kept model's epoch, or of the last epoch."""
+    """With `train_metrics`, returns the scores on the training rows of the kept model's epoch, or the last."""
     state = trainer.state
     scored = {entry["step"]: entry for entry in state.log_history if "train_overall" in entry}
     if not scored:

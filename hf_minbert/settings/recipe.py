@@ -375,7 +375,7 @@ def type_in_words(hint: Any) -> str:
 
 
 def _options(hint: Any) -> list[Any]:
-    """Returns the members of a union, the narrow ones first. Text accepts every scalar, and a list accepts one word."""
+    """Returns the members of a union, the narrow ones first. Text accepts every scalar, a list accepts a word."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = list(typing.get_args(hint)) if union else [hint]
     if any(isinstance(member, type) and issubclass(member, enum.Enum) for member in members):

@@ -140,7 +140,7 @@ def _keys(literal: ast.Dict) -> tuple[str, ...]:
 
 
 def _of_torchjd() -> list[str]:
-    """Returns the aggregators of the library torchjd, from its source. If it is not installed, returns some of them."""
+    """Returns the aggregators of the library torchjd, from its source. Some of them if it is not installed."""
     spec = find_spec("torchjd")
     if spec is None or spec.origin is None:
         return ["torchjd.MGDA", "torchjd.UPGrad"]

@@ -47,7 +47,7 @@ def _with_adjacent_numbers(gradients: Tensor) -> Tensor:
 
 @triton.jit
 def _gram_of_block(rows, partial, numbers, stride, blocks, TASKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Computes the dot products over one block in float64. After its first use, row j of a block comes from the cache."""
+    """Computes the dot products over one block in float64. Row j of a block is read from memory once."""
     block = tl.program_id(0).to(tl.int64)
     inside = tl.arange(0, BLOCK) < numbers - block * BLOCK
     first_row = rows + block * BLOCK
