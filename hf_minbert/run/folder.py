@@ -384,7 +384,7 @@ def _counted(processes: int) -> str:
 
 
 def _rescaled(size: Any, processes: int, now: int) -> Any:
-    """Returns the batch size (or sizes by task) with which `now` processes have the total of `processes`; or `None`."""
+    """Returns the batch size, or sizes by task, with which `now` processes have the total of `processes`, if any."""
     if isinstance(size, Mapping):
         sizes = {task: _rescaled(own, processes, now) for task, own in size.items()}
         return None if None in sizes.values() else sizes

@@ -431,9 +431,10 @@ def _words(option: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is list:
-        return f"a list of {type_in_words(args[0])} like [a, b]"
+        of_mappings = dict in (args[0], typing.get_origin(args[0]))
+        return "a list of mappings" if of_mappings else f"a list of {type_in_words(args[0])} like [a, b]"
     if origin is dict:
-        return f"a mapping to {type_in_words(args[1])} like {{sts: ...}}"
+        return f"a mapping{'' if args[1] is Any else f' to {type_in_words(args[1])}'} like {{sts: ...}}"
     plain = {
         bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping",
         type(None): "null", Any: "anything",

@@ -358,7 +358,7 @@ def test_a_wrong_command_is_answered_in_one_line(own_run, minbert, words, said):
         ("tasks: {question: {kind: classes, text_column: q, labels: [a, b]}}", "Did you mean 'text_columns'"),
         ("tasks: {ssst: }", "Unknown task 'ssst'. Did you mean 'sst'"),
         ("tasks: {sst: {files: {train: sst-trian.csv}}}", "sst-trian.csv does not exist. Its folder holds"),
-        ("tasks: [sst, {question: {}}]", "`tasks` must be a mapping to anything like .* or a list of text"),
+        ("tasks: [sst, {question: {}}]", "`tasks` must be a mapping like .* or a list of text"),
         ("task: {sst: }", "Unknown key 'task'. Did you mean 'tasks'"),
     ],
 )
