@@ -2,8 +2,8 @@
 
 python scripts/recipe_keys.py
 
-Our own keys come with the help that stands in their class's docstring; those of transformers' `TrainingArguments`
-with name, type and default, as they are in the version installed.
+Our own keys are listed with the help in their class's docstring. Keys of transformers' `TrainingArguments` are listed
+with name, type and default, from the installed version.
 """
 
 from __future__ import annotations
