@@ -2,7 +2,7 @@
 
 python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step
 python scripts/benchmark.py smart --model google-bert/bert-base-uncased   a step with and without SMART
-python scripts/benchmark.py surgery                                       a step of three tasks, with and without surgery
+python scripts/benchmark.py surgery                                       a step of three tasks, also with surgery
 python scripts/benchmark.py sharing --tasks 4                             a step of tasks with and without shared rows
 python scripts/benchmark.py train --model $MINILM --random-size base      whole training loops
 python scripts/benchmark.py predict --model $MINILM                       prediction for many pairs
