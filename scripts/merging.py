@@ -4,9 +4,9 @@
     python scripts/merging.py runs/affinity/cs224n/baseline
 
 Nothing is trained here. For each seed, the single-task models form an ensemble with the same answers. They
-are also merged into one encoder by each method of `minbert average`, with its default scale and density. The table also
-has the model that was trained on all tasks, and the average of such models over all seeds, a soup. The defaults were
-not chosen on these rows. A merged model may score higher with a scale that is.
+are also merged into one encoder by each method of `minbert average`, with its default scale and density. The table
+also has the model that was trained on all tasks, and the average of such models over all seeds, a soup. The defaults
+were not chosen on these rows. A merged model may score higher with a scale that is.
 """
 
 from __future__ import annotations
