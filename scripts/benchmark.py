@@ -12,7 +12,7 @@ python scripts/benchmark.py job RECIPE KEY=VALUE...                       a whol
 python scripts/benchmark.py encoders                                      other encoders, with random weights
 python scripts/benchmark.py attention                                     packed attention on a GPU
 python scripts/benchmark.py layer                                         a fused layer on a GPU
-python scripts/benchmark.py fillers --model $MINILM                       padding and shapes of batches
+python scripts/benchmark.py fillers --model $MINILM                       cost of bringing batches to a few shapes
 
 Each command is a function in the folder benchmarks. benchmarks/shared.py measures, prints and writes.
 """
