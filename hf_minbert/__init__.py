@@ -1,8 +1,8 @@
-"""One BERT written by hand, several sentence tasks, one training run, one published model.
+"""A hand-written BERT for several sentence tasks, as a Hugging Face model.
 
-Importing the package imports neither torch nor transformers. Once transformers has imported its `AutoConfig`, that
-knows MinBERT. The model classes, which cost more to import, become known to the Auto classes, and the pipeline
-"minbert-multitask" to `pipeline`, when the first `MinBertConfig` is built: no model is loaded without one.
+Importing this package imports neither torch nor transformers. When transformers imports its `AutoConfig`, MinBERT's
+config is registered with it. The model classes take longer to import. They are registered with the Auto classes, and
+the pipeline "minbert-multitask" with `pipeline`, when the first `MinBertConfig` is built. No model is loaded before.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def _import_config() -> None:
 
 
 def _register_config() -> None:
-    """Registers the config, and lets the first one that is built register the models.
+    """Registers the config. The first config that is built then registers the models.
 
-    Here and not in the config's own file: that file travels to the Hub, where no package is to register.
+    This is not in the config's own file, because that file is uploaded to the Hub and must not register anything
+    there.
     """
     from transformers import AutoConfig
 
@@ -155,9 +156,9 @@ def _after_import(name: str, then: Callable[[], None]) -> None:
 
 
 class _MovedModules(MetaPathFinder, Loader):
-    """Finds a module that was at the top of the package in version 0.1, in the folder where it is now.
+    """Finds modules of version 0.1 by their old names, and imports them from the folder where they are now.
 
-    Adapters and pickled objects of that version name such modules: `hf_minbert.modeling_minbert`.
+    Adapters and pickled objects of that version use such names, for example `hf_minbert.modeling_minbert`.
     """
 
     FOLDERS = ("model", "pretrained", "settings")

@@ -1,4 +1,4 @@
-"""`python -m hf_minbert` is `minbert`."""
+"""Runs the command line: `python -m hf_minbert` is the same as `minbert`."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""The one error that a person is meant to read: it says what, where and what to do."""
+"""The package's errors for mistakes in the input. A message says what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["DivergedError", "MinBertError", "did_you_mean", "explain", "unknown_
 
 
 class MinBertError(ValueError):
-    """A mistake in what the person gave us: a recipe, a file, a path, an argument.
+    """A mistake in the input: a recipe, a file, a path or an argument.
 
-    The command line prints it as one line and ends with exit status `status`. It is a `ValueError`, so that
-    code which uses the package as a library needs no special case.
+    The command line prints it as one line and ends with exit status `status`. It is a `ValueError`, so code that uses
+    the package as a library can catch it as usual.
     """
 
     status = 2
 
 
 class DivergedError(MinBertError):
-    """A model whose outputs are not finite, where answers were wanted."""
+    """The model's outputs are not finite."""
 
     status = 3
 
 
 def unknown_name(what: str, found: object, choices: Iterable[str], others: Iterable[str] = ()) -> MinBertError:
-    """The error for a name that is none of these or the others, with the nearest right name where there is one."""
+    """Returns the error for an unknown name. It lists the valid names and suggests the nearest one."""
     if isinstance(choices, Registry):
         said = choices.unknown(found, others, what)
     else:
@@ -37,10 +37,10 @@ def unknown_name(what: str, found: object, choices: Iterable[str], others: Itera
 
 @contextmanager
 def explain(doing: str, remedy: str) -> Generator[None]:
-    """Turns a library's error raised inside the block into a `MinBertError` that adds where and what to do.
+    """Turns a library's error inside the block into a `MinBertError` that adds the place and the remedy.
 
-    Our own errors pass unchanged: they already say it. Only for code that a person's input can break
-    (loading a checkpoint, building settings), never around a training step.
+    Errors of this package pass unchanged. Use it only for code that invalid input can break, such as loading a
+    checkpoint or building settings. Never use it around a training step.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written in one move, readable by whom the umask allows; and how to tell."""
+"""Writes files atomically, with the permissions of the umask, and checks whether files are complete."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ INDEX = "model.safetensors.index.json"  # names the files of a model that is sav
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Writes `content`, text as UTF-8. A reader sees the old file or the new one, never a part; folders
-    are made as needed.
+    """Writes `content`; text is encoded as UTF-8. A reader sees the old file or the new one, never a part of it.
+
+    Missing folders are created.
 
     Raises:
         MinBertError: the path is a folder or a device, or cannot be written.
@@ -46,10 +47,10 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Whether `write_atomically` could write there, asked before the work is done. Nothing is made.
+    """Checks whether `write_atomically` could write to this path. Creates nothing.
 
     Raises:
-        MinBertError: it could not.
+        MinBertError: the path cannot be written.
     """
     path = Path(path).resolve()
     _check_is_file(path)
@@ -67,10 +68,10 @@ def _check_is_file(path: Path) -> None:
 
 @contextmanager
 def whole_folder(path: str | Path) -> Generator[Path]:
-    """A new folder to fill, which takes the name `path` when the block ends; if the block fails, nothing is left.
+    """Creates a new folder that is renamed to `path` when the block ends. If the block fails, the folder is removed.
 
-    A folder that has the name already is replaced, with all that is in it. What a killed process left, under the
-    hidden names that are used until then, is removed first, and the log says so.
+    An existing folder `path` is replaced with all its files. Until then the new folder has a hidden name. Hidden
+    folders that a killed process left are removed first, and this is logged.
 
     Raises:
         MinBertError: the folder cannot be made, or a file in it cannot be written.
@@ -102,12 +103,12 @@ def whole_folder(path: str | Path) -> Generator[Path]:
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Writes strict JSON, whole. NaN and the infinities, which JSON does not have, become null."""
+    """Writes strict JSON atomically. NaN and infinities become null, because JSON does not have them."""
     write_atomically(path, json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def json_line(obj: Any) -> str:
-    """One line of strict JSON, its line break included; see `write_json`."""
+    """Returns one line of strict JSON with its line break; see `write_json`."""
     return json.dumps(_plain(obj), ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -124,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def whole_safetensors(path: Path) -> bool:
-    """Whether the file is as long as its header says: 8 bytes of header length, header, tensors."""
+    """Whether the file is as long as its header says: 8 bytes of header length, the header, the tensors."""
     with path.open("rb") as file:
         length = file.read(8)
         if len(length) < 8:

@@ -1,20 +1,20 @@
-"""What MinBERT costs, measured beside the stock classes of transformers.
+"""Benchmarks of this package and of the stock classes of transformers.
 
-python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step, in turns
-python scripts/benchmark.py smart --model google-bert/bert-base-uncased   one step with SMART and one without, in turns
-python scripts/benchmark.py surgery                                       a step of three tasks, summed and by surgery
-python scripts/benchmark.py sharing --tasks 4                             a step of tasks that share rows, and do not
+python scripts/benchmark.py step --model google-bert/bert-base-uncased    one training step
+python scripts/benchmark.py smart --model google-bert/bert-base-uncased   a step with and without SMART
+python scripts/benchmark.py surgery                                       a step of three tasks, also with surgery
+python scripts/benchmark.py sharing --tasks 4                             a step of tasks with and without shared rows
 python scripts/benchmark.py train --model $MINILM --random-size base      whole training loops
-python scripts/benchmark.py predict --model $MINILM                       answers to many pairs, in turns
+python scripts/benchmark.py predict --model $MINILM                       prediction for many pairs
 python scripts/benchmark.py all --model $MINILM                           train and predict at several batch sizes
 python scripts/benchmark.py growth --model $MINILM --random-size tiny     time per row as data grows
 python scripts/benchmark.py job RECIPE KEY=VALUE...                       a whole `minbert train`, part by part
-python scripts/benchmark.py encoders                                      other encoders, random; needs no `datasets`
-python scripts/benchmark.py attention                                     packed attention on a GPU; the same
-python scripts/benchmark.py layer                                         a fused layer on a GPU; the same
-python scripts/benchmark.py fillers --model $MINILM                       fillers and shapes of batches
+python scripts/benchmark.py encoders                                      other encoders, with random weights
+python scripts/benchmark.py attention                                     packed attention on a GPU
+python scripts/benchmark.py layer                                         a fused layer on a GPU
+python scripts/benchmark.py fillers --model $MINILM                       cost of bringing batches to a few shapes
 
-Each command is a function in the folder benchmarks; how they measure, print and write is in benchmarks/shared.py.
+Each command is a function in the folder benchmarks. benchmarks/shared.py measures, prints and writes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ app.command("all")(everything)
 
 @app.callback()
 def main() -> None:
-    """What MinBERT costs, measured beside the stock classes of transformers."""
+    """Benchmarks of this package and of the stock classes of transformers."""
     transformers.logging.set_verbosity_error()  # both models report their new heads as missing
     transformers.logging.disable_progress_bar()
     if is_datasets_available():

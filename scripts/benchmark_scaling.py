@@ -1,9 +1,10 @@
-"""What several GPUs bring and whether they compute what one does: one command, under a launcher.
+"""Compares the speed and the results of several GPUs with those of one. Run it under a launcher:
 
 torchrun --nproc_per_node 2 scripts/benchmark_scaling.py --model $MINILM --json scaling.json
 
-First all processes train together; then the first one goes on alone, with the same batch per card for the speed and
-with the batches of all together for the equality. On CPUs it runs too (gloo), which says nothing about GPUs.
+First all processes train together. Then the first process trains alone: with the same batch per card to compare the
+speed, and with the batches of all cards to compare the results. It also runs on CPUs (gloo), without information
+about GPUs.
 """
 
 from __future__ import annotations

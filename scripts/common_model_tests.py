@@ -2,8 +2,8 @@
 
     python scripts/common_model_tests.py [words for pytest, such as -k roberta]
 
-They are in the library's source distribution alone, which pip downloads for the version that is installed. Of its
-other tests, which that archive does not hold, empty classes stand in. Needs `pip install parameterized pytest`.
+These tests are only in the library's source distribution. pip downloads it for the installed version. Test classes
+that are missing there are replaced by empty ones. Needs `pip install parameterized pytest`.
 """
 
 from __future__ import annotations

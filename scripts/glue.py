@@ -1,9 +1,9 @@
-"""Scores models of the recipes in recipes/glue on GLUE's dev splits, and writes the leaderboard's files.
+"""Evaluates models of the recipes in recipes/glue on GLUE's dev splits, and writes the leaderboard's files.
 
     python scripts/glue.py runs/glue/all --output-dir runs/glue/submission
     python scripts/glue.py runs/glue/cola runs/glue/sst2 runs/glue/mrpc ... --output-dir runs/glue/submission
 
-Where their rows lie, the runs' recipes say. Without --output-dir it only scores.
+The runs' recipes name the rows. Without --output-dir it writes no files.
 """
 
 from __future__ import annotations

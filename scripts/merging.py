@@ -1,12 +1,12 @@
-"""One model for several tasks, made in several ways, side by side: dev scores of what `minbert affinity` trained.
+"""Compares ways to make one model for several tasks, by dev scores of models that `minbert affinity` trained.
 
     minbert affinity cs224n/baseline data_dir=FOLDER --steps 300 --seeds 3
     python scripts/merging.py runs/affinity/cs224n/baseline
 
-Nothing is trained here. For each seed the models of single tasks are put together as an ensemble, which computes
-what they do, and merged into one encoder by each method of `minbert average`, with its default scale and density.
-Beside them stand the model that was trained on all tasks, and the average of those of all seeds, a soup. The defaults
-were not chosen on these rows: with a scale that is, a merged model may do better.
+Nothing is trained here. For each seed, the single-task models form an ensemble with the same answers. They
+are also merged into one encoder by each method of `minbert average`, with its default scale and density. The table
+also has the model that was trained on all tasks, and the average of such models over all seeds, a soup. The defaults
+were not chosen on these rows. A merged model may score higher with a scale that is.
 """
 
 from __future__ import annotations

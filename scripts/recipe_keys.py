@@ -2,8 +2,8 @@
 
 python scripts/recipe_keys.py
 
-Our own keys come with the help that stands in their class's docstring; those of transformers' `TrainingArguments`
-with name, type and default, as they are in the version installed.
+Our own keys are listed with the help in their class's docstring. Keys of transformers' `TrainingArguments` are listed
+with name, type and default, from the installed version.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ def own_keys(cls: type, names: list[str]) -> str:
     """The table of the fields of ours. An undocumented one is a KeyError."""
     hints, docs, by_name = typing.get_type_hints(cls), docs_of(cls), {f.name: f for f in fields(cls)}
     rows = [(f"`{name}`", type_of(name, hints[name]), default_in_words(by_name[name]), docs[name]) for name in names]
-    return table(("key", "what it takes", "default", "what it does"), rows)
+    return table(("key", "type or values", "default", "what it does"), rows)
 
 
 def options() -> str:
@@ -478,7 +478,7 @@ def render() -> str:
         BORROWED,
         own_keys(Source, [f.name for f in fields(Source)]),
         table(
-            ("mapping", "what becomes of the labels"),
+            ("mapping", "how it maps the labels"),
             [(f"`{name}`", first_paragraph(mapping)) for name, mapping in MAPPINGS.items()],
         ),
         "### Pooling, heads and losses",
@@ -489,7 +489,7 @@ def render() -> str:
         options(),
         STOCK.format(version=version),
         table(
-            ("key", "what it takes", "default"),
+            ("key", "type or values", "default"),
             [(f"`{f.name}`", type_of(f.name, hints[f.name]), default_in_words(f)) for f in stock],
         ),
         NOT_TAKEN,

@@ -3,7 +3,7 @@
     cp runs/studies/reports/004/table/study.json recipes/results/studies/reports-004-table.json
     python scripts/results_page.py
 
-A study that was not run has no file, and is listed as such.
+A study without a file is listed as not run.
 """
 
 from __future__ import annotations

@@ -330,8 +330,8 @@ def test_labels_are_predicted_into_a_file(run, minbert, data, tmp_path):
         rows = list(csv.DictReader(file))
     assert len(rows) == SIZES["dev"]
     for row in rows:
-        shares = [float(row[f"probability_{place}"]) for place in range(3)]
-        names = [n for n, p, t in zip(FURTHER["topics"]["labels"], shares, (0.5, 0.4, 0.6), strict=True) if p > t]
+        shares = {name: float(row[f"probability_{name}"]) for name in FURTHER["topics"]["labels"]}
+        names = [name for name, over in zip(shares, (0.5, 0.4, 0.6), strict=True) if shares[name] > over]
         assert row["labels"] == "|".join(names)
     ended = minbert("predict", run, "--task", "topics", "--text", "a film")
     assert ended.status == 0 and ended.out.splitlines()[1].endswith("  sport")
@@ -343,9 +343,9 @@ def test_the_mean_of_ordered_classes_is_predicted_into_a_file(run, minbert, data
     assert ended.status == 0, ended.err
     with output.open() as file:
         rows = list(csv.DictReader(file))
-    assert [*rows[0]][-2:] == ["probability_3", "expected"]
+    assert [*rows[0]][-2:] == ["probability_4", "expected"]
     for row in rows:
-        shares = [float(row[f"probability_{place}"]) for place in range(4)]
+        shares = [float(row[f"probability_{name}"]) for name in range(1, 5)]
         assert float(row["expected"]) == pytest.approx(sum(place * share for place, share in enumerate(shares)))
     texts = [row["text"] for row in csv.DictReader((data / "stars-dev.csv").open())]
     answers = Predictor.from_pretrained(run)("stars", texts)
@@ -609,7 +609,7 @@ def test_a_diverged_model_is_at_the_farthest_from_the_labels(caplog):
 
 
 def test_an_error_is_no_part_of_the_overall_score_and_the_lowest_is_the_best(tmp_path):
-    with pytest.raises(MinBertError, match=r"`metric` must be one of which more is better.*'mean_absolute_error'"):
+    with pytest.raises(MinBertError, match=r"`metric` must be one where higher is better.*'mean_absolute_error'"):
         ordinal(metric="mean_absolute_error")
     for metric, higher in (("eval_stars_mean_absolute_error", False), ("eval_stars_quadratic_kappa", True)):
         args = MultiTaskTrainingArguments(output_dir=str(tmp_path), metric_for_best_model=metric, use_cpu=True)
@@ -689,8 +689,8 @@ def test_a_label_may_be_written_in_several_ways(value, expected):
     ("value", "says"),
     [
         ("sport|opera", "here: a label of task 'topics' must be .* Found 'opera'"), ("sport||art", "Found ''"),
-        ("sport|sport", "here: the label 'sport' stands twice"), (["opera"], "Found 'opera'"), (None, "Found None"),
-        ([1, 0, 1], "here: .* could be two labels or a 0 or 1 for each"), ([0.5, 0.0, 1.0], "Found 0.5"),
+        ("sport|sport", "here: the label 'sport' is given twice"), (["opera"], "Found 'opera'"), (None, "Found None"),
+        ([1, 0, 1], "here: .* is ambiguous: two labels, or a 0 or 1 for each"), ([0.5, 0.0, 1.0], "Found 0.5"),
         ([3], "Found 3"), ([True, True], "Found True"),
     ],
 )  # fmt: skip
@@ -836,7 +836,7 @@ def test_rows_are_kept_and_put_into_batches_as_they_are(tiny_tokenizer, tmp_path
         ({"labels": ("one",)}, "kind 'labels' needs two or more different `labels`"),
         ({"thresholds": 1.0}, "`thresholds` must be a number between 0 and 1"),
         ({"thresholds": [0.5, 0.5]}, "or a list of one for each label"),
-        ({"label_delimiter": "o"}, "`label_delimiter` must be text that stands in none of the labels"),
+        ({"label_delimiter": "o"}, "`label_delimiter` must be text that occurs in none of the labels"),
         ({"columns": {"label": ["a", "b"]}}, "must name 3 columns, one for each label"),
         ({"kind": "classes", "thresholds": 0.4}, "`thresholds` is for kinds binary, labels"),
         ({"kind": "classes", "columns": {"label": ["a"]}}, "is for kind 'labels'"),

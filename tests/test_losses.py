@@ -276,7 +276,7 @@ def test_a_new_cosine_head_begins_with_its_threshold_between_the_classes_and_the
     for scale, start in ((8, (8, -6.0)), (None, (20.0, -15.0))):  # the threshold stays
         options = tiny_model([cosine_para(initial_scale=scale)]).config.get_task("para")["head_options"]
         assert (options["initial_scale"], options["initial_offset"]) == start
-    with pytest.raises(ValueError, match=r"no cosine comes to the threshold at 1.2. Found -6 and 5"):
+    with pytest.raises(ValueError, match=r"no cosine reaches the threshold of 1.2. Found -6 and 5"):
         tiny_model([cosine_para(initial_scale=5, initial_offset=-6)])
 
 

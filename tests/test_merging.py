@@ -178,7 +178,7 @@ def test_an_ensemble_of_models_with_several_tasks(tiny_model):
         ([{}, {}], [0, 0], "and not all 0"),
         ([{}, {}], [1, float("nan")], "`weights` must be numbers from 0"),
         ([{}, {"num_hidden_layers": 3}], None, "`num_hidden_layers` is 2 in the first and 3 in number 2"),
-        ([{}, {"private_layers": 1}], None, "Model 2 has private layers or encoders, which have no mean"),
+        ([{}, {"private_layers": 1}], None, "Model 2 has private layers or encoders, which cannot be averaged"),
         (
             [{"tasks": {"sst": None}}, {"tasks": {"sst": {"head": "mlp"}}}],
             None,
@@ -200,7 +200,7 @@ def test_what_has_no_mean_is_refused(tiny_model, given, weights, said):
 
 def test_an_ensemble_asks_whose_task_it_is(tiny_model):
     models = [tiny_model(["sst"]), tiny_model(["sst"])]
-    with pytest.raises(MinBertError, match="Models 1 and 2 each have the task 'sst'. Say by `take` "):
+    with pytest.raises(MinBertError, match="Models 1 and 2 each have the task 'sst'. Choose one with `take` "):
         ensemble(models)
     with pytest.raises(MinBertError, match="no task 'sts' to take from model 1"):
         ensemble(models, take={"sts": 0})

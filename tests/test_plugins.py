@@ -435,7 +435,7 @@ def test_a_plugin_takes_no_librarys_name(write, minbert, tmp_path):
     write("json.py", "raise AssertionError")
     recipe = write("recipe.yaml", f"{{model_name_or_path: none, output_dir: {tmp_path / 'run'}, plugins: [json]}}")
     done = minbert("train", recipe)
-    assert done.status == 2 and "its name stands for" in done.err and "Rename it" in done.err
+    assert done.status == 2 and "its name is already used by" in done.err and "Rename it" in done.err
     done = minbert("train", recipe, "plugins=[mine.py]")
     assert done.status == 2 and "must name modules" in done.err
 

@@ -185,10 +185,10 @@ def test_ctrl_c_says_how_to_go_on(minbert, model, source, tmp_path, monkeypatch)
         ended = minbert(*words)
     part = tmp_path / "out.csv.partial"
     assert ended.status == 130
-    assert f"Stopped. 200 of 650 rows are predicted, in {part}. The same command goes on from there" in ended.err
+    assert f"Stopped. 200 of 650 rows are predicted, in {part}. The same command continues from there" in ended.err
     again = minbert(*words)
     assert (again.status, again.out) == (0, f"650 predictions are in {tmp_path / 'out.csv'}.\n")
-    assert f"Going on from row 200 of 650, where {part} ends." in again.err
+    assert f"Continuing from row 200 of 650, where {part} ends." in again.err
     assert left(tmp_path) == {"in.csv", "out.csv"}
 
 
@@ -217,7 +217,9 @@ def with_another_row(source: Path) -> None:
 @pytest.mark.parametrize("change", [with_another_text, with_another_id, with_another_row])
 def test_another_input_is_refused(model, source, stopped, change):
     change(source)
-    with pytest.raises(MinBertError, match=r"out\.csv\.partial holds 300 predictions of a run.* of another input\."):
+    with pytest.raises(
+        MinBertError, match=r"out\.csv\.partial holds 300 predictions of an interrupted run with another input\."
+    ):
         predict(model, source, stopped)
     assert len(stopped.with_name("out.csv.partial").read_text().splitlines()) == 301
 
@@ -231,7 +233,7 @@ def test_another_model_is_refused(model, source, stopped):
     predictor = Predictor.from_pretrained(model)
     with torch.no_grad():
         predictor.model.heads.get_submodule("sts").linear.bias += 1e-6
-    with pytest.raises(MinBertError, match="of another model"):
+    with pytest.raises(MinBertError, match="with another model"):
         predict(predictor, source, stopped)
 
 
@@ -262,7 +264,7 @@ def test_a_file_of_somebody_elses_is_left_alone(model, source, tmp_path):
         other.write_text("mine")
         if record:
             other.with_name("out.csv.partial.jsonl").write_text(record)
-        with pytest.raises(MinBertError, match="is in the way"):
+        with pytest.raises(MinBertError, match="cannot be continued"):
             predict(model, source, tmp_path / "out.csv")
         assert other.read_text() == "mine"
 
@@ -328,7 +330,7 @@ def test_ids_that_stand_twice(tmp_path, caplog, ids, repeated, shown):
     path.write_text("id,sentence\n" + "".join(f"{id_},good\n" for id_ in ids))
     found = survey(RowStream(DataFile(str(path)), SST))
     assert (found.rows, found.repeated, found.repeated_ids) == (len(ids), repeated, shown)
-    said = f"{repeated} of {len(ids):,} rows have the id of a row before: {', '.join(map(repr, shown))}"
+    said = f"{repeated} of {len(ids):,} rows repeat the id of an earlier row: {', '.join(map(repr, shown))}"
     assert (said in caplog.text) is bool(repeated)
 
 

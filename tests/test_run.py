@@ -705,7 +705,7 @@ def test_ctrl_c_says_what_was_saved_and_the_run_goes_on_from_there(train, tmp_pa
     assert status == 130
     assert lines[-1] == "minbert: Interrupted."
     assert lines[-2].startswith(f"minbert: The newest complete checkpoint is {folder}/checkpoint-")
-    assert "Go on with the same command and resume_from_checkpoint=true." in lines[-2]
+    assert "Continue with the same command and resume_from_checkpoint=true." in lines[-2]
     assert "Traceback" not in err
     assert not (folder / "metrics.json").exists()
     step = int(lines[-2].split("checkpoint-")[1].split(".")[0])
@@ -728,7 +728,7 @@ def test_ctrl_c_while_the_saved_model_is_scored_leaves_no_metrics(minbert, train
     monkeypatch.setattr(run, "score", interrupt)
     ended = minbert("train", tmp_path / "recipe.yaml")
     assert ended.status == 130
-    assert "checkpoint-6. Go on with" in ended.err
+    assert "checkpoint-6. Continue with" in ended.err
     assert not (tmp_path / "run" / "metrics.json").exists()
 
 

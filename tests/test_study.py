@@ -103,8 +103,8 @@ def test_a_row_is_its_recipe_with_the_keys_of_all_its_own_the_overrides_and_the_
         ("rows: {}", r"`rows` must name one row or more"),
         ("rows: {a: {keys: {max_steps: 1}}}", r"row 'a': `recipe` is missing"),
         ("rows: {1: {recipe: RECIPE}, '1': {recipe: RECIPE}}", r"`rows` has a name twice, as text. Found 1, '1'"),
-        ("rows: {'': {recipe: RECIPE}}", r"row '': the name becomes a folder's"),
-        ("rows: {a/b: {recipe: RECIPE}}", r"row 'a/b': the name becomes a folder's"),
+        ("rows: {'': {recipe: RECIPE}}", r"row '': the name is used for a folder"),
+        ("rows: {a/b: {recipe: RECIPE}}", r"row 'a/b': the name is used for a folder"),
         ("rows: {a: {recipe: RECIPE, keys: {seed: 3}}}", r"row 'a': `keys`: `seed` is given to each run by the study"),
         (
             "rows: {a: {recipe: RECIPE, reported: {overall: high}}}",

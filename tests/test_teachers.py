@@ -89,7 +89,7 @@ def assert_same(one: Path, other: Path) -> None:
         ("{recipe: teacher.yaml, seed: 2}", r"Teacher 'teacher': Unknown key 'seed'. Did you mean 'seeds'\?"),
         ("{recipe: teacher.yaml, seeds: 0}", "Teacher 'teacher': `seeds` must be how many"),
         ("{recipe: teacher.yaml, keys: {seed: 1}}", "`seed` is given to each run by `seeds` and `name`"),
-        ("{recipe: teacher.yaml, name: a/b}", "the name becomes a folder's"),
+        ("{recipe: teacher.yaml, name: a/b}", "the name is used for a folder"),
         ("{recipe: techer.yaml}", "Teacher 'techer': Recipe .*techer.yaml: there is no such file"),
         ("{recipe: teacher.yaml, keys: {lerning_rate: 1}}", "Teacher 'teacher': Unknown key 'lerning_rate'"),
         ("{recipe: teacher.yaml}, {recipe: teacher.yaml}", "two recipes called 'teacher'"),
@@ -295,6 +295,11 @@ def test_several_processes_take_teachers_that_are_there(student, here):
     here()
     train(values)
     Teachers(values).check(entries, tasks, processes=2)
+
+
+def test_jobs_are_refused_without_teachers_to_train(student):
+    with pytest.raises(MinBertError, match="--jobs 2 trains several teachers at a time, and this recipe trains no"):
+        train(student("", "teachers=[]"), jobs=2)
 
 
 # ---- Several students

@@ -1,7 +1,9 @@
-"""Numbers in sentences, and the words of the documentation."""
+"""Numbers in sentences, and the words of the documentation and of messages."""
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,13 +62,16 @@ def prose_of(path: Path) -> str:
     return re.sub(r"`[^`\n]*`", "CODE", text)
 
 
-@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, *FURTHER], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_page_is_in_plain_words(path):
-    text = prose_of(path)
-    found = {
+def avoided_in(text: str) -> dict[str, str]:
+    """The words to avoid that the text has, each with a plainer one."""
+    return {
         match[0]: better for word, better in AVOID.items() for match in re.finditer(rf"\b(?:{word})(?!\w)", text, re.I)
     }
-    assert found == {}, "Each of these has a plainer word beside it."
+
+
+@pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, *FURTHER], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_is_in_plain_words(path):
+    assert avoided_in(prose_of(path)) == {}, "Each of these has a plainer word beside it."
 
 
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS, *FURTHER], ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -74,6 +79,40 @@ def test_sentences_of_a_page_are_short(path):
     text = re.sub(r"^[#|].*$", "", prose_of(path), flags=re.MULTILINE)
     parts = re.split(r"\n\s*\n|\n(?=- |\d+\. )", text)
     sentences = [one for part in parts for one in re.split(r"(?<=[.:?!;])\s+", " ".join(part.split()))]
+    assert [one for one in sentences if len(one.split()) > MOST_WORDS] == []
+
+
+# ---- Messages
+
+
+def text_of(node: ast.expr) -> str:
+    """The text of a message; values in it become CODE."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(text_of, node.values))
+    if isinstance(node, ast.BinOp):
+        return text_of(node.left) + text_of(node.right)
+    return "CODE"
+
+
+def messages() -> Iterator[str]:
+    """All errors, log messages and lines printed by the package, and the help of its options."""
+    for path in sorted((ROOT / "hf_minbert").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                if called.endswith(("Error", "typer.echo")) or called.startswith(("logger.", "typer.")):
+                    said = [*node.args, *(word.value for word in node.keywords if word.arg == "help")]
+                    for text in map(text_of, said):
+                        yield re.sub(r"`[^`]*`|%[sdr]", "CODE", text)
+
+
+def test_messages_are_in_plain_words_and_short_sentences():
+    said = [text for text in messages() if len(text.split()) > 2]
+    assert len(said) > 500
+    assert [(text, found) for text in said if (found := avoided_in(text))] == []
+    sentences = [one for text in said for one in re.split(r"(?<=[.:?!;])\s+", text)]
     assert [one for one in sentences if len(one.split()) > MOST_WORDS] == []
 
 

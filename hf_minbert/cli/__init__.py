@@ -1,7 +1,7 @@
-"""The command line, `minbert`. One module per verb; each imports what is heavy when it runs.
+"""The command line, `minbert`. Each verb has a module, which imports torch and transformers only when it runs.
 
-Exit status: 0 done, 2 a mistake in what was given (one line on stderr says which), 3 a model that has diverged (as
-well), 130 interrupted, 1 anything else, with a traceback.
+Exit status: 0 on success, 1 for an unexpected error with a traceback, 2 for a mistake in the input, 3 for a diverged
+model, and 130 after an interrupt. 2 and 3 print one line to stderr.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def minbert(
         bool, typer.Option("--version", help="Show the version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One BERT, several sentence tasks: train it from a recipe, score it, predict with it."""
+    """One BERT for several sentence tasks: train it from a recipe, evaluate it, predict with it."""
     processes, verb = int(os.environ.get("WORLD_SIZE", "1")), context.invoked_subcommand
     if processes > 1 and verb not in KNOW_PROCESSES:  # each would write the same files, and send them
         raise MinBertError(
@@ -90,7 +90,7 @@ WAIT_FOR_FIRST = 30  # seconds; processes on a busy machine are that far apart
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits. `MINBERT_TRACEBACK=1` shows where a one-line error came from."""
+    """Runs the command line and exits. `MINBERT_TRACEBACK=1` shows the traceback of a one-line error."""
     _set_up_log()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _in_words(error: typer.BadParameter) -> str:
-    """What typer says, with the nearest choice where one was misspelt."""
+    """Returns typer's message, with the nearest choice for a misspelt one."""
     said = error.format_message().replace("Value error, ", "")
     choice = re.search(r"'([^']*)' is not one of (.*?)\.?$", said)
     if choice is None:
@@ -131,7 +131,10 @@ _SAID: set[str] = set()
 
 
 def _is_new(record: logging.LogRecord) -> bool:
-    """Whether a message is to be seen. What is said of data is so once: tasks and runs may read the same file."""
+    """Whether a message is printed.
+
+    Messages about data are printed once, because tasks and runs may read the same file.
+    """
     said = record.getMessage()
     is_repeated = record.name.startswith("hf_minbert.data.") and said in _SAID
     _SAID.add(said)
@@ -139,7 +142,7 @@ def _is_new(record: logging.LogRecord) -> bool:
 
 
 def _set_up_log() -> None:
-    """Our messages go to stderr, from the first process only."""
+    """Prints our messages to stderr, from the first process only."""
     log = logging.getLogger("hf_minbert")
     log.setLevel(logging.INFO if _is_first_process() else logging.CRITICAL)
     if not log.handlers:

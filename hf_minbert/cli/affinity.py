@@ -24,16 +24,16 @@ def affinity(
     output_dir: Annotated[
         Path | None, typer.Option(help="The folder of all runs.", show_default="runs/affinity/ and the recipe's name")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs are trained at a time. They share the GPUs.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed runs again, from their checkpoints.")] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask for confirmation if it takes more than an hour.")
     ] = False,
 ) -> None:
-    """Should these tasks train together? Trains each alone, each pair and all, and compares them with intervals.
+    """Measure whether these tasks should train together.
 
-    The same command continues an interrupted comparison, and --seeds 5 adds two seeds to three. The exit status is 1
-    if runs failed.
+    Trains each task alone, each pair and all tasks, and compares the scores with intervals. The same command continues
+    an interrupted comparison. Increasing --seeds from 3 to 5 adds two seeds. The exit status is 1 if runs failed.
     """
     check_words(read_recipe(recipe, overrides or ()))
     from ..run.affinity import conflicts_of, study_of

@@ -39,10 +39,10 @@ def calibrate(
     ] = False,
     batch_size: BatchSize = 32,
 ) -> None:
-    """Fit temperatures and thresholds of a saved model on its dev rows. The weights do not change.
+    """Fit the temperatures and thresholds of a saved model on its dev rows. The weights do not change.
 
-    The fitted values are written into the model's config. `calibration.json` has the scores before and after.
-    `--undo` restores the earlier values.
+    The fitted values are written into the model's config. `calibration.json` has the scores before and after. `--undo`
+    restores the earlier values.
     """
     from ..pretrained.data import RECIPE, RunData
     from ..pretrained.loading import load_config, tasks_of
@@ -78,7 +78,7 @@ def calibrate(
 
 
 def _to_fit(tasks: dict[str, Task], names: list[str], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
-    """Those of `names` that have something to fit. Says what is skipped; refuses where nothing is left."""
+    """Returns the tasks with something to fit. Logs which are skipped, and refuses if none is left."""
     from ..evaluation.calibration import skipped, to_fit
 
     considered = [tasks[name] for name in names]
@@ -96,7 +96,7 @@ def _to_fit(tasks: dict[str, Task], names: list[str], temperature: bool, metric:
 
 
 def _fitted(model: Path, tasks: dict[str, Task], names: list[str] | None) -> list[str]:
-    """The tasks that have something to undo, or those of them that are named."""
+    """Returns the tasks with something to undo, or the named ones among them."""
     from ..pretrained.data import CALIBRATION, calibration_of
 
     found = [*calibration_of(model, tasks)]

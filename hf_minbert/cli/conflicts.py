@@ -38,11 +38,13 @@ def conflicts(
             "have a negative dot product."
         ),
     ] = Detail.none,
-    output: Annotated[Path | None, typer.Option(help="Write the numbers there, as JSON.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the numbers to this JSON file.", show_default=False)
+    ] = None,
 ) -> None:
-    """Measure how often the gradients of a recipe's tasks conflict: whether gradient surgery can help at all.
+    """Measure how often the gradients of a recipe's tasks conflict, and so whether gradient surgery can help.
 
-    Trains as the recipe says, on the sum of the losses, and keeps nothing of it.
+    Trains as the recipe says, on the sum of the losses. The trained model is not saved.
     """
     values = {"output_dir": as_value("conflicts"), **read_recipe(recipe, overrides or ())}  # nothing is written there
     check_words(values)
@@ -82,7 +84,9 @@ def _print_tables(found: Mapping[str, float]) -> None:
 
 
 def _print_detail(found: Mapping[str, float]) -> None:
-    """Of layers, by pair the share of steps in conflict and the mean cosine; of tensors, how many conflict."""
+    """Prints, for each pair, the share of steps in conflict and the mean cosine by layer, and how many tensors
+    conflict.
+    """
     pairs = _pairs(found)
     layers = list(dict.fromkeys(name.split("/")[1] for name in found if "/" in name))
     if layers:
@@ -103,14 +107,14 @@ def _print_detail(found: Mapping[str, float]) -> None:
 
 
 def _cell(found: Mapping[str, float], name: str) -> str:
-    """Empty where no step had both gradients there."""
+    """Empty if no step had both gradients."""
     if f"conflict_{name}" not in found:
         return ""
     return f"{found[f'conflict_{name}']:.1%} {found[f'cosine_{name}']:>7.4f}"
 
 
 def verdict(found: Mapping[str, float]) -> str:
-    """One sentence on whether surgery has anything to do, of what `measure_conflicts` returns."""
+    """Returns one sentence that says whether surgery can help, from the result of `measure_conflicts`."""
     shares = [share for name, share in found.items() if name.startswith("conflict_") and "/" not in name]
     steps = counted(int(found["steps"]), "step")
     if not any(shares):

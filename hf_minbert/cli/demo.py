@@ -23,7 +23,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Serve a page to try a model: each task's answer to what you type, and which words moved it."""
+    """Serve a page to try a model. It shows the answer of each task to your text, and the words that moved it."""
     if importlib.util.find_spec("gradio") is None:
         raise MinBertError("The page needs gradio, which is not installed. Run: pip install 'hf_minbert[demo]'")
     if export_space is not None:
@@ -47,7 +47,7 @@ def demo(
 
 
 def _check_free(host: str, port: int) -> None:
-    """Asked before weights load, and because the server would only say that it found no port."""
+    """Checks the port before weights are loaded. The server's own error would only say that it found no port."""
     try:
         with socket.create_server((host, port)):
             return

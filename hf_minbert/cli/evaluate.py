@@ -30,11 +30,13 @@ def evaluate(
         list[str] | None, typer.Option(help="A task; may be repeated.  [default: all that the run scored]")
     ] = None,
     split: Annotated[str, typer.Option(help="The split to score on; not for --input.")] = "dev",
-    output: Annotated[Path | None, typer.Option(help="Write the metrics there, as JSON.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the metrics to this JSON file.", show_default=False)
+    ] = None,
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
 ) -> None:
-    """Score a saved model on labelled rows: those that its run was scored on, of --data-dir or of one --input."""
+    """Evaluate a saved model on labelled rows: those of its run, those of --data-dir, or those of one --input."""
     with importing():
         from ..data.encoding import check_max_length
         from ..evaluation.metrics import has_diverged

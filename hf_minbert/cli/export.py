@@ -10,7 +10,7 @@ import typer
 
 
 class Form(StrEnum):
-    """What a model can be exported to."""
+    """The formats that a model can be exported to."""
 
     encoder = "encoder"
     bert = "bert"
@@ -42,7 +42,9 @@ def export(
     ] = None,
     quantize: Annotated[
         bool,
-        typer.Option("--quantize", help="With onnx: an int8 variant too, both scored on the dev rows of the run."),
+        typer.Option(
+            "--quantize", help="With onnx: also write an int8 variant, and score both on the dev rows of the run."
+        ),
     ] = False,
     data_dir: Annotated[
         str | None,
@@ -53,9 +55,9 @@ def export(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
 ) -> None:
-    """Write a model as its plain encoder, for sentence-transformers, one task as a stock classifier, or as ONNX.
+    """Export a model: its encoder, a sentence-transformers model, one task as a stock classifier, or ONNX.
 
-    The export is loaded again and compared with the model.
+    The export is loaded again and its answers are compared with those of the model.
     """
     from ..publishing.export import export as write
 

@@ -1,4 +1,4 @@
-"""Imports of torch and transformers, which take longer than all that a command does before them."""
+"""Imports of torch and transformers, which take longer than the rest of a command's start."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Generator[None]:
-    """Imports inside make no garbage worth looking for, and their objects stay until the process ends.
+    """Turns garbage collection off during the imports inside the block, and freezes the imported objects afterwards.
 
-    The collector would search the libraries' million objects again and again while they are made, later whenever the
-    trainer collects, and twice when Python ends: a third of the time of the imports.
+    The imports create no garbage. Without this, the collector searches the libraries' million objects repeatedly:
+    during the imports, whenever the trainer collects, and twice when Python exits. That is a third of the time of the
+    imports.
     """
     if "torch" in sys.modules:  # by a program that calls the command: its objects may become garbage
         yield

@@ -1,4 +1,4 @@
-"""Options that several verbs have: where rows come from, how the file of `--input` is read, how large a batch is."""
+"""Options that several verbs share: the source of the rows, how the file of `--input` is read, and the batch size."""
 
 from __future__ import annotations
 
@@ -40,17 +40,19 @@ Read = Annotated[
 
 
 def check_options(input: Path | None, columns: str | None, read: str | None) -> None:
-    """Raises `MinBertError` for an option about a file where there is none."""
+    """Raises `MinBertError` for an option about a file if no file is given."""
     for option, given in (("--columns", columns), ("--read", read)):
         if given is not None and input is None:
             raise MinBertError(f"{option} goes with --input.")
 
 
 def file_of(path: Path, task: Task, columns: str | None, read: str | None) -> tuple[DataFile, dict[str, str]]:
-    """The file with how it is read, and the names of its columns. The options are as they were written.
+    """Returns the file with its reading options, and the names of its columns.
+
+    The options are the texts that were typed.
 
     Raises:
-        MinBertError: an option is no mapping, or names no column of the task or no way to read.
+        MinBertError: an option is not a mapping, or names an unknown column or an unknown reading option.
     """
     mapped = _mapping("--columns", columns, dict[str, str | list[str]])
     options = _mapping("--read", read, dict[str, Any])

@@ -33,7 +33,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the result
 
 
 class Method(StrEnum):
-    """How the weights of several models become one's."""
+    """How the weights of several models are combined."""
 
     uniform = "uniform"
     weighted = "weighted"
@@ -84,7 +84,7 @@ def average(
     data_dir: DataDir = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Average models fine-tuned from one checkpoint (a "model soup"), or add up what each of them learned."""
+    """Average models fine-tuned from one checkpoint (a "model soup"), or add what each of them learned."""
     if (method is Method.weighted) != (weights is not None):
         raise MinBertError("--method weighted and --weights 2,1,1 go together: give both or neither.")
     if method is Method.greedy and data_dir is None:
@@ -112,7 +112,7 @@ def average(
 
 
 def _vector_numbers(method: Method, base: str | None, **numbers: Any) -> dict[str, Any] | None:
-    """What `add_task_vectors` goes by; `None` for a method that averages, which takes no such option."""
+    """Returns the options of `add_task_vectors`; `None` for a method that averages, which has no such options."""
     from ..pretrained import merging
 
     if method in merging.VECTOR_METHODS:
@@ -128,7 +128,7 @@ def _vector_numbers(method: Method, base: str | None, **numbers: Any) -> dict[st
 def _from_base(
     members: Members, base: str | None, numbers: Mapping[str, Any]
 ) -> tuple[MinBertForMultiTask, dict[str, Any]]:
-    """The base with what the members learned, and how it was made."""
+    """Returns the base plus what the members learned, and a record of how it was made."""
     from ..pretrained import merging
     from ..pretrained.data import common_base
 
@@ -148,7 +148,7 @@ def ensemble(
     data_dir: DataDir = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Serve single-task models as one multitask model, in which each task keeps its own encoder."""
+    """Combine single-task models into one multitask model in which each task keeps its own encoder."""
     places = {}
     for choice in take or ():
         task, _, model = choice.partition("=")
@@ -199,7 +199,7 @@ def _numbers(text: str) -> list[float]:
 
 
 def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
-    """Refuses a model named twice, a folder that cannot be written, and one whose contents would be lost."""
+    """Refuses a model that is named twice, and a folder that cannot be written or has contents that would be lost."""
     from ..io import check_writable
     from ..pretrained.data import MERGED
 
@@ -224,16 +224,17 @@ def check_output(folder: Path, models: Sequence[str], overwrite: bool) -> None:
 
 
 class Members:
-    """The models that are merged: what their configs, tokenizers and dev rows are, and what comes of them.
+    """The models to be merged: their configs, tokenizers and dev rows, and the result.
 
-    Rows and weights come last, in `load`: what does not go together is answered at once.
+    Configs and tokenizers are compared first, so that models that do not fit are refused at once. Rows and weights are
+    loaded last, by `load`.
 
     Args:
-        names: folders or Hub ids, as the person gave them.
-        data_dir: of the rows to score on; `None` scores nothing.
+        names: folders or Hub ids.
+        data_dir: the folder of the rows to evaluate on; `None` evaluates nothing.
 
     Raises:
-        MinBertError: there are fewer than two, one is no model with tasks, or their tokenizers differ.
+        MinBertError: there are fewer than two models, one is not a model with tasks, or their tokenizers differ.
     """
 
     def __init__(self, names: Sequence[str], data_dir: str | None):
@@ -254,10 +255,10 @@ class Members:
         self._scored: MutableMapping[MinBertForMultiTask, dict[str, float]] = WeakKeyDictionary()
 
     def load(self) -> list[MinBertForMultiTask]:
-        """The models, on the CPU: there may be more of them than a GPU can hold.
+        """Loads the models on the CPU, because together they may not fit on a GPU.
 
         Raises:
-            MinBertError: a task's rows cannot be read, or a model's weights.
+            MinBertError: the rows of a task or the weights of a model cannot be read.
         """
         from ..pretrained.prediction import Predictor
 
@@ -268,7 +269,7 @@ class Members:
         return self.loaded
 
     def _rows(self, task: Task) -> datasets.Dataset:
-        """The dev rows where the first member's recipe has them, with labels as the model's own task numbers them."""
+        """Returns the dev rows of the first member's recipe, with the label ids of the model's own task."""
         key = (task.name, task.text_columns, task.label_column, task.labels, task.range)
         if key not in self._read:
             data = next((data for data in self._data if task.name in data.tasks), self._data[0])
@@ -276,7 +277,7 @@ class Members:
         return self._read[key]
 
     def scores(self, model: MinBertForMultiTask) -> dict[str, float]:
-        """The model's metrics on the dev rows of its tasks; see `hf_minbert.pretrained.prediction.score`."""
+        """Returns the model's metrics on the dev rows of its tasks; see `hf_minbert.pretrained.prediction.score`."""
         import torch
 
         from ..pretrained.prediction import Predictor, score
@@ -289,14 +290,14 @@ class Members:
         return self._scored[model]
 
     def rank(self, model: MinBertForMultiTask) -> float:
-        """The higher, the better; a diverged model is below all others."""
+        """Returns a sort key: higher is better, and a diverged model ranks below all others."""
         from ..evaluation.metrics import has_diverged
 
         scores = self.scores(model)
         return -math.inf if has_diverged(scores) else scores["overall"]
 
     def write(self, merged: MinBertForMultiTask, folder: Path, record: Mapping[str, Any]) -> None:
-        """Saves the result, and says what merging cost."""
+        """Saves the result, and prints how much the merge changed the scores."""
         from ..io import write_json
         from ..model.inference import length_of
         from ..pretrained.data import MERGED, merged_data
@@ -325,7 +326,9 @@ class Members:
         typer.echo(f"The model is in {folder}.")
 
     def _report(self, merged: MinBertForMultiTask) -> dict[str, dict[str, Any]]:
-        """By task: the score of each model that has it and of the result, and the result's minus the best of those."""
+        """Prints, for each task, the scores of the models and of the result, and the result minus the best of the
+        models.
+        """
         from ..pretrained.loading import tasks_of
 
         report = {}

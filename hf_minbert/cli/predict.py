@@ -60,19 +60,19 @@ def predict(
     format: Annotated[
         Format,
         typer.Option(
-            help="csv: id, prediction, label, probabilities (tags: as --output ends); course: that of the CS224N "
-            "project."
+            help="csv: id, prediction, label and a probability for each class (tags: as --output ends); course: the "
+            "format of the CS224N project."
         ),
     ] = Format.csv,
-    clip: Annotated[bool, typer.Option("--clip", help="Force scores into the task's range.")] = False,
+    clip: Annotated[bool, typer.Option("--clip", help="Clip scores to the task's range.")] = False,
     batch_size: BatchSize = 32,
     dtype: Annotated[Dtype, typer.Option(help="Precision; bfloat16 is faster on a GPU.")] = Dtype.float32,
     max_length: MaxLength = None,
 ) -> None:
-    """Predict a file, one row of output per row of input, or a single --text.
+    """Predict a file, with one row of output for each row of input, or a single --text.
 
-    Several tasks that read the same columns are answered together. A file may be larger than memory, and the same
-    command goes on with one that was cut off.
+    Several tasks that read the same columns are predicted together. A file may be larger than memory. After an
+    interruption, the same command continues.
     """
     _check_words(input, output, text, text_pair, format)
     check_options(input, columns, read)
@@ -123,10 +123,10 @@ def _check_words(
 
 
 def _chosen(model: str, names: list[str], max_length: int | None, sides: int | None) -> list[Task]:
-    """The tasks of these names, which read the same columns; and `max_length` fits the model.
+    """Returns the tasks with these names. Checks that they read the same columns and that `max_length` fits the model.
 
     Args:
-        sides: how many sentences are given: without names, one task that reads as many is meant.
+        sides: the number of sentences that are given. Without names, the task with this number of texts is chosen.
     """
     from ..data.encoding import check_max_length
     from ..pretrained.loading import load_config, tasks_of
@@ -156,7 +156,7 @@ def _chosen(model: str, names: list[str], max_length: int | None, sides: int | N
 
 
 def _outputs(tasks: list[Task], input: Path, output: Path) -> dict[str, Path]:
-    """The file of each task's predictions."""
+    """Returns the file for each task's predictions."""
     from ..data.tables import READERS
     from ..evaluation.submission import ending, endings
 

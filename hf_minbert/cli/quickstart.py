@@ -15,7 +15,7 @@ def quickstart(
         typer.Argument(metavar="[KEY=VALUE]...", help="Lines that replace those of the recipe quickstart."),
     ] = None,
 ) -> None:
-    """Train on the sample in the package, with a small BERT that it downloads, and show scores and predictions."""
+    """Download a small BERT, train it on the sample in the package, and show scores and predictions."""
     import typing
 
     from ..settings.dotted import Value

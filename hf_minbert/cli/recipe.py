@@ -1,4 +1,4 @@
-"""The arguments of verbs that read a recipe, and what the shell completes of them."""
+"""The arguments of verbs that read a recipe, and their shell completion."""
 
 from __future__ import annotations
 

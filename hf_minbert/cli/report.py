@@ -20,11 +20,11 @@ def report(
         typer.Option(help="A run to compare with; may be repeated. Runs of one recipe count as its seeds."),
     ] = None,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Where the report goes.  [default: RUN/report]", show_default=False)
+        Path | None, typer.Option(help="The folder of the report.  [default: RUN/report]", show_default=False)
     ] = None,
     data_dir: Annotated[
         str | None,
-        typer.Option(help="Where the data are now, if they have moved since training.", show_default=False),
+        typer.Option(help="The current folder of the data, if it has moved since training.", show_default=False),
     ] = None,
     ordered: Annotated[
         list[str] | None, typer.Option(help="A task whose labels are ordered, like a scale; may be repeated.")
@@ -32,7 +32,7 @@ def report(
     examples: Annotated[int, typer.Option(min=1, help="How many errors to show in full text, per class.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the bootstrap.")] = 0,
 ) -> None:
-    """Report a run's results and its model's weaknesses: an HTML page, Markdown and pictures."""
+    """Report a run's results and its model's weaknesses, as an HTML page, Markdown and pictures."""
     if more and not compare:
         raise MinBertError(f"A report is of one run. Give those to compare it with by --compare {more[0]}.")
     for folder in (run, *(compare or ()), *(more or ())):

@@ -38,7 +38,8 @@ def search(
     output_dir: Annotated[Path, typer.Option(help="The folder of the search.", show_default=False)],
     overrides: Overrides = None,
     method: Annotated[
-        Method, typer.Option(help="coordinate: one key after the other, each with the best of those before it.")
+        Method,
+        typer.Option(help="coordinate: one key after the other, each with the best values of the keys before it."),
     ] = Method.grid,
     trials: Annotated[
         int | None,
@@ -50,7 +51,7 @@ def search(
     parallel: Annotated[int, typer.Option(min=1, help="How many trials run at a time.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of random and optuna; training uses the recipe's seed.")] = 42,
 ) -> None:
-    """Hyperparameter search: train a recipe with other values of some keys, and find the best.
+    """Hyperparameter search: train a recipe with different values of some keys, and find the best.
 
     The same command continues an interrupted search. To run a failed trial again, delete its folder.
     """

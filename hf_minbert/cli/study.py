@@ -29,15 +29,15 @@ def study(
     ] = None,
     rows: Annotated[
         list[str] | None,
-        typer.Option("--row", help="Train this row alone; may be given several times.", show_default="all rows"),
+        typer.Option("--row", help="Train only this row; may be repeated.", show_default="all rows"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="How many runs at a time, which share the GPUs.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="How many runs are trained at a time. They share the GPUs.")] = 1,
     retry: Annotated[bool, typer.Option("--retry", help="Run failed runs again, from their checkpoints.")] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Do not ask for confirmation if it takes more than an hour.")
     ] = False,
 ) -> None:
-    """Many rows, many seeds, one table: train recipes side by side, and compare them with intervals.
+    """Run a study: train every row of a table with several seeds, and compare the rows by intervals.
 
     The same command continues an interrupted study. The exit status is 1 if runs failed.
     """

@@ -1,4 +1,4 @@
-"""How metrics look on a terminal."""
+"""Prints metrics on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def print_metrics(metrics: Mapping[str, float], baselines: Mapping[str, float] = MappingProxyType({})) -> None:
-    """One metric a line, numbers in a column; beside it what answers without a model score, where that is known."""
+    """Prints one metric per line with the numbers aligned. A known baseline is printed beside its score."""
     width = max(map(len, metrics))
     for name, value in metrics.items():
         beside = ""

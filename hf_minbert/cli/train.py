@@ -26,10 +26,10 @@ def train(
     overrides: Overrides = None,
     jobs: Annotated[
         int,
-        typer.Option(min=1, help="How many of the recipe's teachers train at a time; they share the GPUs."),
+        typer.Option(min=1, help="How many of the recipe's teachers are trained at a time. They share the GPUs."),
     ] = 1,
 ) -> None:
-    """Train and score a model as a recipe says. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
+    """Train and evaluate a model from a recipe. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
     check_words(values)
     logger.info("Importing torch and transformers.")

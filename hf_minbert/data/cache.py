@@ -1,8 +1,8 @@
 """Encoded rows kept on disk between runs.
 
-What is kept has the name of a hash over all that the encoding is made of: the texts and labels, the task, the
-tokenizer's content, the longest length and the tokenizers library. Whatever of it changes, the name changes, so that
-rows of another tokenizer or length are never taken for these.
+The name of a stored folder is a hash of everything that decides the encoding: the texts and labels, the task, the
+tokenizer's content, the maximum length and the version of the tokenizers library. If one of them changes, the name
+changes. Rows of another tokenizer or length are therefore never reused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_CONTENT = (
 
 
 class EncodedCache:
-    """The place of one task's encoded rows in `cache_dir`."""
+    """The encoded rows of one task in `cache_dir`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EncodedCache:
         self.folder = Path(cache_dir) / f"{task.name}-{key.hexdigest()[:32]}"
 
     def read(self) -> tuple[datasets.Dataset, int] | None:
-        """The rows in memory, and how many inputs were cut; `None` if they are not there."""
+        """Returns the rows in memory and the number of truncated inputs, or `None` if the cache does not have them."""
         import datasets
 
         if not self.folder.is_dir():
@@ -68,7 +68,7 @@ class EncodedCache:
             return datasets.Dataset.load_from_disk(self.folder, keep_in_memory=True), kept["cut"]
 
     def write(self, rows: datasets.Dataset, cut: int) -> None:
-        """Keeps the rows. A folder stands under its name only when it is whole."""
+        """Stores the rows. The folder gets its final name only when it is complete."""
         part = self.folder.with_name(f".{self.folder.name}.{secrets.token_hex(4)}.part")
         try:
             part.mkdir(parents=True)
@@ -93,7 +93,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def model_content(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of a model's weights and config and of its tokenizer, wherever they lie."""
+    """Returns a hash of a model's weights, config and tokenizer. Their location does not matter."""
     import torch
 
     settings = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
@@ -106,7 +106,7 @@ def model_content(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """All that is saved of a tokenizer, less what a call of it leaves behind."""
+    """Returns what a tokenizer saves, without the state that calling it leaves behind."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         files: dict[str, Any] = {

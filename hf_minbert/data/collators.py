@@ -1,4 +1,4 @@
-"""Encoded rows to batches of tensors."""
+"""Collators: they turn encoded rows into batches of tensors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PaddedCollator:
     Args:
         task: gives the labels their type, which is never guessed from their values: int64 for classes and
             binary, float32 for a score or a 0 or 1 for each label.
-        pad_token_id: the tokenizer's.
+        pad_token_id: the id of the tokenizer's padding token.
         pad_to_multiple_of: rounds the padded length up. It must divide the model's number of positions, or the
             longest inputs would be padded past it.
-        packing: say where the real tokens stand, so that the encoder computes on them alone.
-        fill_to: pad to this length, whatever the batch's, and round the number of packed tokens up to a few sizes, so
-            that batches come in a few shapes.
+        packing: add the positions of the real tokens, so that the encoder computes on them only.
+        fill_to: always pad to this length, and round the number of packed tokens up to one of a few sizes. Batches
+            then have few different shapes.
     """
 
     def __init__(
@@ -44,13 +44,16 @@ class PaddedCollator:
         self.packing, self.fill_to = packing, fill_to
 
     def __call__(self, rows: EncodedRows | PooledRows | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of B rows, T tokens long; of rows that are pooled, `pooled` [B, S, D] in the place of the tokens.
+        """Makes a batch of B rows with T tokens. For pooled rows, the batch has `pooled` [B, S, D] instead of tokens.
 
         Returns:
-            `task`, the name; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2, T] of a pair
-            that is encoded apart; `labels` [B], or [B, C] of kind `labels`, and `teacher` [B, C] where
-            the rows have them; and `packing` where it is asked for. Where each word has a label, `labels` are [B, T],
-            `IGNORED` at all but first pieces.
+            `task`, the name of the task; `input_ids`, `attention_mask` and `token_type_ids`, int64 [B, T], or [B, 2,
+            T] for a
+            pair whose sentences are encoded separately; if the rows have them, `labels` [B], or [B, C] for `kind:
+            labels`, and
+            `teacher` [B, C]; and `packing` if requested. For `kind: tags`, `labels` are [B, T], with `IGNORED` at all
+            tokens
+            but the first of each word.
         """
         if not isinstance(rows, EncodedRows | PooledRows):
             task = self.task
@@ -59,14 +62,14 @@ class PaddedCollator:
         return {"task": self.task.name, **inputs, **self.answers(rows, inputs)}
 
     def inputs(self, rows: EncodedRows | PooledRows) -> dict[str, Any]:
-        """What a batch has of the rows beside labels and teacher."""
+        """Returns the batch without labels and teacher outputs."""
         if isinstance(rows, PooledRows):
             return {"pooled": torch.from_numpy(rows.pooled)}
         width = self.fill_to or -(-rows.lengths.max() // self.pad_to_multiple_of) * self.pad_to_multiple_of
         return padded(rows, self.pad_token_id, width, self.packing, fill=self.fill_to is not None)
 
     def answers(self, rows: EncodedRows | PooledRows, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The `labels` of the rows and their `teacher`, where they have them; `inputs` are those of the batch."""
+        """Returns the `labels` and `teacher` of the rows, if they have them; `inputs` are those of the batch."""
         columns = {"labels": rows.labels, "teacher": rows.teacher}
         there = {name: column for name, column in columns.items() if column is not None and column.dtype != object}
         answers = {name: torch.from_numpy(column) for name, column in there.items()}
@@ -84,15 +87,16 @@ class PaddedCollator:
 
 
 class RoundCollator:
-    """Makes one training step's input: a round `{task: [rows]}` becomes `{task: batch}`.
+    """Makes the input of one training step: a round `{task: [rows]}` becomes `{task: batch}`.
 
-    The batch of tasks that share rows has, beside the inputs, `answers`: to each task its `labels` and `teacher`, the
-    places in the batch of the `rows` that these are of, unless that is all, and its `share` as in `SharedRows`; or
-    `pooled`, of these rows, in the place of `rows`. Where no row has a label, the first one stands for it.
+    The batch of tasks that share rows has the inputs and `answers`, a mapping from each task to its `labels` and
+    `teacher`. If they are for only some rows of the batch, it also has `rows`, their positions, or `pooled`, the
+    pooled states of these rows. `share` is explained in `SharedRows`. If no row has a label, the first row is used in
+    its place.
 
-    The batch of a task with rows without labels has these last: `labels` are shorter than the rest.
+    If a task has rows without labels, they are last in its batch: `labels` is shorter than the other tensors.
 
-    A round is the item of its dataset, so the `DataLoader` must have `batch_size=1`.
+    One item of the dataset is one round, so the `DataLoader` must have `batch_size=1`.
     """
 
     def __init__(self, collators: Mapping[str, PaddedCollator]):

@@ -1,12 +1,12 @@
-"""Files of separated cells, such as .csv and .tsv: row after row, in the memory of a few thousand of them.
+"""Reads delimited files such as .csv and .tsv row by row, with a few thousand rows in memory.
 
-Cells are those of RFC 4180. One may stand in double quotes, with a quote inside it doubled; separators and line breaks
-inside it are text then. What the RFC does not allow is refused with its line, where pandas and others guess: a quote
-that is not closed, text after a closing quote, a row with more or fewer cells than the header.
+Cells follow RFC 4180. A cell may be in double quotes. Inside quotes, separators and line breaks are text, and a quote
+is written as two quotes. Input that the RFC does not allow is refused with its line number: an unclosed quote, text
+after a closing quote, or a row with more or fewer cells than the header. pandas and other readers guess instead.
 
-One fault looks valid: a quote that was never closed meets one at the end of a later row, and the rows in between
-become one cell. So a row of several lines is refused if a line inside it could be a row by itself, or both of its two
-lines could. `line_breaks` allows such cells.
+One fault looks valid. If a quote is not closed, it can match a quote at the end of a later row, and the rows in
+between become one cell. A row of several lines is therefore refused if one of its inner lines could be a row by
+itself. A row of two lines is refused if both could. `line_breaks` allows such cells.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROFILED = 10_000
 #: What fewer cells than this have in common says nothing.
 FEW = 3
 PLAIN_QUOTES = (
-    "Where quotes are characters like any other, read the file with `quotes: false`: {path: FILE, quotes: false} in a "
+    "If quotes are ordinary characters in this file, read it with `quotes: false`: {path: FILE, quotes: false} in a "
     "recipe, --read '{quotes: false}' on the command line."
 )
 
@@ -51,16 +51,17 @@ class _Row(NamedTuple):
 def read_cells(
     path: Path, separator: str | None = None, quotes: bool = True, line_breaks: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """The header and then the rows, each with the line where it begins. All have the same number of cells.
+    """Yields the header and then the rows, each with the number of its first line. All have the same number of cells.
 
-    How many rows have several lines is logged at the end.
+    Blank lines at the end of the file are ignored. The number of rows with several lines is logged at the end.
 
     Args:
-        separator: `None` takes the first of `SEPARATORS` that the header holds outside quotes.
+        separator: `None` uses the first of `SEPARATORS` that occurs in the header outside quotes.
         quotes, line_breaks: as for `DataFile`.
 
     Raises:
-        MinBertError: the file is not there, empty, no UTF-8 text or not as above. Names the line.
+        MinBertError: the file is missing, empty, not UTF-8 text, or breaks the rules above. The message names the
+            line.
     """
     lines = text_lines(path)
     first = next(lines)
@@ -77,7 +78,7 @@ def read_cells(
     blank: list[_Row] = []  # lines, which are rows only if another one follows
     total = several = first_several = 0
     for row in chain(head, rows):
-        if not row.cells:
+        if not row.cells or (len(row.cells) == 1 and not row.text[0].strip()):  # spaces alone too
             blank.append(row)
             continue
         for found in (*blank, row):
@@ -97,13 +98,13 @@ def read_cells(
 
 
 def text_lines(path: Path, needs: str = "a header and rows") -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends, which may be `\\n`, `\\r\\n` or `\\r`.
+    """Yields the lines of a UTF-8 file with their line endings, which may be `\\n`, `\\r\\n` or `\\r`.
 
     Args:
-        needs: what a file of this format holds, for the error about an empty one.
+        needs: what a file of this format contains, for the error about an empty file.
 
     Raises:
-        MinBertError: the file is not there, cannot be read, is empty, or is no UTF-8 text. Names the line.
+        MinBertError: the file is missing, cannot be read, is empty, or is not UTF-8 text. The message names the line.
     """
     check_there(path)
     is_blank = True
@@ -123,7 +124,7 @@ def text_lines(path: Path, needs: str = "a header and rows") -> Iterator[str]:
 
 
 def check_there(path: Path) -> None:
-    """Raises `MinBertError` unless the path exists. Names what its folder holds."""
+    """Raises `MinBertError` if the path does not exist. The message lists the files in its folder."""
     if path.exists():
         return
     folder = path.parent
@@ -189,7 +190,7 @@ def _parse(path: Path, lines: Iterator[str], separator: str, quotes: bool) -> It
 
 @contextmanager
 def _long_cells() -> Generator[None]:
-    """Lifts the csv module's limit, which is one of the whole process."""
+    """Raises the csv module's limit on the length of a cell, which applies to the whole process."""
     limit = csv.field_size_limit(LONGEST)
     try:
         yield
@@ -198,11 +199,11 @@ def _long_cells() -> Generator[None]:
 
 
 def _check_shape(path: Path, row: _Row, header: _Row, separator: str, quotes: bool) -> None:
-    """Raises `MinBertError` if the row ends or has cells otherwise than the header."""
+    """Raises `MinBertError` if the row differs from the header in its line ending or its number of cells."""
     if row.text[-1].endswith("\r") and header.text[-1].endswith("\n"):
         raise MinBertError(
-            f"{path}, line {row.line}: a lone carriage return, and the header ends otherwise. If it belongs to a "
-            f"cell, put the cell in double quotes, or write a space instead."
+            f"{path}, line {row.line}: the line ends with a lone carriage return, unlike the header. If it belongs "
+            "to a cell, put the cell in double quotes, or write a space instead."
         )
     width, kind = len(header.cells), SEPARATORS[separator]
     if not row.cells:
@@ -228,7 +229,7 @@ def _say_several(path: Path, several: int, total: int, first: int) -> None:
 
 
 class _Looks:
-    """What the rows of a file look like, by its first ones. Few of them say little."""
+    """Describes what rows of a file look like, from its first rows. A description from few rows is less strict."""
 
     def __init__(self, rows: list[_Row], separator: str):
         whole = [row for row in rows if len(row.cells) == len(rows[0].cells)]
@@ -242,7 +243,7 @@ class _Looks:
                 kinds |= {"set off", "words", "word"}
 
     def is_row(self, line: str) -> bool:
-        """Whether a line could be a row by itself, perhaps one whose text holds separators and lost its quotes."""
+        """Whether a line could be a row by itself, or a row whose text contains separators and has lost its quotes."""
         cells, width = _alone(line, self.separator), len(self.kinds)
         if len(cells) < width or (self.begin_quoted and not line.startswith('"')):
             return False
@@ -254,14 +255,14 @@ class _Looks:
         return any(map(self._fit, merged))
 
     def _fit(self, cells: list[str]) -> bool:
-        """Whether each cell could be one of its column. Of three and more, one may be blank."""
+        """Whether each cell could be in its column. In rows of three or more cells, one cell may be blank."""
         found = [_kind(cell.rstrip('"')) for cell in cells]
         odd = [kind for kind, kinds in zip(found, self.kinds, strict=True) if kind not in kinds]
         return not odd or (len(cells) > 2 and odd == ["blank"])
 
 
 def _check_lines(path: Path, row: _Row, looks: _Looks) -> None:
-    """Raises `MinBertError` if the row may be several rows, which a quote that was not closed made one."""
+    """Raises `MinBertError` if an unclosed quote may have joined several rows into this one."""
     could_be = [*map(looks.is_row, row.text)]
     inner = could_be[1:-1]
     if any(inner) or (not inner and all(could_be)):
@@ -275,7 +276,7 @@ def _check_lines(path: Path, row: _Row, looks: _Looks) -> None:
 
 
 def _alone(line: str, separator: str) -> list[str]:
-    """The cells of a line by itself, in which a quote that is not closed is a character."""
+    """Returns the cells of a single line. A quote that is not closed counts as a character."""
     end = "\n\0"
     with _long_cells():
         cells = next(csv.reader([line.rstrip("\r\n") + "\n", "\0"], delimiter=separator))
@@ -289,12 +290,12 @@ def _is_broken(cell: str) -> bool:
 
 
 def _merged(cells: list[str]) -> list[str]:
-    """Several cells as one text, one as it is."""
+    """Joins several cells to one text. A single cell is not changed."""
     return cells if len(cells) < 2 else [" ".join(cells).strip()]
 
 
 def _kinds(cells: list[str]) -> set[str]:
-    """What kinds of cells a column may have that has these."""
+    """Returns the kinds of cells that a column with these cells may have."""
     kinds = {*map(_kind, cells)}
     if "words" in kinds:
         kinds |= {"word", "number"}  # a text may be short

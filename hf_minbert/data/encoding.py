@@ -1,4 +1,4 @@
-"""Text to token ids: the rows that a collator makes batches of."""
+"""Tokenizes text: makes the rows that a collator turns into batches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MANY_UNKNOWN = 0.05
 def check_max_length(
     max_length: int | None, config: Any, task: str | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> int:
-    """As `inference.checked_length`, which raises a `MinBertError` here."""
+    """Does the same as `inference.checked_length`, but raises a `MinBertError`."""
     try:
         return checked_length(max_length, config, task, tokenizer)
     except ValueError as error:
@@ -54,27 +54,28 @@ def encode(
 ) -> EncodedRows:
     """Tokenizes a task's rows: `input_ids`, `token_type_ids` and, where the rows have a label, `labels`.
 
-    A pair becomes one input, whose longer side is cut, token by token, if it is too long; with `pair_encoding: bi` it
-    becomes two inputs, each cut by itself, and the columns hold a list of two lists. Segment ids are the tokenizer's,
-    and 0 for a model that does not tell two of them apart. How many rows were cut is logged. The label is read from
-    `labels`, `label` or the task's own column.
-    Rows that hold `input_ids` already are checked and passed on, less what their `attention_mask` hides.
+    A pair becomes one input. If it is too long, tokens of the longer sentence are removed one at a time. With
+    `pair_encoding: bi`, a pair becomes two inputs that are truncated separately, and the columns have a list of two
+    lists. Segment ids are those of the tokenizer, or 0 if the model has a single segment. The number of truncated rows
+    is logged. The label is read from the column `labels`, `label` or the task's own label column. Rows that already
+    have `input_ids` are checked and passed on, without the tokens that their `attention_mask` hides.
 
     Args:
         dataset: a `datasets.Dataset`, or any map-style dataset whose rows are dicts.
-        tokenizer: may be `None` if the rows hold `input_ids`.
-        max_length: in tokens, special ones included; see `check_max_length`.
-        cache_dir: where the encoded rows of a `datasets.Dataset` are kept for the next run; nowhere unless given.
-        config: the model's. With it, ids in rows that are encoded already must be in its vocabulary, and segment ids
-            are those that it reads.
+        tokenizer: may be `None` if the rows have `input_ids`.
+        max_length: in tokens, including special tokens; see `check_max_length`.
+        cache_dir: the folder where the encoded rows of a `datasets.Dataset` are kept for the next run. By default they
+            are not kept.
+        config: the config of the model. With it, ids of rows that are already encoded must be in the model's
+            vocabulary, and segment ids are those that the model uses.
         labels: whether labels are read.
 
     Returns:
-        the rows in memory, unpadded.
+        the rows in memory, without padding.
 
     Raises:
-        MinBertError: no rows, a column is missing, a text is not text, a token id is not one of the model's, or a
-            label is not one of the task's.
+        MinBertError: there are no rows, a column is missing, a text is not a string, a token id is not in the
+            vocabulary, or a label is not one of the task's labels.
     """
     rows, cut = encode_and_count(dataset, task, tokenizer, max_length, cache_dir, config, labels)
     warn_of_cut(task.name, cut, len(rows), max_length)
@@ -90,8 +91,8 @@ def warn_of_cut(task: str, cut: int, rows: int, max_length: int) -> None:
 def warn_of_unread(task: str, unread: int, words: int) -> None:
     if unread:
         logger.warning(
-            "%s: %s of %s words are not read, as they stand behind the longest input, or are nothing to the "
-            "tokenizer.", task, f"{unread:,}", f"{words:,}",
+            "%s: %s of %s words are not read: they are beyond the maximum length, or the tokenizer drops "
+            "them.", task, f"{unread:,}", f"{words:,}",
         )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def encode_and_count(
     config: Any = None,
     labels: bool = True,
 ) -> tuple[EncodedRows, int]:
-    """As `encode`; and how many rows were cut, in the place of the line in the log."""
+    """Does the same as `encode`, and returns the number of truncated rows instead of logging it."""
     size, form = _size(dataset, task), (task.traits.dtype, task.pair_encoding == "bi")
     if not _is_hf_dataset(dataset):
         encoder = _Encoder(task, tokenizer, max_length, list(_row(dataset, 0, task)), config, labels)
@@ -126,19 +127,19 @@ def encode_and_count(
 
 
 def label_column_in(columns: Iterable[str], task: Task) -> str | None:
-    """The column that holds a task's labels, if one does."""
+    """Returns the name of the column with a task's labels, or `None`."""
     columns = {*columns}
     return next((name for name in ("labels", "label", task.label_column) if name in columns), None)
 
 
 def with_labels(rows: EncodedRows, dataset: Any, task: Task) -> EncodedRows:
-    """Encoded rows with the labels of a task, of which some may be `None`: where they are stands one to be ignored.
+    """Adds the labels of a task to encoded rows. A label may be `None`; its place gets a value that is ignored.
 
     Args:
-        rows: those of `dataset`, without labels.
+        rows: the encoded rows of `dataset`, without labels.
 
     Raises:
-        MinBertError: there are no labels, or one is not one of the task's.
+        MinBertError: there are no labels, or a label is not one of the task's labels.
     """
     if _is_hf_dataset(dataset):
         column = label_column_in(dataset.column_names, task)
@@ -161,7 +162,7 @@ def with_labels(rows: EncodedRows, dataset: Any, task: Task) -> EncodedRows:
 
 
 def lacks_labels(dataset: Any, task: Task) -> bool:
-    """Whether some rows that are not encoded have a column of labels with nothing in it."""
+    """Whether the label column of rows that are not encoded yet has empty cells."""
     if not len(dataset):
         return False
     column = label_column_in(dataset.column_names if _is_hf_dataset(dataset) else _row(dataset, 0, task), task)
@@ -185,7 +186,7 @@ def _ignored(task: Task, words: int) -> Any:
 
 
 def column_of(dataset: Any, name: str) -> list[Any] | None:
-    """A column of rows; a cell that a dict lacks is `None`. `None` where there is no such column."""
+    """Returns a column of rows, or `None` if there is no such column. A cell that a dict lacks is `None`."""
     if _is_hf_dataset(dataset):
         return dataset.with_format(None)[name][:] if name in dataset.column_names else None
     cells = [dataset[number].get(name) for number in range(len(dataset))]
@@ -193,7 +194,10 @@ def column_of(dataset: Any, name: str) -> list[Any] | None:
 
 
 def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
-    """The share of unknown tokens among those of text, which are all but the special ones. Bytes are all known."""
+    """Returns the share of unknown tokens among all tokens but special ones.
+
+    Tokenizers of bytes have no unknown tokens.
+    """
     unknown = tokenizer.unk_token_id
     special = [id for id in tokenizer.all_special_ids if id != unknown]
     of_text = rows.ids[~np.isin(rows.ids, special)]
@@ -201,7 +205,7 @@ def unknown_share(rows: TokenRows, tokenizer: PreTrainedTokenizerBase) -> float:
 
 
 def unknown_in_words(task: str, share: float, where: str) -> str:
-    """A sentence for the log, a report and a card. `where` says of which rows."""
+    """Returns a sentence about unknown tokens for a log, a report or a card. `where` names the rows."""
     found = f"{share:.1%}" if share >= 0.0005 else "under 0.1%"
     said = f"{task}: {found} of the tokens in {where} are unknown to the model's vocabulary"
     return f"{said}, which does not fit this text." if share >= MANY_UNKNOWN else f"{said}."
@@ -228,7 +232,7 @@ def _map(dataset: datasets.Dataset, encoder: _Encoder) -> datasets.Dataset:
 
 
 def _with_own_ids(dataset: datasets.Dataset, task: Task, column: str | None) -> datasets.Dataset:
-    """The dataset with the task's class ids, where its column of labels has classes of its own."""
+    """Returns the dataset with the task's class ids, if its label column has its own class ids."""
     import datasets
 
     kind = dataset.features[column] if column else None
@@ -293,7 +297,7 @@ class _Encoder:
         return encoded
 
     def _tags(self, encoded: dict[str, list], column: list, numbers: Sequence[int]) -> list[list[int]]:
-        """The class ids of each row's words. Rows that were encoded already have a label per token."""
+        """Returns the class ids of each row's words. Rows that are already encoded have a label for each token."""
         if self.is_encoded:
             column = [[label for label in labels if label != IGNORED] for labels in column]
         rows = zip(column, encoded["num_words"], numbers, strict=True)
@@ -339,7 +343,7 @@ class _Encoder:
         return encoded
 
     def _inputs(self, *texts: list[str]) -> tuple[dict[str, list], set[int]]:
-        """One input for each row of one or two columns, and the places of those that were cut."""
+        """Returns one input for each row of one or two columns, and the positions of truncated inputs."""
         if self.task.traits.is_tags:
             return self._words(*texts)
         encoded = tokenize(self.tokenizer, texts, self.max_length)
@@ -352,7 +356,10 @@ class _Encoder:
         return {name: encoded[name] for name in ("input_ids", "token_type_ids")}, cut
 
     def _words(self, texts: list[str]) -> tuple[dict[str, list], set[int]]:
-        """As `_inputs`; also the words that tokens begin, and how many there are. Cut are those with unread words."""
+        """Does the same as `_inputs`.
+
+        Also returns the words that tokens begin and their number. Inputs with unread words count as truncated.
+        """
         try:
             encoded = tokenize_words(self.tokenizer, texts, self.max_length)
         except ValueError as error:
@@ -380,8 +387,8 @@ class _Encoder:
         if self.task.traits.is_tags:
             if self.label_column is None:
                 raise MinBertError(
-                    f"Task {self.task.name!r}: rows that are encoded already say by `labels` where words are: "
-                    f"{IGNORED} for all tokens but the first of each word. Add them, or give rows with words."
+                    f"Task {self.task.name!r}: rows that are already encoded need `labels`, with {IGNORED} for "
+                    f"all tokens but the first of each word. Add them, or give rows with words."
                 )
             masks = batch.get("attention_mask") or [[1] * len(labels) for labels in batch[self.label_column]]
             firsts = [
@@ -393,7 +400,7 @@ class _Encoder:
         return checked
 
     def _input(self, number: int, row: Mapping[str, Any], side: int | None) -> tuple[list[int], list[int]]:
-        """The ids and segments of one input that was encoded already, without its padding."""
+        """Returns the ids and segments of one input that is already encoded, without its padding."""
         given = {name: list(values if side is None else values[side]) for name, values in row.items()}
         ids = given["input_ids"]
         segments, mask = given.get("token_type_ids", [0] * len(ids)), given.get("attention_mask", [1] * len(ids))
@@ -447,7 +454,7 @@ def _row(dataset: Any, number: int, task: Task) -> Mapping[str, Any]:
     except KeyError as error:
         raise MinBertError(
             f"Task {task.name!r}: a {type(dataset).__name__} has no `dataset[{number}]`. Give a list of dicts or a "
-            "`datasets.Dataset`; of a table of pandas, `Dataset.from_pandas(table)`."
+            "`datasets.Dataset`. For a pandas table, use `Dataset.from_pandas(table)`."
         ) from error
     if not isinstance(row, Mapping):
         found = type(row).__name__

@@ -1,8 +1,8 @@
-"""A task's rows, from wherever they lie: files of the person's, a saved dataset, the package's sample or the Hub.
+"""Reads a task's rows from your files, a saved dataset, the package's sample, or the Hub.
 
-`hf_minbert.data.tables` gives the cells; here they become rows, by the same rules for every format. Columns are found
-by name. A text cell may be text or a number, and a line break inside it, where the format can hold one, becomes a
-space. A cell that is missing or null is blank.
+`hf_minbert.data.tables` reads the cells. This module turns them into rows, by the same rules for every format. Columns
+are found by name. A text cell may be text or a number, and a line break inside a text becomes a space. A missing or
+null cell is blank.
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ def read_rows(
     strict: bool = False,
     columns: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """The rows of one file, in its order: `id`, the task's text columns and, if `labelled`, `label`.
+    """Reads the rows of one file in their order: `id`, the task's text columns and, if `labelled`, `label`.
 
-    Text is stripped of surrounding whitespace; an id is kept to the character, and without an `id` column it is
-    the row number from 0. If `labelled`, a row with a blank text or label is left out and a warning says so;
-    else every row stays, a blank text as `""`, and a label column is not looked at.
+    Whitespace around a text is removed; an id is kept unchanged. Without an `id` column, the id is the row number from
+    0. If `labelled`, rows with a blank text or label are dropped with a warning. Otherwise every row is kept, a blank
+    text is `""`, and the label column is not read.
 
     Args:
-        file: its path, or a `DataFile`, which says too how it is read.
-        strict: raise on the first row that would be left out.
-        columns: a text column, `label` or `id` to its name in the file, beside those of the task.
+        file: its path, or a `DataFile` with reading options.
+        strict: raise on the first row that would be dropped.
+        columns: a mapping from a text column, `label` or `id` to its name in the file. It is added to that of the
+            task.
 
     Raises:
-        MinBertError: the file, a column, a row or a label is not as it must be. Names file and line.
+        MinBertError: the file, a column, a row or a label is invalid. The message names the file and the line.
     """
     if columns:
         task = replace(task, columns={**task.columns, **columns})
@@ -81,18 +82,20 @@ def load_split(
     task: Task, data_dir: str | Path | None, split: str, *, labelled: bool | None = None, strict: bool = False,
     keep_unlabelled: bool = False,
 ) -> datasets.Dataset:  # fmt: skip
-    """One split of a task as a `datasets.Dataset`; see `read_rows`. Several files become one, in their order.
+    """Reads one split of a task as a `datasets.Dataset`; see `read_rows`.
+
+    Several files are concatenated in their order.
 
     Args:
-        data_dir: the folder that the task's paths are relative to (`None`: the working directory); or, unless there
-            is a folder of that name, `sample` for the sample in the package or `hub` for the task's dataset on the
-            Hub. These two are for tasks that name no data of their own.
-        labelled: whether labels must be there. `None`: they must for any split but `test`. A `test` split
-            keeps every row, and has labels only where every one of its rows is complete.
-        keep_unlabelled: whether a row with its texts and a blank label stays, with the label `None`.
+        data_dir: the folder that the task's paths are relative to; `None` is the working directory. Unless a folder
+            has that name, `sample` is the sample in the package and `hub` is the task's dataset on the Hub. These two
+            are for tasks without data of their own.
+        labelled: whether labels are required. `None` requires them for all splits but `test`. A `test` split keeps
+            every row. It has labels only if all of its rows are complete.
+        keep_unlabelled: whether a row with texts and a blank label is kept, with the label `None`.
 
     Raises:
-        MinBertError: as `read_rows`; also if the folder, the split or its labels are missing.
+        MinBertError: as `read_rows`; or the folder, the split or its labels are missing.
     """
     if _is_on_hub(task, data_dir):
         task = hub.on_hub(task)  # whose columns have other names
@@ -113,10 +116,10 @@ def load_split(
 
 
 def read_unlabelled(task: Task, data_dir: str | Path | None, strict: bool = False) -> list[Row]:
-    """The rows of the files in a task's `unlabelled`, but for those with a blank text. No label is looked at.
+    """Reads the rows of a task's `unlabelled` files. Rows with a blank text are dropped. Labels are not read.
 
     Raises:
-        MinBertError: as `read_rows`; there is no row with a text; or, if `strict`, one without.
+        MinBertError: as `read_rows`; no row has a text; or, if `strict`, a row has a blank text.
     """
     there = replace(
         task, files={"train": task.unlabelled}, dataset=None, dataset_config=None, dataset_revision=None, splits={},
@@ -137,12 +140,11 @@ def read_unlabelled(task: Task, data_dir: str | Path | None, strict: bool = Fals
 def load_task(
     task: Task, data_dir: str | Path | None, splits: Iterable[str] = SPLITS, strict: bool = False
 ) -> datasets.DatasetDict:
-    """The splits asked for, and no other file, each read by `load_split`.
+    """Reads the requested splits with `load_split`. Other files are not read.
 
     Returns:
-        A dict of datasets with the columns `id` (string), the task's text columns (string) and, where there are
-        labels, `label` (a `ClassLabel`, which holds int64, float32 for a score, or a list of them, a 0 or 1 for each
-        label).
+        a dict of datasets with the columns `id` (string), the task's text columns (string) and, if there are labels,
+        `label`: a `ClassLabel` (int64), a float32 score, or a list of float32, 0 or 1 for each label.
     """
     import datasets
 
@@ -150,10 +152,10 @@ def load_task(
 
 
 def read_texts(task: Task, data_dir: str | Path | None, split: str) -> list[tuple[str, ...]] | None:
-    """The texts of every row of a split, one or two, or `None` if there is no such split. Labels are not looked at.
+    """Returns the one or two texts of each row of a split, or `None` if there is no such split. Labels are not read.
 
     Raises:
-        MinBertError: what is there cannot be read.
+        MinBertError: the split cannot be read.
     """
     if _is_on_hub(task, data_dir):
         task = hub.on_hub(task)
@@ -169,7 +171,7 @@ def read_texts(task: Task, data_dir: str | Path | None, split: str) -> list[tupl
 
 
 def has_files(task: Task, data_dir: str | Path | None) -> bool:
-    """Whether the task is one of files, and some of them are there."""
+    """Whether the task reads files and at least one of them exists."""
     no_folder = data_dir not in (None, SAMPLE) and not Path(data_dir).is_dir()
     if no_folder or not task.files or task.dataset:
         return False
@@ -177,17 +179,17 @@ def has_files(task: Task, data_dir: str | Path | None) -> bool:
 
 
 def has_training_data(task: Task, data_dir: str | Path | None) -> bool:
-    """Whether a task has training rows beside those of its sources."""
+    """Whether a task has training rows besides those of its sources."""
     return not task.sources or "train" in task.files or task.dataset is not None or _is_on_hub(task, data_dir)
 
 
 def pinned(task: Task, data_dir: str | Path | None) -> Task:
-    """The task, with the commit of its dataset where that is on the Hub."""
+    """Returns the task; if its dataset is on the Hub, with the dataset's commit."""
     return hub.pinned(task) if _is_on_hub(task, data_dir) else task
 
 
 def located(task: Task, data_dir: str | Path | None) -> Task:
-    """The task, with paths that do not depend on `data_dir` any more."""
+    """Returns the task with paths that do not depend on `data_dir`."""
     if _is_on_hub(task, data_dir):
         return hub.on_hub(task)
     folder = _folder(task, data_dir)
@@ -202,7 +204,7 @@ def located(task: Task, data_dir: str | Path | None) -> Task:
 
 
 def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
-    """Rows of `read_rows` as a dataset with fixed column types, never guessed from the values."""
+    """Makes a dataset from the result of `read_rows`. Column types are fixed; they are not guessed from the values."""
     import datasets
 
     text = datasets.Value("string")
@@ -220,7 +222,7 @@ def to_dataset(rows: list[Row], task: Task) -> datasets.Dataset:
 
 
 def tables_of(task: Task, data_dir: str | Path | None, split: str) -> list[Table]:
-    """The cells of a split, a table per file."""
+    """Returns the tables of a split, one for each file."""
     if split not in SPLITS and split not in task.files:
         raise unknown_name("split", split, SPLITS)
     if _is_on_hub(task, data_dir):
@@ -245,7 +247,7 @@ def tables_of(task: Task, data_dir: str | Path | None, split: str) -> list[Table
 
 
 def _files(task: Task, data_dir: str | Path | None, split: str) -> list[DataFile]:
-    """Those of a split, with the paths where they lie."""
+    """Returns the files of a split with their full paths."""
     folder = _folder(task, data_dir)
     return [replace(file, path=str(folder / file.path)) for file in data_files(task.files[split])]
 
@@ -270,7 +272,7 @@ def _is_on_hub(task: Task, data_dir: str | Path | None) -> bool:
 
 
 def _has_own_data(task: Task) -> bool:
-    """Whether a recipe says where the task's data lies: the package's words for it are not meant then."""
+    """Whether the recipe names the task's data. `sample` and `hub` are not used for such a task."""
     ours = TASKS.get(task.name)
     return bool(task.dataset) or (bool(task.files) and (ours is None or task.files != ours.files))
 
@@ -313,12 +315,12 @@ def _saved(task: Task, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Record:
-    """A row as it was read.
+    """One row as it was read.
 
     Args:
-        number: its place in the table, from 0.
+        number: its position in the table, from 0.
         row: `id`, the text columns and, unless it is blank, `label`.
-        blank: the columns that should hold something and do not.
+        blank: the required columns that are blank.
     """
 
     number: int
@@ -350,11 +352,11 @@ def _without_label(record: Record) -> Record:
 def read_records(
     table: Table, task: Task, labels: Sequence[Label | None] | None, first_id: int = 0
 ) -> Iterator[Record]:
-    """The rows of a table, in its order.
+    """Reads the rows of a table in their order.
 
     Args:
-        labels: one per row, `None` for a blank one; or none at all, for rows that need no label.
-        first_id: the id of the first row where the table has no column of ids.
+        labels: one for each row, `None` for a blank one. Leave it out if no labels are needed.
+        first_id: the id of the first row, if the table has no column of ids.
     """
     names = task.text_columns
     texts = [table.texts(_column(task, name)) for name in names]
@@ -380,7 +382,7 @@ def read_records(
 
 
 def labels_of(table: Table, task: Task) -> list[Any]:
-    """The labels of a table's rows as `label_value`, or `tag_values`, gives them, `None` for a blank cell."""
+    """Returns the labels of a table's rows as `label_value` or `tag_values` makes them; `None` for a blank cell."""
     column, *others = label_columns(task)
     if others:
         columns = [table.column(name) for name in (column, *others)]
@@ -397,7 +399,7 @@ def labels_of(table: Table, task: Task) -> list[Any]:
 
 
 def _text(cell: Any, where: str) -> str:
-    """The cell as text: the year 2016 is "2016" where blank cells beside it made it 2016.0, too."""
+    """Returns the cell as text. The year 2016 is "2016" even if blank cells in its column made it 2016.0."""
     if isinstance(cell, str):
         if LONE_SURROGATE.search(cell):  # JSON can spell one
             raise MinBertError(f"{where}: half a character (a lone surrogate) in a cell. Found {ascii(cell):.50}.")
@@ -421,7 +423,10 @@ def _flags(cells: tuple[Any, ...], task: Task, where: str) -> Label | None:
 
 
 def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where: str) -> Label | None:
-    """The label's value, or `None` for a blank cell. Of kind `labels` an empty cell is a row that has none."""
+    """Returns the label's value, or `None` for a blank cell.
+
+    For `kind: labels`, an empty cell is a row without labels.
+    """
     if task.traits.is_set:
         if isinstance(cell, list):  # of class ids, where the column says what they are: a name is never ambiguous
             known = range(len(of_class))
@@ -440,8 +445,9 @@ def _label(cell: Any, task: Task, table: Table, of_class: Sequence[float], where
         return None
     if is_number(text) and [label.casefold() for label in task.labels] == ["true", "false"]:
         raise MinBertError(
-            f"{where}: the label {text} of task {task.name!r} is one label as a boolean, and the other as a class id: "
-            f"0 is {task.labels[0]}. Write True or False, or name the labels in the order False, True."
+            f"{where}: the label {text} of task {task.name!r} is ambiguous: as a boolean and as a class id it "
+            f"means different labels. Class id 0 is {task.labels[0]}. Write True or False, or name the labels "
+            f"in the order False, True."
         )
     return label_value(task, text, where)
 
@@ -451,14 +457,14 @@ def _may_be_minus_one(task: Task) -> bool:
 
 
 def _column(task: Task, name: str) -> str:
-    """What a text column, or that of ids, is called in the data."""
+    """Returns the name of a text column or the id column in the data."""
     found = task.columns.get(name, name)
     assert isinstance(found, str)  # `label` alone may have several
     return found
 
 
 def label_columns(task: Task) -> list[str]:
-    """The column of the label; or those of all labels, where each has one."""
+    """Returns the name of the label column, or the names of all label columns if each label has its own."""
     found = task.columns.get("label", task.label_column)
     return found if isinstance(found, list) else [found]
 
@@ -468,7 +474,10 @@ def has_labels(table: Table, task: Task) -> bool:
 
 
 def complete(records: list[Record], table: Table, task: Task, strict: bool) -> list[Record]:
-    """The rows without a blank; what is left out is said, or refused if `strict`, and of tags if it has no word."""
+    """Returns the rows without blank cells. Dropped rows are logged, or refused if `strict`.
+
+    A sentence without words is always refused for `kind: tags`.
+    """
     gaps = [record for record in records if record.blank]
     empty = [record.number for record in gaps if not record.row[task.text_columns[0]]] if task.traits.is_tags else []
     if empty:
@@ -481,7 +490,7 @@ def complete(records: list[Record], table: Table, task: Task, strict: bool) -> l
     if gaps:
         ids = shortened([str(record.row[ID_COLUMN]) for record in gaps])
         logger.warning(
-            "%s: %s of %s rows left out, as a text or the label is blank. Their ids: %s.",
+            "%s: %s of %s rows are left out, because a text or the label is blank. Their ids: %s.",
             table.name, f"{len(gaps):,}", f"{len(records):,}", ids,
         )  # fmt: skip
     return [record for record in records if not record.blank]

@@ -1,7 +1,7 @@
-"""The tasks' datasets on the Hub: which they are, and how they are read.
+"""The tasks' datasets on the Hub, and how they are read.
 
-The course re-splits STS-B and Quora: a model trained on the Hub's splits has seen rows of the course's dev and test
-files, and its scores there mean nothing.
+The course splits STS-B and Quora differently. A model trained on the Hub's splits has seen rows of the course's dev
+and test files, so its scores on those files are meaningless.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HubData:
-    """A dataset that holds a task's rows; the fields are those of `Task`, with `dataset_` left out.
+    """A dataset with a task's rows. The fields are those of `Task` without the prefix `dataset_`.
 
-    `licence` is what the dataset's card says, for the cards of the models that are trained on it. All are English.
+    `licence` is the licence on the dataset's card, for the cards of models trained on it. All texts are English.
     """
 
     task: str
@@ -56,12 +56,12 @@ HUB = (
 
 
 def licence_of(dataset: str) -> str:
-    """What the card of a dataset on the Hub says of its licence, as far as the package knows."""
+    """Returns the licence of a dataset on the Hub, if the package knows it."""
     return next((known.licence for known in HUB if known.dataset == dataset), "unknown")
 
 
 def is_known(dataset: str) -> bool:
-    """Whether a dataset on the Hub is one of `HUB`."""
+    """Whether a dataset on the Hub is in `HUB`."""
     return any(known.dataset == dataset for known in HUB)
 
 
@@ -70,10 +70,10 @@ def is_hub_id(name: str) -> bool:
 
 
 def on_hub(task: Task) -> Task:
-    """The task with its dataset on the Hub. What the task says itself goes before what `HUB` says.
+    """Returns the task with its dataset on the Hub. Fields that the task sets take precedence over those in `HUB`.
 
     Raises:
-        MinBertError: it names no dataset, and the package knows none for it.
+        MinBertError: the task names no dataset, and the package knows none for it.
     """
     for known in HUB:
         same = task.dataset in (None, known.dataset) and task.dataset_config in (None, known.config)
@@ -96,13 +96,16 @@ def on_hub(task: Task) -> Task:
 
 
 def pinned(task: Task) -> Task:
-    """`on_hub`, with `dataset_revision` the commit that was got: all splits are of one commit, now and later."""
+    """Does the same as `on_hub`, and sets `dataset_revision` to the current commit.
+
+    All splits then have one commit, now and later.
+    """
     task = on_hub(task)
     return replace(task, dataset_revision=_prepared(task).hash)
 
 
 def read(task: Task, split: str) -> Table:
-    """A split of the task's dataset on the Hub, downloaded with a progress bar unless the cache has it.
+    """Reads a split of the task's dataset on the Hub. It is downloaded with a progress bar unless it is cached.
 
     Raises:
         MinBertError: there is no such dataset, configuration, revision or split, or the Hub cannot be reached.
@@ -116,12 +119,12 @@ def read(task: Task, split: str) -> Table:
 
 
 def has_split(task: Task, split: str) -> bool:
-    """Whether the task's dataset on the Hub has this split; asks as `read` does."""
+    """Whether the task's dataset on the Hub has this split. Uses the network as `read` does."""
     return split_among(task, split, list(_prepared(task).info.splits or ())) is not None
 
 
 def split_there(task: Task, split: str, names: list[str], where: str) -> str:
-    """The name that a dataset with the splits `names` has for ours. Raises `MinBertError` if it has none."""
+    """Returns the dataset's name for one of our splits, from its `names`. Raises `MinBertError` if there is none."""
     found = split_among(task, split, names)
     if found is None:
         wanted = _names_of(task, split)[-1]
@@ -133,7 +136,7 @@ def split_there(task: Task, split: str, names: list[str], where: str) -> str:
 
 
 def split_among(task: Task, split: str, names: list[str]) -> str | None:
-    """The name among `names` of a split of ours, or `None`."""
+    """Returns the name in `names` that corresponds to one of our splits, or `None`."""
     return next((name for name in _names_of(task, split) if name in names), None)
 
 
@@ -161,7 +164,7 @@ def _download(dataset: str, config: str | None, revision: str | None) -> dataset
     # Without a network the library takes the newest commit in its cache, whatever revision was asked for.
     if re.fullmatch(r"[0-9a-f]{40}", revision or "") and builder.hash != revision:
         raise MinBertError(
-            f"The dataset {dataset!r} is in the cache at commit {builder.hash}, and {revision} is asked for. Allow "
-            f"the network, or set `dataset_revision` to what is there."
+            f"The dataset {dataset!r} is in the cache at commit {builder.hash}, and {revision} is requested. "
+            f"Allow the network, or set `dataset_revision` to the commit in the cache."
         )
     return builder

@@ -1,4 +1,4 @@
-"""What a label may be. One rule for files, for datasets from elsewhere and for batches."""
+"""Reads labels. Files, other datasets and batches follow the same rules."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ Label = int | float | list[float]
 
 
 def label_value(task: Task, value: Any, where: str) -> Any:
-    """The label as the task's own type, a `Label`: a class id (`int`), a score (`float`), or of kind `labels` a list.
+    """Converts a label to the type of the task: a class id (`int`), a score (`float`), or for `kind: labels` a list.
 
     Args:
-        value: one of these, also as a scalar of numpy or torch.
+        value: one of the following. Scalars of numpy and torch are accepted too.
 
             - a number: a class id or a score.
-            - text: a label's name, or such a number (`"4 "` and `"1.0"` are class ids too). Where names are numbers
-              themselves, such as `"1"` to `"5"`, and not those of the ids, such text is the name that is this number.
-            - a boolean, or text that spells one in any capitals and is no label's name: the label that spells it.
-              Where none of two labels spells a boolean, false is 0 and true is 1, and the log says so.
-            - of kind `labels`: text in which the names or ids of those that hold stand, with the task's
-              `label_delimiter` between them; a list of them; or floats or booleans, one for each label.
-        where: the place to name in the error, such as `dev.csv, line 7`.
+            - text: the name of a label, or a number (`"4 "` and `"1.0"` are class ids too). If the names themselves
+              are numbers other than the ids, such as `"1"` to `"5"`, the text is read as a name.
+            - a boolean, or the words true and false in any case if they are not label names: the label with that name.
+              If neither of two labels is named so, false is 0 and true is 1, and this is logged.
+            - for `kind: labels`: text with the names or ids of the row's labels, separated by the task's
+              `label_delimiter`; a list of names or ids; or a list of floats or booleans, one for each label.
+        where: the place that an error names, such as `dev.csv, line 7`.
 
     Raises:
-        MinBertError: none of these, not finite, not a whole number where classes are asked, or out of range. A class
-            id out of range would otherwise end in a device-side assert far from its cause.
+        MinBertError: the value is none of these, is not finite, is not a whole number although a class is needed, or
+            is out of range. On a GPU, a class id out of range would cause an assert far from its cause.
     """
     if task.traits.is_set:
         return _set_value(task, value, where)
@@ -61,7 +61,7 @@ def label_value(task: Task, value: Any, where: str) -> Any:
 
 
 def _class_id(task: Task, value: Any) -> int | None:
-    """That of a number, or of text that is one."""
+    """Returns the class id of a number, or of a text with a number."""
     number = _number(value)
     if isinstance(value, str) and names_only(task):
         named = [place for place, name in enumerate(task.labels) if _number(name) == number]
@@ -83,8 +83,8 @@ def _set_value(task: Task, value: Any, where: str) -> list[float]:
         named = all(isinstance(part, str) and part in task.labels for part in parts)
         if len(parts) == len(task.labels) and not named and all(_number(part) in (0, 1) for part in parts):
             raise MinBertError(
-                f"{where}: {parts} could be two labels or a 0 or 1 for each. Write the names of the labels that hold, "
-                f"or give each label a column of its own, as `columns: {{label: [...]}}`."
+                f"{where}: {parts} is ambiguous: two labels, or a 0 or 1 for each label. Write the names of the "
+                f"row's labels, or give each label a column of its own, as `columns: {{label: [...]}}`."
             )
     found = [0.0] * len(task.labels)
     for part in parts:
@@ -95,13 +95,13 @@ def _set_value(task: Task, value: Any, where: str) -> list[float]:
         if id_ is None:
             raise _no_label(task, part, where)
         if found[id_]:
-            raise MinBertError(f"{where}: the label {task.labels[id_]!r} stands twice. Name each label once.")
+            raise MinBertError(f"{where}: the label {task.labels[id_]!r} is given twice. Name each label once.")
         found[id_] = 1.0
     return found
 
 
 def flag_value(task: Task, value: Any, where: str) -> float:
-    """A cell of a label's own column: 0 or 1, or a boolean. Raises `MinBertError` if it is none."""
+    """Reads a cell of a label's own column: 0 or 1, or a boolean. Raises `MinBertError` for anything else."""
     value = _plain(value)
     boolean = _boolean(value)
     number = _number(value) if boolean is None else float(boolean)
@@ -111,15 +111,15 @@ def flag_value(task: Task, value: Any, where: str) -> float:
 
 
 def tag_values(task: Task, tags: Any, where: Callable[[int], str], of_class: Sequence[float] = ()) -> list[int]:
-    """The class ids of a sentence's words.
+    """Returns the class ids of a sentence's words.
 
     Args:
-        tags: one for each word, as `label_value` takes them, in a list or in a text with spaces between them.
-        where: the place of a word, for an error, from its number.
-        of_class: what `class_values` gives where the tags are ids of a column that names its classes.
+        tags: a label for each word, as for `label_value`; a list, or a text with spaces in between.
+        where: returns the place that an error names, from the number of a word.
+        of_class: the result of `class_values`, if the tags are ids of a column that names its classes.
 
     Raises:
-        MinBertError: as `label_value`, or it is no list.
+        MinBertError: as `label_value`; or `tags` is not a list.
     """
     if isinstance(tags, str):
         tags = _parts(tags)
@@ -139,14 +139,14 @@ def tag_values(task: Task, tags: Any, where: Callable[[int], str], of_class: Seq
 
 
 def sentence_of(task: Task, cell: Any, where: str) -> str:
-    """A sentence's words as one text, `spans.joined`; "" for a sentence without a word.
+    """Returns a sentence's words as one text, `spans.joined`; "" for a sentence without words.
 
     Args:
-        cell: a list of words, or a text with `spans.SEPARATORS` between them, such as a joined one.
-        where: the place to name in the error.
+        cell: a list of words, or a text with `spans.SEPARATORS` between them.
+        where: the place that an error names.
 
     Raises:
-        MinBertError: it is neither, or a word is no text or blank.
+        MinBertError: the cell is neither, or a word is blank or not a string.
     """
     words = _parts(cell) if isinstance(cell, str) else cell
     if not isinstance(words, list | tuple | np.ndarray):
@@ -177,13 +177,30 @@ def check_tags(task: Task, tags: int, words: int, where: str) -> None:
 def _no_label(task: Task, value: Any, where: str) -> MinBertError:
     hint = ""
     if _boolean(value) is not None and task.traits.is_class:
-        hint = " A boolean is one of two labels of which both spell a boolean, or neither and both are words."
+        hint = " A boolean needs a task with two labels: true and false, or two other words."
     elif isinstance(value, str) and "," in value and is_number(value.replace(",", ".")):
         hint = " Write numbers with a decimal point."
+    elif isinstance(value, str) and (mark := _separator_in(task, value)):
+        if task.traits.is_set:
+            hint = f" These are several labels with {mark!r} between them: set `label_delimiter: {mark!r}`."
+        else:
+            hint = (
+                f" These are several labels with {mark!r} between them. For rows with several labels, use "
+                f"`kind: labels` and `label_delimiter: {mark!r}`."
+            )
     found = repr(value) if isinstance(value, str) else str(value)
     return MinBertError(
         f"{where}: a label of task {task.name!r} must be {allowed_labels(task)}. Found {found:.50}.{hint}"
     )
+
+
+def _separator_in(task: Task, text: str) -> str | None:
+    """The character that separates a text into labels of the task, or `None`."""
+    for mark in ",;|/+ ":
+        parts = [part.strip() for part in text.split(mark)]
+        if len(parts) > 1 and all(part in task.labels for part in parts):
+            return mark
+    return None
 
 
 def _boolean(value: Any) -> bool | None:
@@ -208,28 +225,28 @@ def _say_booleans(task: str, first: str, second: str) -> None:
 
 
 def names_only(task: Task) -> bool:
-    """Whether a label's name could be taken for another label's id."""
+    """Whether the name of one label could be read as the id of another."""
     return any(is_number(name) and name != str(place) for place, name in enumerate(task.labels))
 
 
 def allowed_labels(task: Task) -> str:
-    """The task's labels in words, for an error."""
+    """Describes the task's labels in an error message."""
     if task.traits.is_score:
         return f"a number from {task.bounds[0]:g} to {task.bounds[1]:g}"
     if names_only(task):
-        return f"one of the names {', '.join(task.labels)} (as these are numbers, class ids are not taken)"
+        return f"one of the names {', '.join(task.labels)} (class ids are not accepted, because the names are numbers)"
     names = ", ".join(f"{number} = {name}" for number, name in enumerate(task.labels))
     return f"a whole number from 0 to {len(task.labels) - 1}, or its name ({names})"
 
 
 def class_values(task: Task, names: list[str], where: str) -> Sequence[float]:
-    """What `label_value` is to read for each class id of a column that holds ids and names the classes.
+    """Returns the value that `label_value` reads for each class id of a column that names its classes.
 
-    For a score these are the numbers that the names are, or the ids where they are words. For classes they are the
-    task's ids: by name, whatever the capitals, or in their order if the task knows none of the names.
+    For a score, these are the names as numbers, or the ids if the names are words. For classes, these are the task's
+    ids. They are matched by name, ignoring case. If the task has none of the names, they are matched by position.
 
     Raises:
-        MinBertError: there are more or fewer classes, or a name that both know has another id.
+        MinBertError: the numbers of classes differ, or a name has different ids in the column and the task.
     """
     ids = list(range(len(names)))
     if task.traits.is_score:
@@ -249,7 +266,7 @@ def class_values(task: Task, names: list[str], where: str) -> Sequence[float]:
 
 
 def _known(task: Task, name: str, are_ids: bool, where: str) -> int | float | None:
-    """The task's class id of a class of this name, `None` if it has none."""
+    """Returns the task's id of the class with this name, or `None`."""
     for names, wanted in ((task.labels, name), ([label.casefold() for label in task.labels], name.casefold())):
         if names.count(wanted) == 1:
             return names.index(wanted)
@@ -261,7 +278,7 @@ def is_number(text: str) -> bool:
 
 
 def _as_list(value: Any) -> Any:
-    """An array of numpy or torch as a list, and any other value as it is."""
+    """Converts an array of numpy or torch to a list. Other values are not changed."""
     try:
         return value.tolist()
     except AttributeError:
@@ -269,7 +286,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A scalar of numpy or torch as one of Python."""
+    """Converts a scalar of numpy or torch to one of Python."""
     try:
         return value.item()
     except (AttributeError, ValueError, RuntimeError):  # it is one, or holds several
@@ -277,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is none."""
+    """Returns the value as a float, and NaN if it is not a number."""
     if isinstance(value, bytes | bytearray):  # which float() takes
         return math.nan
     try:

@@ -1,7 +1,7 @@
-"""The leak guard: no row that is borrowed for training may stand in the dev or test rows that a model is scored on.
+"""The leak guard: removes borrowed training rows that are also dev or test rows.
 
-Texts are compared as `plain` leaves them. A row matches if all its texts do, a pair in either order. Whole texts are
-compared, so a held-out sentence in the middle of a longer text is not found. Labels are never looked at.
+Texts are compared after `plain`. A row matches if all of its texts match, for a pair in either order. Only whole texts
+are compared: a held-out sentence inside a longer text is not found. Labels are not compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Texts = TypeVar("Texts", str, tuple[str, ...])
 
 
 class _Letters(dict):
-    """Code point to what stands for it: letters, digits and accents for themselves, all else for a space."""
+    """A mapping from code points to replacements. Letters, digits and accents are kept; the rest becomes a space."""
 
     def __missing__(self, code: int) -> str:
         category = unicodedata.category(chr(code))
@@ -44,9 +44,9 @@ _LETTERS = _Letters()
 
 
 def plain(text: str) -> str:
-    """A text without what copies differ in: Unicode's variants of a letter (NFKC), case, quotes, punctuation, spaces.
+    """Normalizes a text for comparison: Unicode variants (NFKC), case, quotes, punctuation and spaces.
 
-    A text that is nothing but punctuation stays so.
+    A text that consists of punctuation alone is kept.
     """
     folded = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(folded.translate(_LETTERS).split()) or " ".join(folded.split())
@@ -54,11 +54,11 @@ def plain(text: str) -> str:
 
 @dataclass
 class HeldOut:
-    """The texts that no borrowed row may hold.
+    """The dev and test texts that no borrowed row may contain.
 
     Args:
-        rows: what they are called, such as `sts dev`, to how often each row stands there: its plain texts, sorted.
-        sentences: the same name to all plain texts of these rows.
+        rows: for each name, such as `sts dev`, how often each row occurs. A row is its plain texts, sorted.
+        sentences: for each name, all plain texts of these rows.
     """
 
     rows: dict[str, Counter[Key]] = field(default_factory=dict)
@@ -72,10 +72,10 @@ class HeldOut:
 
     @classmethod
     def of(cls, tasks: Iterable[Task], data_dir: str | Path | None, asked: Collection[Task] | None = None) -> HeldOut:
-        """The dev and test rows of tasks. A split that is not there is left out, and said of tasks that were `asked`.
+        """Collects the dev and test rows of tasks. A missing split is skipped. It is logged for the tasks in `asked`.
 
         Args:
-            asked: unless given, all.
+            asked: all tasks by default.
         """
         held_out, absent = cls(), []
         for task in tasks:
@@ -93,7 +93,7 @@ class HeldOut:
     def of_run(
         cls, tasks: Sequence[Task], more: Collection[str] | Mapping[str, Any] | None, data_dir: str | Path | None
     ) -> HeldOut:
-        """The dev and test rows that a run of `tasks` must not borrow; see `guarded_tasks`."""
+        """Collects the dev and test rows that a run of `tasks` must not borrow; see `guarded_tasks`."""
         guarded = guarded_tasks(tasks, more, data_dir)
         return cls.of(guarded, data_dir, tasks if more is None else guarded)
 
@@ -101,15 +101,16 @@ class HeldOut:
 def drop_leaks(
     texts: Sequence[Texts], held_out: HeldOut, drop_sentences: bool = False
 ) -> tuple[list[Texts], dict[str, Any]]:
-    """What of `texts` may be trained on, in its order, and what was found.
+    """Returns the rows of `texts` that may be used for training, in their order, and counts of the matches.
 
     Args:
-        texts: rows of training data, each a text or a tuple of one or two.
-        drop_sentences: also drop a row of which a single text stands in a held-out row.
+        texts: rows of training data, each a text or a tuple of one or two texts.
+        drop_sentences: also drop a row if a single one of its texts occurs in a held-out row.
 
     Returns:
-        the rows that stay; and counts: `rows` (how many there were), `dropped`, and `matches`, name of held-out rows
-        to `rows` (whole rows that stand there) and `sentences` (texts that do, those of whole rows included).
+        the rows that are kept; and counts: `rows` (the number before), `dropped`, and `matches`, which maps each name
+        of held-out rows to `rows` (rows that match as a whole) and `sentences` (texts that match, including those of
+        whole rows).
     """
     keep, counts = find_leaks(texts, held_out, drop_sentences)
     return [row for row, stays in zip(texts, keep, strict=True) if stays], counts
@@ -118,7 +119,7 @@ def drop_leaks(
 def find_leaks(
     texts: Sequence[Texts], held_out: HeldOut, drop_sentences: bool = False
 ) -> tuple[list[bool], dict[str, Any]]:
-    """As `drop_leaks`, with a truth value per row, whether it stays, instead of the rows."""
+    """Does the same as `drop_leaks`, but returns a boolean for each row instead of the rows: whether it is kept."""
     keep = [True] * len(texts)
     matches = {name: {"rows": 0, "sentences": 0} for name in held_out.rows}
     for place, row in enumerate(texts):
@@ -137,7 +138,7 @@ def find_leaks(
 
 
 def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[str, Counter[Key]]:
-    """Name of held-out rows to those of them that stand among `texts`, and how often each is held out."""
+    """Returns, for each name of held-out rows, those rows that occur among `texts`, and how often each is held out."""
     trained = set(map(key_of, texts))
     found = {
         name: Counter({key: count for key, count in rows.items() if key in trained})
@@ -147,7 +148,7 @@ def overlap(texts: Iterable[str | tuple[str, ...]], held_out: HeldOut) -> dict[s
 
 
 def key_of(row: str | tuple[str, ...]) -> Key | None:
-    """What equal rows share; `None` for a row with a blank text, which is like no other."""
+    """Returns a key that equal rows share; `None` for a row with a blank text, which equals no other row."""
     texts = sorted(map(plain, [row] if isinstance(row, str) else row))
     return tuple(texts) if all(texts) else None
 
@@ -158,13 +159,15 @@ def key_of(row: str | tuple[str, ...]) -> Key | None:
 def guarded_tasks(
     tasks: Iterable[Task], more: Collection[str] | Mapping[str, Any] | None, data_dir: str | Path | None
 ) -> list[Task]:
-    """The tasks whose dev and test rows are held out: those of a recipe and `more`, each with rows of its own once.
+    """Returns the tasks whose dev and test rows are held out: those of a recipe and `more`.
+
+    Tasks with the same rows are returned once.
 
     Args:
-        more: as a recipe's `held_out`; unless given, the tasks of the package whose files lie in `data_dir`.
+        more: the `held_out` of a recipe. By default, the tasks of the package whose files are in `data_dir`.
 
     Raises:
-        MinBertError: `more` names no task.
+        MinBertError: an entry of `more` is not a task.
     """
     if more is None:
         more = usually_held_out(data_dir)
@@ -176,12 +179,12 @@ def guarded_tasks(
 
 
 def usually_held_out(data_dir: str | Path | None) -> list[str]:
-    """Names of the package's tasks whose files lie in `data_dir`."""
+    """Returns the names of the package's tasks whose files are in `data_dir`."""
     return [name for name, task in TASKS.items() if has_files(task, data_dir)]
 
 
 def scored_rows(task: Task) -> str:
-    """The same for tasks that have the same name and the same dev and test rows."""
+    """Returns the same value for tasks with the same name and the same dev and test rows."""
     files = [data_files(task.files[split]) if split in task.files else None for split in ("dev", "test")]
     return repr([task.name, task.text_columns, files, task.dataset, task.dataset_config, task.splits, task.columns])
 
@@ -190,24 +193,24 @@ def load_training(
     tasks: Mapping[str, Task], names: Iterable[str], data_dir: str | Path | None, *, seed: int, held_out: HeldOut,
     drop_sentences: bool = False, strict: bool = False, together: bool = False, keep_unlabelled: bool = False,
 ) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:  # fmt: skip
-    """The training rows of the tasks `names`: their own, then those borrowed from their sources.
+    """Loads the training rows of the tasks `names`: their own rows, then those borrowed from their sources.
 
-    Borrowed rows that stand in `held_out` are dropped, and so are those without labels, which come last and have the
-    label `None`. A task's own rows are left as they are.
+    Borrowed rows that occur in `held_out` are dropped, and so are rows without labels that occur there. The other rows
+    without labels come last and have the label `None`. A task's own rows are not changed.
 
     Args:
-        tasks: all tasks of the recipe, by name: sources may name them.
-        together: whether tasks that read the same rows have them together, as `sharing.load_together` gives them.
-        keep_unlabelled: whether own rows with a blank label stay, with the label `None`; unless `strict`.
+        tasks: all tasks of the recipe by name, because sources may refer to them.
+        together: whether tasks that read the same rows share them; see `sharing.load_together`.
+        keep_unlabelled: whether a task's own rows with a blank label are kept, with the label `None`. Not with
+            `strict`.
 
     Returns:
-        task to rows; and counts: `given`, task to what `overlap` says of its own rows; `borrowed`, task to a list with
-        what `drop_leaks` counted for each source, beside its name; where there are any, `unlabelled`, task to the
-        same of its rows without labels.
+        the rows of each task; and counts by task: `given`, the result of `overlap` for its own rows; `borrowed`, a
+        list with the counts of `drop_leaks` and the name for each source; and, if it has rows without labels,
+        `unlabelled`, their counts.
 
     Raises:
-        MinBertError: a source cannot be borrowed from, which is said before anything is read, or its data are not as
-            they must be.
+        MinBertError: a source cannot be borrowed from (checked before any data is read), or its data are invalid.
     """
     names = list(names)
     for name in names:
@@ -248,7 +251,7 @@ def load_training(
 
 
 def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
-    """Says which held-out rows stand in tasks' own training rows: once where the tasks read the same rows."""
+    """Logs which held-out rows are also a task's own training rows. Tasks with the same rows share one message."""
     same: dict[frozenset[tuple[Key, int]], list[tuple[str, str]]] = {}
     for task, found in given.items():
         for where, rows in found.items():
@@ -264,7 +267,7 @@ def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
 def _guarded(
     rows: list[Row], task: Task, what: str, held_out: HeldOut, drop_sentences: bool
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Further rows without those that leak, and the counts. Says both: `what` is what the task does with {} rows."""
+    """Returns the rows that do not leak, and the counts. Logs both; `what` describes the use of the {} rows."""
     keep, counts = find_leaks(
         [tuple(str(row[c]) for c in task.text_columns) for row in rows], held_out, drop_sentences
     )
@@ -292,6 +295,7 @@ def _joined(parts: list[datasets.Dataset], task: Task) -> datasets.Dataset:
 
     if not parts:
         raise MinBertError(
-            f"Task {task.name!r} has no training row: all that its `sources` hold stand in dev or test rows too."
+            f"Task {task.name!r} has no training rows: all rows of its `sources` are also dev or test rows. "
+            f"Give it other sources."
         )
     return concatenate_datasets(parts) if len(parts) > 1 else parts[0]

@@ -1,7 +1,7 @@
-"""Borrowed rows: training rows of a task out of data that were made for another, and how the labels become its own.
+"""Borrowed rows: training rows of a task that come from another task's data, and the conversion of their labels.
 
-A mapping is a class in `MAPPINGS`. It says what labels it reads, under which names the corpora have their columns, and
-what becomes of a label. Texts stay as they are.
+A mapping is a class in `MAPPINGS`. It declares which labels it reads and the column names of known corpora, and it
+converts labels. Texts are not changed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .tables import Table
 
 
 class LabelMapping(ABC):
-    """How labels of one meaning become those of another.
+    """Converts labels of one meaning to labels of another.
 
     Attributes:
-        kind: the kind of task whose labels it makes, or of another with such labels; `None` for any.
-        layouts: the columns that known corpora have: the texts, in the order of the task's, then the label. The first
-            whose columns are all there is taken.
+        kind: the kind of the tasks that get the labels, or another kind with such labels; `None` for any.
+        layouts: the columns of known corpora: the texts in the order of the task's columns, then the label. The first
+            layout whose columns all exist is used.
     """
 
     kind: str | None = "score"
@@ -38,27 +38,27 @@ class LabelMapping(ABC):
 
     @abstractmethod
     def reads(self, target: Task) -> Task:
-        """A task with the labels that are read from files. Its name and columns do not count."""
+        """Returns a task with the labels that are read from files. Its name and columns are not used."""
 
     @abstractmethod
     def fits(self, origin: Task, target: Task) -> bool:
-        """Whether it reads the labels of the task `origin` and makes those of `target`, whose kind is right."""
+        """Whether the mapping reads the labels of `origin` and makes those of `target`. The kind has been checked."""
 
     @abstractmethod
     def labels(self, table: Table, origin: Task, target: Task, draws: np.random.Generator) -> list[Label | None]:
-        """The target's labels of a table's rows, `None` where there is none.
+        """Returns the target's labels for a table's rows, `None` for a row without a label.
 
         Args:
-            origin: says what the column of labels is called and what it holds.
-            draws: for labels that are drawn. A row's label depends on its place in the source alone.
+            origin: names the label column and says what it contains.
+            draws: random numbers for labels that are drawn. A row's label depends only on its position in the source.
 
         Raises:
-            MinBertError: a label is none of the origin's. Names the row.
+            MinBertError: a label is not one of the origin's. The message names the row.
         """
 
 
 class Same(LabelMapping):
-    """The labels are those of the task already, as in MRPC for `para`."""
+    """Keeps the labels, because they are already those of the task. Example: MRPC for `para`."""
 
     kind = None
 
@@ -74,7 +74,7 @@ class Same(LabelMapping):
 
 
 class ParaphraseToScore(LabelMapping):
-    """Binary labels, as in Quora, become random scores: uniform in [4, 5] for a paraphrase, otherwise in [0, 4].
+    """Converts binary labels, as in Quora, to random scores: uniform in [4, 5] for a paraphrase, otherwise in [0, 4].
 
     Each score is drawn once, by the run's seed, as in report 001.
     """
@@ -102,7 +102,7 @@ class ParaphraseToScore(LabelMapping):
 
 
 class RelatednessToScore(LabelMapping):
-    """A score is scaled to the range of the task: from 1 to 5 in files, as in SICK, (score - 1) * 5 / 4 for 0 to 5."""
+    """Scales a score from 1 to 5, as in SICK, to the range of the task: (score - 1) * 5 / 4 for 0 to 5."""
 
     layouts = (("sentence_A", "sentence_B", "relatedness_score"),)
 
@@ -121,10 +121,10 @@ class RelatednessToScore(LabelMapping):
 
 
 class NliToScore(LabelMapping):
-    """The mean of the annotators' votes: contradiction 0, neutral 3, entailment 5, as for SNLI in report 002.
+    """Averages the annotators' votes: contradiction is 0, neutral 3 and entailment 5, as for SNLI in report 002.
 
     The votes are in the column `annotator_labels`, a list for each row; blanks are skipped. Without votes, the label
-    counts instead. The label `-` stands for no majority and is a blank.
+    is used instead. The label `-` means no majority and counts as blank.
     """
 
     scores = {"contradiction": 0.0, "neutral": 3.0, "entailment": 5.0}
@@ -169,7 +169,7 @@ class NliToScore(LabelMapping):
 
 
 class StarsToClasses(LabelMapping):
-    """Reviews with one to five stars become the first to the fifth of five classes, as for Yelp in report 002."""
+    """Converts reviews with one to five stars to the first to the fifth of five classes, as for Yelp in report 002."""
 
     kind = "classes"
     layouts = (("text", "stars"), ("text", "label"), ("review_text", "class_index"))
@@ -217,18 +217,18 @@ def _repaired(table: Table, column: str, repair: Callable[[str], str]) -> Table:
 def borrowed_rows(
     target: Task, number: int, tasks: Mapping[str, Task], data_dir: str | Path | None, seed: int, strict: bool = False
 ) -> list[Row]:
-    """The rows that a task borrows from one of its sources, in their order: its own columns, its own labels.
+    """Returns the rows that a task borrows from one of its sources, in their order, with its own columns and labels.
 
-    Which rows are drawn, and what is drawn of labels, depends on the seed, the task's name and the source's number
-    alone: with more `rows` the same ones come, and others beside them. An id is the source's name and the row's own.
+    The drawn rows and the drawn labels depend only on the seed, the task's name and the source's number. A larger
+    `rows` adds rows to the same draw. An id consists of the source's name and the row's id.
 
     Args:
-        number: the source's, from 1.
-        tasks: those of the recipe, by name.
-        strict: raise on the first row with a blank text or label, which is left out else, and said.
+        number: the number of the source, from 1.
+        tasks: the tasks of the recipe, by name.
+        strict: raise on the first row with a blank text or label. Otherwise such rows are dropped with a warning.
 
     Raises:
-        MinBertError: as `read_rows`, and as `origin_of`.
+        MinBertError: as `read_rows` and `origin_of`.
     """
     source, mapping = target.sources[number - 1], MAPPINGS[target.sources[number - 1].mapping]
     origin = origin_of(target, number, tasks)
@@ -251,11 +251,11 @@ def borrowed_rows(
 
 
 def origin_of(target: Task, number: int, tasks: Mapping[str, Task]) -> Task:
-    """The task whose training rows are those of a source: another of the recipe's or package's, or the source's files.
+    """Returns the task whose training rows a source borrows: a task of the recipe or package, or the source's files.
 
     Raises:
-        MinBertError: the mapping is unknown or makes no such labels, there is no such task, or its rows have more or
-            fewer texts.
+        MinBertError: the mapping is unknown or does not fit the labels, there is no such task, or its rows have a
+            different number of texts.
     """
     where, source = _place(target, number), target.sources[number - 1]
     if source.mapping not in MAPPINGS:
@@ -296,7 +296,7 @@ def _makes(mapping: LabelMapping, target: Task) -> bool:
 
 
 def pinned_sources(task: Task, tasks: Mapping[str, Task], data_dir: str | Path | None) -> Task:
-    """The task, with the commit of each of its sources that is on the Hub."""
+    """Returns the task with the commit of each source that is on the Hub."""
     found = []
     for number, source in enumerate(task.sources, 1):
         commit = pinned(origin_of(task, number, tasks), data_dir).dataset_revision
@@ -315,7 +315,7 @@ def _from_files(target: Task, source: Source, mapping: LabelMapping) -> Task:
 
 
 def _laid_out(origin: Task, source: Source, mapping: LabelMapping, table: Table) -> Task:
-    """The origin, with the columns that the table has where a known layout has them."""
+    """Returns the origin with the columns of a known layout, if the table has them."""
     if source.task is not None or not mapping.layouts:
         return origin
     options = [

@@ -1,7 +1,7 @@
-"""Masked language modelling: which tokens of a text are asked for, and what stands in their place.
+"""Masked language modelling: selects the tokens to predict, and replaces them in the input.
 
-What is drawn belongs to a text and not to a batch: it is a pure function of seed, epoch and the text's number. So it
-is the same in a run that resumes, for any number of processes and workers, and whatever else is in the batch.
+The draws for a text are a pure function of the seed, the epoch and the text's number. They do not depend on the batch.
+They are therefore the same in a resumed run and for any number of processes and workers.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ GOES_ON, BEGINS = "##", ("Ġ", "▁")
 
 
 class Text(NamedTuple):
-    """An encoded text, [T], and what its draws are a function of: seed, epoch and number. `None` asks for no token."""
+    """An encoded text, [T], and the seed, epoch and number that its draws depend on. `None` masks no token."""
 
     ids: np.ndarray
     place: tuple[int, int, int] | None
 
 
 class HeldOutTexts(Dataset):
-    """Texts to score. Seed and epoch are fixed, so that every evaluation of every run asks for the same tokens."""
+    """Texts to evaluate on. Seed and epoch are fixed, so every evaluation of every run masks the same tokens."""
 
     def __init__(self, rows: EncodedRows):
         self.rows = rows
@@ -49,19 +49,20 @@ class HeldOutTexts(Dataset):
 class TrainingTexts(Dataset):
     """Texts to train on: item `i` is a pure function of seed, epoch and `i`.
 
-    The sources follow each other: all epochs of the first one, each in an order of its own, then those of the next.
-    An epoch of the dataset is as many texts as there are, wherever among them the sources begin and end. With one
-    source it is simply a shuffle of its texts. The order is drawn here and not by a sampler of torch's, because such a
-    sampler's epoch is lost when several processes resume in the middle of an epoch.
+    The sources follow each other: all epochs of the first source, each shuffled anew, then all epochs of the next. An
+    epoch of the dataset has as many items as there are texts, and may contain the end of one source and the start of
+    the next. With one source, an epoch is a shuffle of its texts. The order is drawn here and not by a torch sampler,
+    because a sampler loses its epoch when several processes resume in the middle of an epoch.
 
-    Items behind the last text ask for nothing. They fill up the last step of an epoch, in which every process needs a
-    batch: accelerate would fill it with the epoch's first texts, and several processes would train on them twice.
+    Items after the last text have nothing to predict. They fill the last step of an epoch, in which every process
+    needs a batch. accelerate would fill it with the epoch's first texts, which several processes would then train on
+    twice.
 
     Args:
         rows: the texts of all sources.
-        sizes: how many are of each source, in their order.
-        epochs: how often each is seen. The last source goes on for as long as it is asked.
-        seed: of the orders, and of what is drawn for each text.
+        sizes: the number of texts of each source, in the order of the sources.
+        epochs: how often each source is seen. The last source continues without end.
+        seed: the seed of the orders and of the draws for each text.
     """
 
     def __init__(self, rows: EncodedRows, sizes: Sequence[int], epochs: float, seed: int):
@@ -69,7 +70,7 @@ class TrainingTexts(Dataset):
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
-        """What accelerate calls at the start of each epoch."""
+        """Called by accelerate at the start of each epoch."""
         parts = list(self._parts(epoch * len(self), (epoch + 1) * len(self)))
         self._numbers = np.concatenate([numbers for numbers, _ in parts])
         self._epochs = np.concatenate([np.full(len(numbers), own) for numbers, own in parts])
@@ -100,21 +101,22 @@ class TrainingTexts(Dataset):
 class MaskingCollator:
     """Chooses tokens for the model to predict (Devlin et al. 2019, arXiv:1810.04805, section 3.1).
 
-    Each token is chosen with the same probability, special tokens and padding never. A chosen token becomes the
-    mask token in 80 % of cases, a token drawn from the whole vocabulary in 10 %, and stays as it is in 10 %.
+    Each token is chosen with the same probability. Special tokens and padding are never chosen. A chosen token becomes
+    the mask token in 80 % of cases, a random token of the vocabulary in 10 %, and stays unchanged in 10 %.
 
     Args:
-        tokenizer: with a mask token.
-        probability: of a token to be chosen, or of a word.
-        whole_words: choose words: a token and the pieces after it that go on with it, as the vocabulary marks them
-            (`##`, `Ġ`, `▁`). Where spaces alone part words, a comma belongs to the word before it. What becomes of
-            each piece is still drawn for itself, as in the code of BERT's authors.
-        packing: say where the real tokens stand, so that the encoder computes on them alone.
-        fill_to: pad to this length, whatever the batch's, and round the numbers of packed tokens and of words to
-            predict up to a few sizes, so that most batches have one of a few shapes.
+        tokenizer: a tokenizer with a mask token.
+        probability: the probability that a token, or a word, is chosen.
+        whole_words: choose whole words: a token and the pieces that continue it, as the vocabulary marks them (`##`,
+            `Ġ`, `▁`). If a tokenizer separates words by spaces only, a comma belongs to the word before it. The
+            replacement of each piece is drawn separately, as in the code of BERT's authors.
+        packing: add the positions of the real tokens, so that the encoder computes on them only.
+        fill_to: always pad to this length, and round the numbers of packed tokens and of words to predict up to one of
+            a few sizes. Most batches then have one of few shapes.
 
     Raises:
-        MinBertError: the tokenizer has no mask token, or no pieces of words to tell whole words by.
+        MinBertError: the tokenizer has no mask token, or `whole_words` is set and its vocabulary does not mark word
+            pieces.
     """
 
     MASKED, RANDOM = 0.8, 0.9  # a draw below the first masks, one below the second gives a random token
@@ -141,11 +143,12 @@ class MaskingCollator:
         self.continues = np.isin(np.arange(size), _going_on(vocabulary) if whole_words else [])
 
     def __call__(self, texts: Sequence[Text]) -> dict[str, Any]:
-        """A batch of B texts, T tokens long.
+        """Makes a batch of B texts with T tokens.
 
         Returns:
-            `input_ids`, `attention_mask` and `labels`, int64 [B, T]; `labels` are -100 but where a token was chosen.
-            `predicted`, int64 [P], the places of those in the flattened batch; B * T for a filler.
+            `input_ids`, `attention_mask` and `labels`, int64 [B, T]. `labels` are -100 except at chosen tokens.
+            `predicted`, int64 [P], has the positions of the chosen tokens in the flattened batch, and B * T as a
+            filler.
         """
         ids, labels = (np.concatenate(arrays) for arrays in zip(*map(self._masked, texts), strict=True))
         lengths = np.array([len(text.ids) for text in texts])
@@ -186,14 +189,17 @@ class MaskingCollator:
         return np.where(chosen, seen, ids), np.where(chosen, ids, IGNORED)
 
     def _word_starts(self, ids: np.ndarray) -> np.ndarray:
-        """For each token where its word begins; a special token belongs to no word and ends the one before it."""
+        """Returns, for each token, where its word begins.
+
+        A special token belongs to no word and ends the word before it.
+        """
         special = self.is_special[ids]
         starts = special | ~self.continues[ids] | np.concatenate([[True], special[:-1]])
         return np.maximum.accumulate(np.where(starts, np.arange(len(ids)), 0))
 
 
 def _going_on(vocabulary: Mapping[str, int]) -> list[int]:
-    """The ids of pieces that go on with a word, if the piece before them is no special token."""
+    """Returns the ids of pieces that continue a word, if the piece before them is not a special token."""
     marked = {mark: {token for token in vocabulary if token.startswith(mark)} for mark in (GOES_ON, *BEGINS)}
     # The most frequent one: a vocabulary of bytes holds ## as a heading of Markdown, and Ġ is a letter of Maltese.
     mark = max(marked, key=lambda mark: len(marked[mark]))

@@ -1,4 +1,4 @@
-"""New pairs of a task's own sentences, to be answered by teachers (Augmented SBERT, arXiv:2010.08240, section 3.1)."""
+"""New pairs of a task's own sentences, to be labelled by teachers (Augmented SBERT, arXiv:2010.08240, section 3.1)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ TRIES = 20  # draws for each random pair that is wanted
 
 
 def new_pairs(pairs: Sequence[Pair], count: int, known: Container[Key], vectors: Vectors, seed: int) -> list[Pair]:
-    """Pairs that are not among `pairs` or `known`, of the same first and second sentences.
+    """Makes pairs of the first and second sentences in `pairs` that are not in `pairs` or `known`.
 
-    One half pairs a first sentence with one of the second sentences nearest to it, by the cosine of their vectors: the
-    nearest of each before the second nearest of any. The other half is drawn at random. Each pair is new, in either
-    order and as `leaks.plain` leaves it, and never of a sentence with itself.
+    One half pairs each first sentence with its nearest second sentences, by the cosine of their vectors. The nearest
+    second sentence of each comes before the second nearest of any. The other half is drawn at random. No pair repeats
+    another, in either order and after `leaks.plain`, and no sentence is paired with itself.
 
     Args:
         pairs: the training rows.
-        count: how many are wanted. Fewer come where there are no more.
-        known: pairs that must not come, by `leaks.key_of`.
-        vectors: asked once for the first sentences and once for the second ones.
-        seed: of every draw. For the same arguments the pairs are the same.
+        count: the number of new pairs. Fewer are returned if there are no more.
+        known: keys of pairs to exclude, made by `leaks.key_of`.
+        vectors: a function from sentences to vectors. It is called once for the first sentences and once for the
+            second.
+        seed: the seed of every draw. Equal arguments give equal pairs.
     """
     taken = {key_of(pair) for pair in pairs}
     firsts, seconds = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))

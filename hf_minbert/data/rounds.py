@@ -1,6 +1,6 @@
-"""Which examples make a step. A round holds a mini-batch of each of its tasks.
+"""Selects the examples of each step. A round has a mini-batch of each of its tasks.
 
-To add a way to mix: a class here and a line in `MIXING`.
+To add a way of mixing tasks, add a class here and a line in `MIXING`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ Rows = list[dict[str, Any]]
 
 
 def fetch(dataset: SupportsLenAndGetItem, indices: Sequence[int]) -> Rows:
-    """The rows at `indices`, in one call where the dataset has torch's batched protocol (as `datasets` has)."""
+    """Returns the rows at `indices`, in one call if the dataset has torch's batched protocol, as `datasets` has."""
     batched = getattr(dataset, "__getitems__", None)
     return [dataset[index] for index in indices] if batched is None else batched(list(indices))
 
 
 def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
-    """What balanced sampling balances: the class ids, or the bin of each score among `bins` of equal width."""
+    """Returns the group of each row for balanced sampling.
+
+    This is its class id, or the bin of its score among `bins` of equal width.
+    """
     if task.traits.is_class:
         return labels
     low, high = task.bounds
@@ -42,20 +45,20 @@ def label_groups(task: Task, labels: np.ndarray, bins: int) -> np.ndarray:
 
 
 def proportional_batch_sizes(rows: Mapping[str, int], largest: int) -> dict[str, int]:
-    """Batch sizes with which all tasks are through after about as many rounds: n * b is near rows, for each of them.
+    """Computes batch sizes with which all tasks finish their rows after about the same number of rounds.
 
-    The task with the most rows gets `largest`, so n is its rows / `largest`; each other one gets the whole number
-    nearest to its own rows / n. Its batches of n rounds miss its rows, or exceed them, by n / 2 at most: so its end
-    is the nearer to that of the others, the larger its batch is.
+    The task with the most rows gets `largest`, so the number of rounds n is its rows / `largest`. Each other task gets
+    the whole number nearest to its rows / n. The rows of its n batches differ from its own rows by at most n / 2. The
+    larger its batch is, the smaller is this difference relative to its rows.
 
-    Report 003, section 4.3.2, equation 6; its sizes, 1, 24 and 1, are these for `largest` 24 and the course's data.
+    Report 003, section 4.3.2, equation 6. Its sizes 1, 24 and 1 are the result for `largest` 24 and the course's data.
 
     Args:
-        rows: of each task in an epoch.
+        rows: the rows of each task in an epoch.
         largest: the size of the largest batch.
 
     Raises:
-        MinBertError: a task has so few rows that its size would be 0.
+        MinBertError: a task has so few rows that its batch size would be 0.
     """
     most = max(rows.values())
     sizes = {task: (2 * largest * count + most) // (2 * most) for task, count in rows.items()}  # .5 is rounded up
@@ -72,35 +75,36 @@ def proportional_batch_sizes(rows: Mapping[str, int], largest: int) -> dict[str,
 
 
 def inverse_batch_size_weights(batch_sizes: Mapping[str, int]) -> dict[str, float]:
-    """The smallest batch's size over each task's own: factors that make losses summed over a batch comparable.
+    """Returns the smallest batch size divided by each task's own.
 
-    Report 003, section 4.3.2, equation 7. On losses that are means over a batch, as all are here, they weight a task
-    the less, the larger its batch is.
+    Such factors make losses that are summed over a batch comparable (report 003, section 4.3.2, equation 7). The
+    losses of this package are means over a batch. For them, a task with a larger batch gets a smaller weight.
     """
     smallest = min(batch_sizes.values())
     return {task: smallest / size for task, size in batch_sizes.items()}
 
 
 def rows_of_epoch(asked: float | None, size: int) -> int:
-    """How many of `size` rows an epoch takes: a number of them, the nearest to a share, or unless asked all."""
+    """Returns how many of `size` rows an epoch uses: a number of rows, the nearest to a share, or all by default."""
     return size if asked is None else max(1, round(asked * size)) if isinstance(asked, float) else int(asked)
 
 
 class RowSampler:
-    """The rows of one task in the order in which an epoch takes them, pass after pass.
+    """The order in which an epoch uses the rows of one task, pass after pass.
 
-    A pass is a pure function of seed, task, epoch and its number. Without `groups` it is a shuffle of the epoch's
-    rows: all of them, or a draw of `rows` without replacement, whose every pass is over the same ones. With `groups`
-    each pass is a draw with replacement in which every group is equally likely, and every row of a group.
+    A pass is a pure function of seed, task, epoch and the pass's number. Without `groups` it is a shuffle of the
+    epoch's rows. These are all rows, or `rows` rows drawn without replacement, which are the same in all passes of the
+    epoch. With `groups`, each pass is drawn with replacement: every group is equally likely, and so is every row of a
+    group.
 
     Args:
-        task: its name.
-        size: how many rows there are.
-        seed: of every draw.
-        groups: [size], the group of each row, to balance them.
-        rows: how many rows a pass has; a float is a share of `size`, of which at least one row is left.
-        redraw: whether each epoch draws its `rows` anew. If not, the first draw serves all epochs and passes, each in
-            an order of its own. Without `rows` there is nothing to keep.
+        task: the name of the task.
+        size: the number of rows.
+        seed: the seed of every draw.
+        groups: [size], the group of each row, for balanced sampling.
+        rows: the number of rows in a pass. A float is a share of `size`; at least one row is used.
+        redraw: whether each epoch draws its `rows` anew. If not, all epochs use the rows of the first draw, in a new
+            order in each pass. Without `rows` this has no effect.
 
     Raises:
         MinBertError: there are no rows, or fewer than `rows`.
@@ -120,8 +124,8 @@ class RowSampler:
             raise MinBertError(f"Task {task!r} has no training rows. Give it some, or do not train it.")
         if rows is not None and rows > size:
             raise MinBertError(
-                f"`rows_per_epoch` of {task!r} asks for {rows} rows, and there are {size}. Lower it, or leave it out "
-                f"to take all."
+                f"`rows_per_epoch` of {task!r} asks for {rows} rows, and there are {size}. Lower it, or leave "
+                f"it out to use all."
             )
         self.task, self.size, self.seed = task, size, seed
         self.rows = rows_of_epoch(rows, size)
@@ -132,7 +136,7 @@ class RowSampler:
         self.kept = None if redraw or rows is None else self._draw()
 
     def order(self, epoch: int, number: int) -> np.ndarray:
-        """The rows of pass `number` of an epoch, [rows]."""
+        """Returns the rows of pass `number` of an epoch, [rows]."""
         if self.kept is not None:
             return self._generator(epoch, number).permutation(self.kept)
         if self.chances is not None:
@@ -142,7 +146,7 @@ class RowSampler:
         return self._generator(epoch, number).permutation(self._draw(epoch))
 
     def within_reach(self) -> np.ndarray:
-        """The rows that training may come to see, each once."""
+        """Returns the rows that training may use, each once."""
         return np.arange(self.size) if self.kept is None else np.unique(self.kept)
 
     def _draw(self, *when: int) -> np.ndarray:
@@ -154,12 +158,12 @@ class RowSampler:
 
 
 class Unlabelled(NamedTuple):
-    """Rows of a task without labels, of which a round takes some beside those with.
+    """Rows of a task without labels. A round has some of them besides labelled rows.
 
     Args:
-        rows: all of them.
+        rows: all rows without labels.
         sampler: their order.
-        size: how many a round takes.
+        size: the number of these rows in a round.
     """
 
     rows: SupportsLenAndGetItem
@@ -168,27 +172,28 @@ class Unlabelled(NamedTuple):
 
 
 class Rounds(Dataset, ABC):
-    """A map-style dataset of rounds: item `i` is `{task: rows}`, a pure function of seed, epoch and `i`.
+    """A map-style dataset of rounds. Item `i` is `{task: rows}`, a pure function of seed, epoch and `i`.
 
-    With `W` processes and a global step `s`, process `r` takes round `s * W + r`. Rounds follow each other in
-    one order of the rows, so `W` processes with batches of `b` see at each step the rows that one process
-    with batches of `W * b` sees. The order is drawn here and not by a sampler of torch's, because such a sampler's
-    epoch is lost when several processes resume in the middle of an epoch.
+    With `W` processes and a global step `s`, process `r` uses round `s * W + r`. All rounds share one order of the
+    rows. At each step, `W` processes with batches of `b` therefore use the rows that one process with batches of `W *
+    b` uses. The order is drawn here and not by a torch sampler, because a sampler loses its epoch when several
+    processes resume in the middle of an epoch.
 
-    All batches are full: a task whose rows do not fill its last ones begins its next pass there.
+    All batches are full. If a task's rows do not fill its last batches, its next pass begins there.
 
     Args:
         datasets: rows by task name.
-        batch_sizes: rows a round takes from each task.
+        batch_sizes: the number of rows of each task in a round.
         samplers: the order of each task's rows.
-        num_processes: the number of rounds, and of those with a task, is a multiple of it, so that at each step every
-            process takes a round, with the same tasks.
-        seed: of which tasks a round holds, where that is drawn.
-        temperature: of `Temperature`.
-        epochs: how many there will be, for `Annealed`.
-        groups: of tasks that share rows, each with one sampler and one batch size. A round has them under the first
-            of them, as `SharedRows`. A task of which no process has a labelled row there is not in it.
-        unlabelled: by task, rows without labels. A round has both kinds as `PartlyLabelled`.
+        num_processes: the number of processes. The number of rounds, and of rounds with a task, is a multiple of it.
+            At each step every process then has a round with the same tasks.
+        seed: the seed for drawing the tasks of a round, if they are drawn.
+        temperature: the temperature, for `Temperature`.
+        epochs: the number of epochs, for `Annealed`.
+        groups: groups of tasks that share rows. A group has one sampler and one batch size. A round has the group
+            under the name of its first task, as `SharedRows`. A task is left out of a round if no process has a
+            labelled row of it.
+        unlabelled: for each task, rows without labels. A round has labelled and unlabelled rows as `PartlyLabelled`.
 
     Attributes:
         whole: whether every round has every task.
@@ -225,13 +230,13 @@ class Rounds(Dataset, ABC):
             self._orders.clear()
 
     def rounds_to_see(self, task: str) -> int:
-        """How many rounds, over all processes, it takes to see each of the epoch's rows of a task once."""
+        """Returns the number of rounds, over all processes, that use each of the epoch's rows of a task once."""
         per_step = self.batch_sizes[task] * self.num_processes
         return -(-self.samplers[task].rows // per_step) * self.num_processes
 
     @abstractmethod
     def rounds_with(self, task: str) -> int:
-        """How many of the epoch's rounds hold the task: it is in the first ones."""
+        """Returns how many of the epoch's rounds have the task. These are the first ones."""
 
     def __len__(self) -> int:
         return max(self.rounds_with(task) for task in self.datasets)
@@ -246,7 +251,7 @@ class Rounds(Dataset, ABC):
 
     @property
     def num_rows(self) -> int:
-        """Rows of all tasks that an epoch shows, those that it shows again counted again."""
+        """Returns the number of rows that an epoch uses over all tasks, counting repeated rows again."""
         beside = {task: of.size for task, of in self.unlabelled.items()}
         return sum(self.rounds_with(task) * (size + beside.get(task, 0)) for task, size in self.batch_sizes.items())
 
@@ -286,9 +291,9 @@ class Rounds(Dataset, ABC):
 
 
 class Cycle(Rounds):
-    """Goes on until the task with the most rounds has been seen whole; shorter tasks start again.
+    """An epoch ends when the task with the most rounds has used all of its rows. Shorter tasks start again.
 
-    Every row of an epoch is seen at least once in it, whichever task it is of.
+    Every row of every task is used at least once in an epoch.
     """
 
     whole = True
@@ -298,9 +303,9 @@ class Cycle(Rounds):
 
 
 class Once(Rounds):
-    """Goes through each task's rows once; a task that is through leaves the rounds to the others.
+    """Each task uses its rows once. A finished task is missing from the later rounds.
 
-    So the last rounds are those of the longest task alone. Rows that fill up a task's last batches are seen twice.
+    The last rounds therefore have the longest task only. Rows that fill a task's last batches are used twice.
     """
 
     def rounds_with(self, task: str) -> int:
@@ -308,9 +313,10 @@ class Once(Rounds):
 
 
 class Shortest(Rounds):
-    """Stops with the task that has the fewest rounds: what the others have more of is not seen in this epoch.
+    """An epoch ends with the task that has the fewest rounds.
 
-    Each epoch has a new order, so that over many epochs all rows have the same chance.
+    Further rows of the other tasks are not used in that epoch. Each epoch has a new order, so over many epochs all
+    rows have the same chance.
     """
 
     whole = True
@@ -320,15 +326,15 @@ class Shortest(Rounds):
 
 
 class Drawn(Rounds):
-    """Base of those where each step has one task, drawn by chance: an epoch has as many rounds as all rows fill.
+    """Base of the ways of mixing in which each step has one task, drawn at random.
 
-    How often a task comes differs from epoch to epoch, and rows of it may not be seen in one. With one task in a step
-    there is nothing for a way of combining gradients to do.
+    An epoch has as many rounds as all rows fill. The number of steps of a task varies from epoch to epoch, and some of
+    its rows may not be used in an epoch. A step has one task, so there are no gradients to combine.
     """
 
     @abstractmethod
     def chances(self, rows: np.ndarray) -> np.ndarray:
-        """What each task's chance is in proportion to, from how many rows each has in an epoch; both [tasks]."""
+        """Returns numbers proportional to each task's chance, from the tasks' rows in an epoch; both [tasks]."""
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -337,7 +343,7 @@ class Drawn(Rounds):
     _plan: tuple[np.ndarray, np.ndarray] | None = None
 
     def plan(self) -> tuple[np.ndarray, np.ndarray]:
-        """For each step of the epoch, the place of its task among the tasks, and how often that one came before."""
+        """Returns, for each step of the epoch, the index of its task and how often that task was drawn before."""
         if self._plan is None:
             chances = self.chances(np.array([self.samplers[task].rows for task in self.datasets], dtype=np.float64))
             draw = np.random.default_rng([self.seed, self.epoch, zlib.crc32(b"which task")])
@@ -349,11 +355,11 @@ class Drawn(Rounds):
         return self._plan
 
     def drawn(self, steps: int, rounds_per_step: int = 1) -> dict[str, int]:
-        """How many rounds of each task the first steps of a run have, up to where all tasks have one.
+        """Returns how many rounds of each task the first steps of a run have, until all tasks have one.
 
         Args:
-            steps: of the optimizer. The last one of an epoch may have fewer rounds.
-            rounds_per_step: of each process.
+            steps: optimizer steps. The last step of an epoch may have fewer rounds.
+            rounds_per_step: rounds per step and process.
         """
         counts, epoch, kept = np.zeros(len(self.datasets), dtype=np.int64), 0, self.epoch
         while steps > 0 and not counts.all():
@@ -379,9 +385,9 @@ class Drawn(Rounds):
 
 
 class Proportional(Drawn):
-    """One task a step, with a chance in proportion to its rows.
+    """Each step has one task, with a chance proportional to its rows.
 
-    With batches of one size all rows are seen equally often, in the mean.
+    With batches of equal size, all rows are used equally often on average.
     """
 
     def chances(self, rows: np.ndarray) -> np.ndarray:
@@ -389,9 +395,10 @@ class Proportional(Drawn):
 
 
 class Temperature(Drawn):
-    """One task a step, with a chance in proportion to rows^(1/T): small tasks come more often than their share.
+    """Each step has one task, with a chance proportional to rows^(1/T).
 
-    T of 1 is `Proportional`; with a large one all tasks come equally often (arXiv:1907.05019, section 4.2).
+    Small tasks are drawn more often than their share. T = 1 is `Proportional`. With a large T all tasks are drawn
+    equally often (arXiv:1907.05019, section 4.2).
     """
 
     def chances(self, rows: np.ndarray) -> np.ndarray:
@@ -399,7 +406,7 @@ class Temperature(Drawn):
 
 
 class Annealed(Drawn):
-    """One task a step, with a chance in proportion to rows^a, where a falls from 1 in the first epoch to .2.
+    """Each step has one task, with a chance proportional to rows^a. a falls from 1 in the first epoch to 0.2.
 
     As in arXiv:1902.02671, section 4.1: a = 1 - .8 (e - 1) / (E - 1) in epoch e of E.
     """

@@ -1,4 +1,4 @@
-"""Encoded rows in memory: all tokens of a task in one array, so that a batch is a few array operations."""
+"""Encoded rows in memory. All tokens of a task are in one array, so a batch needs a few array operations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class EncodedRows(TokenRows):
     """A map-style dataset of rows with `input_ids`, `token_type_ids` and, where there are labels, `labels`.
 
     Args:
-        labels: [R], class ids in int64 or scores in float32; float32 [R, C], a 0 or 1 for each label; where each word
-            has one, [R] arrays of class ids, int64 [words]; or `None`.
-        teacher: float32 [R, C], what a teacher's head answers; or `None`.
-        labelled: [R], which rows have a label, where some have none and share their inputs with another task; else
-            `None`. The rest as for `TokenRows`.
+        labels: [R], class ids in int64 or scores in float32; for `kind: labels` float32 [R, C], 0 or 1; for `kind:
+            tags` [R] arrays of class ids, int64 [words]; or `None`.
+        teacher: float32 [R, C], the outputs of a teacher's head; or `None`.
+        labelled: [R], which rows have a label, if some have none and share their inputs with another task; else
+            `None`. The other arguments are those of `TokenRows`.
     """
 
     labels: np.ndarray | None = None
@@ -35,9 +35,10 @@ class EncodedRows(TokenRows):
 
     @classmethod
     def of(cls, rows: datasets.Dataset | Sequence[Mapping[str, Any]], dtype: str, apart: bool) -> EncodedRows:
-        """From rows with these columns; `apart` says whether the first two hold two lists each.
+        """Makes rows from a dataset with these columns.
 
-        Labels are of the task's `dtype`, whatever the numbers look like.
+        With `apart`, the first two columns have two lists for each row. Labels have the task's `dtype`, independent of
+        their values.
         """
         library = sys.modules.get("datasets")
         if library is not None and isinstance(rows, library.Dataset):
@@ -69,7 +70,7 @@ class EncodedRows(TokenRows):
 
     @classmethod
     def joined(cls, parts: Sequence[EncodedRows]) -> EncodedRows:
-        """The rows of all parts, one after another. The parts are a task's, without a teacher."""
+        """Concatenates the rows of all parts. The parts belong to one task and have no teacher."""
         starts = np.cumsum([0, *np.concatenate([part.lengths for part in parts])])
 
         def column(name: str) -> Any:
@@ -83,7 +84,7 @@ class EncodedRows(TokenRows):
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One row, as lists and numbers."""
+        """Returns one row, as lists and numbers."""
         row = self.take([range(len(self))[index]])
         spans = [slice(*row.starts[side : side + 2]) for side in range(self.sides)]
         ids, segments = ([values[span].tolist() for span in spans] for values in (row.ids, row.segments))
@@ -95,44 +96,44 @@ class EncodedRows(TokenRows):
         return made if row.labels is None else made | {"labels": row.labels[0].tolist()}
 
     def __getitems__(self, indices: Sequence[int]) -> EncodedRows:
-        """Several rows in one call, as torch's loaders ask for them."""
+        """Returns several rows in one call, as torch's data loaders request them."""
         return self.take(indices)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
-        """The rows at these places, in this order."""
+        """Returns the rows at these positions, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         return replace(super().take(indices), **_taken(self, indices))
 
     @property
     def token_labels(self) -> np.ndarray:
-        """That of each word at its first piece, and `IGNORED` at all other tokens; int64 [S]."""
+        """Returns the label of each word at its first piece and `IGNORED` at all other tokens; int64 [S]."""
         assert self.words is not None and self.num_words is not None and self.labels is not None
         before = np.repeat(np.cumsum(self.num_words) - self.num_words, self.lengths)
         return np.where(self.words < 0, IGNORED, np.concatenate(self.labels)[before + self.words])
 
     @property
     def unread(self) -> int:
-        """Words that no token is a piece of: they were cut off, or the tokenizer drops them."""
+        """Returns the number of words without a token, because they were cut off or the tokenizer drops them."""
         if self.words is None:
             return 0
         return self.total_words - int((self.words >= 0).sum())
 
     @property
     def total_words(self) -> int:
-        """0 unless each word has an answer."""
+        """The number of words; 0 unless the task labels each word."""
         return 0 if self.num_words is None else int(self.num_words.sum())
 
     def ids_of(self, index: int) -> np.ndarray:
-        """The ids of one input, without a copy."""
+        """Returns the ids of one input without a copy."""
         return self.ids[self.starts[index] : self.starts[index + 1]]
 
 
 @dataclass(frozen=True)
 class PooledRows:
-    """A map-style dataset of rows of which the encoder's part is done.
+    """A map-style dataset of rows that have already passed through the encoder.
 
     Args:
-        pooled: float32 [R, S, D], what the task's head pools.
+        pooled: float32 [R, S, D], the pooled states for the task's head.
         labels, teacher, labelled: as for `EncodedRows`.
     """
 
@@ -148,23 +149,23 @@ class PooledRows:
         return self.take([index])
 
     def __getitems__(self, indices: Sequence[int]) -> PooledRows:
-        """Several rows in one call, as torch's loaders ask for them."""
+        """Returns several rows in one call, as torch's data loaders request them."""
         return self.take(indices)
 
     def take(self, indices: Sequence[int] | np.ndarray) -> PooledRows:
-        """The rows at these places, in this order."""
+        """Returns the rows at these positions, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         return PooledRows(self.pooled[indices], **_taken(self, indices))
 
 
 @dataclass(frozen=True)
 class SharedRows:
-    """What a round takes of tasks that share rows.
+    """The rows of a round for tasks that share rows.
 
     Args:
-        rows: task to rows; the inputs are the same in all.
-        shares: task to the factor on the mean loss over its labelled rows here, with which the mean over processes is
-            that over the labelled rows of all. 0 where none of these rows has a label.
+        rows: the rows of each task. All tasks have the same inputs.
+        shares: for each task, the factor on its mean loss over the labelled rows of this process. With it, the mean
+            over processes equals the mean over all labelled rows. It is 0 if none of these rows has a label.
     """
 
     rows: dict[str, EncodedRows | PooledRows]
@@ -173,11 +174,11 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class PartlyLabelled:
-    """What a round takes of a task that has rows without labels.
+    """The rows of a round for a task that also has rows without labels.
 
     Args:
-        rows: with labels.
-        unlabelled: without.
+        rows: rows with labels.
+        unlabelled: rows without labels.
     """
 
     rows: EncodedRows | PooledRows
@@ -185,7 +186,7 @@ class PartlyLabelled:
 
     @property
     def inputs(self) -> EncodedRows | PooledRows:
-        """Both, one after the other, without labels and teacher."""
+        """All rows without labels and teacher outputs, labelled rows first."""
         parts = (self.rows, self.unlabelled)
         pooled = [of.pooled for of in parts if isinstance(of, PooledRows)]
         if pooled:
@@ -194,7 +195,7 @@ class PartlyLabelled:
 
 
 def apart_by_label(rows: EncodedRows) -> tuple[EncodedRows, EncodedRows | None]:
-    """The rows that have a label, and those that have none, where there are some."""
+    """Splits rows into those with a label and those without, if there are any."""
     if rows.labelled is None:
         return rows, None
     without = rows.take(np.flatnonzero(~rows.labelled))
@@ -202,7 +203,7 @@ def apart_by_label(rows: EncodedRows) -> tuple[EncodedRows, EncodedRows | None]:
 
 
 def having_labels(rows: EncodedRows) -> EncodedRows:
-    """The rows that have a label."""
+    """Returns the rows that have a label."""
     return rows if rows.labelled is None else replace(rows.take(np.flatnonzero(rows.labelled)), labelled=None)
 
 
@@ -213,7 +214,7 @@ def _taken(rows: EncodedRows | PooledRows, indices: np.ndarray) -> dict[str, np.
 
 
 def tag_rows(rows: Iterable[Any]) -> np.ndarray:
-    """The class ids of each row's words, from lists or arrays of them: [R] arrays, int64 [words]."""
+    """Converts lists or arrays of the class ids of each row's words to [R] arrays, int64 [words]."""
     return ragged([np.asarray(row, dtype=np.int64) for row in rows])
 
 
@@ -230,7 +231,7 @@ def _parts(rows: datasets.Dataset, name: str) -> list[np.ndarray]:
 
 
 def _flat(rows: datasets.Dataset, column: str, apart: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A column of lists as one array, and where each list begins in it."""
+    """Returns a column of lists as one array, and where each list begins in it."""
     array = rows.with_format(None).data.table.column(column).combine_chunks()
     array = array.flatten() if apart else array
     starts = np.asarray(array.offsets)

@@ -1,4 +1,4 @@
-"""Dev rows in two parts: those that choose the best model, and those that its scores are of."""
+"""Splits the dev rows into a part that selects the best model and a part that it is evaluated on."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ if TYPE_CHECKING:
 def chosen_and_rest(
     rows: datasets.Dataset, share: float | None, task: str
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """The dev rows that choose, and those that are scored; without a share, all rows are both.
+    """Splits the dev rows into those that select the best model and those for the scores.
 
-    The parts depend on the rows' ids alone: they are those of every run, whatever its seed. Both keep the rows' order.
+    Without a share, both are all rows. The split depends only on the rows' ids, so it is the same for all runs and
+    seeds. Both parts keep the order of the rows.
 
     Args:
-        rows: of `load_split`, with an `id`.
-        share: of the rows, that choose; between 0 and 1.
-        task: for the error.
+        rows: the result of `load_split`, with an `id`.
+        share: the share of the rows that select the model, between 0 and 1.
+        task: the name of the task, for the error.
 
     Raises:
-        MinBertError: a part has no row.
+        MinBertError: a part has no rows.
     """
     if share is None:
         return rows, rows

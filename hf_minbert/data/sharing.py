@@ -1,4 +1,4 @@
-"""Rows with the labels of several tasks: read once, tokenized once, and taken together in a round."""
+"""Rows with the labels of several tasks. They are read once, tokenized once, and used together in a round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def by_training_rows(tasks: Iterable[Task], data_dir: str | Path | None) -> list[list[Task]]:
-    """The tasks in groups that read the same training rows: the same texts of the same data, borrowed rows apart."""
+    """Groups tasks that read the same training rows: the same texts of the same data. Ignores borrowed rows."""
     groups: dict[str, list[Task]] = {}
     for task in tasks:
         groups.setdefault(_training_rows(task, data_dir), []).append(task)
@@ -61,13 +61,13 @@ def _training_rows(task: Task, data_dir: str | Path | None) -> str:
 def load_together(
     tasks: Sequence[Task], data_dir: str | Path | None, split: str, strict: bool = False
 ) -> dict[str, datasets.Dataset]:
-    """A split of tasks of one group of `by_training_rows`, read once: to each task the same rows, with its labels.
+    """Reads a split once for the tasks of one group of `by_training_rows`.
 
-    A row that has the label of one task or more stays in the rows of all; where a task has none, its `label` is
-    `None`.
+    Each task gets the same rows with its own labels. A row is kept for all tasks if it has a label of at least one.
+    For a task without a label, its `label` is `None`.
 
     Raises:
-        MinBertError: as `files.load_split`. With `strict`, a row has a blank text, or no label of any task.
+        MinBertError: as `files.load_split`. With `strict`, a row has a blank text or no label of any task.
     """
     rows: dict[str, list[Row]] = {task.name: [] for task in tasks}
     first_id = 0
@@ -93,7 +93,7 @@ def load_together(
 
 
 def _merged(tasks: Sequence[Task], records: Sequence[Record]) -> Record:
-    """What several tasks read of one row: it lacks a label where it has that of none of them."""
+    """Merges the rows that several tasks read. A row lacks a label only if it has none of any task."""
     first = records[0]
     blank = [name for name in tasks[0].text_columns if not first.row[name]]
     if not any("label" in record.row for record in records):
@@ -107,15 +107,15 @@ def _merged(tasks: Sequence[Task], records: Sequence[Record]) -> Record:
 def encode_together(
     datasets: Mapping[str, Any], tasks: Mapping[str, Task], encode: Callable[[Any, Task], EncodedRows]
 ) -> dict[str, EncodedRows]:
-    """The encoded rows of each task. Rows with the same texts are tokenized once. A label may be `None`.
+    """Encodes the rows of each task. Rows with the same texts are tokenized once. A label may be `None`.
 
     Args:
-        datasets: task to rows, as for `encoding.encode`.
-        tasks: by name.
-        encode: tokenizes the rows of a task, without their labels.
+        datasets: the rows of each task, as for `encoding.encode`.
+        tasks: the tasks by name.
+        encode: a function that tokenizes the rows of a task, without their labels.
 
     Raises:
-        MinBertError: as `encoding.encode`; or a task has no label at all.
+        MinBertError: as `encoding.encode`; or a task has no labels.
     """
     encoded: dict[str, EncodedRows] = {}
     for name, dataset in datasets.items():
@@ -136,13 +136,13 @@ def _same_texts(datasets: Mapping[str, Any], task: Task, other: Task) -> bool:
 
 
 def same_tokens(rows: EncodedRows, others: EncodedRows) -> bool:
-    """Whether the inputs of two tasks' rows are the same, one by one."""
+    """Whether the inputs of two tasks' rows are equal, one by one."""
     alike = (np.array_equal(getattr(rows, name), getattr(others, name)) for name in ("starts", "ids", "segments"))
     return rows.sides == others.sides and all(alike)
 
 
 def with_some_label(rows: Mapping[str, EncodedRows]) -> dict[str, EncodedRows]:
-    """The rows of tasks with the same inputs, less those that have no label of any of these tasks."""
+    """Drops rows without a label of any of these tasks, which have the same inputs."""
     masks = [of.labelled for of in rows.values() if of.labelled is not None]
     if len(masks) < len(rows):
         return dict(rows)

@@ -1,4 +1,4 @@
-"""Rows of a file to predict, a part at a time: the file may be larger than memory."""
+"""Reads the rows of a file to predict in parts, so that the file may be larger than memory."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LOOKED_FOR = 1000  # hashes that stand twice and whose ids are looked for
 
 @dataclass(frozen=True)
 class Survey:
-    """What reading all rows once told.
+    """The result of reading all rows once.
 
     Args:
-        rows: how many there are.
+        rows: the number of rows.
         digest: SHA-256 of their ids and texts.
-        repeated: rows whose id stood in the file before; 0 if every id stands once.
-        repeated_ids: some of these ids, in their order in the file.
+        repeated: the number of rows whose id occurred before.
+        repeated_ids: some of these ids, in the order of the file.
     """
 
     rows: int
@@ -38,13 +38,14 @@ class Survey:
 
 
 class RowStream:
-    """The rows of a file as `hf_minbert.data.files.read_rows` gives them without labels, read anew each time.
+    """The rows of a file as `hf_minbert.data.files.read_rows` returns them without labels.
 
-    Formats without parts, such as a `.json` list, are read as a whole.
+    The file is read anew each time. Formats that cannot be read in parts, such as a `.json` list, are read as a whole.
 
     Attributes:
-        chunk_limits: rows and characters. A chunk ends at the first of the two: short texts fill large batches of
-            about equal length, and of long ones the tokens stay within some 100 MB.
+        chunk_limits: the maximum numbers of rows and of characters in a chunk. Both matter: short texts need many rows
+            to fill large batches of similar length, and long texts must not need more than about 100 MB for their
+            tokens.
     """
 
     chunk_limits = 2**14, 2**22
@@ -61,7 +62,7 @@ class RowStream:
             yield from (record.row for record in read_records(table, self.task, None, table.first))
 
     def chunks(self) -> Iterator[list[Row]]:
-        """The rows in lists. Where one ends depends on the rows before it alone."""
+        """Yields the rows in lists. The end of a list depends only on the rows before it."""
         most_rows, most_characters = self.chunk_limits
         chunk: list[Row] = []
         characters = 0
@@ -75,13 +76,13 @@ class RowStream:
             yield chunk
 
     def survey(self, progress: Callable[[int], object] | None = None) -> Survey:
-        """Reads and checks all rows. Needs 8 bytes a row, for a hash of its id.
+        """Reads and checks all rows. Needs 8 bytes of memory for each row, for a hash of its id.
 
-        Among n ids two have the same hash with a chance below n^2 / 2^65, 3e-6 for ten million: then `repeated` counts
-        one too many. `repeated_ids` are compared themselves.
+        Among n ids, two different ids have the same hash with a probability below n^2 / 2^65, 3e-6 for ten million. In
+        that case `repeated` is one too high. `repeated_ids` are compared as texts.
 
         Args:
-            progress: called with the rows of each part that was read.
+            progress: called with the number of rows in each part that was read.
 
         Raises:
             MinBertError: as `hf_minbert.data.files.read_rows`.
@@ -99,7 +100,7 @@ class RowStream:
         return Survey(rows, digest.hexdigest(), len(again), self._repeated(again) if len(again) else [])
 
     def _repeated(self, hashes: np.ndarray) -> list[str]:
-        """The first ids that stand twice, among those with one of the smallest of these hashes."""
+        """Returns the first repeated ids, among those with one of the smallest repeated hashes."""
         wanted, counts = {value.tobytes() for value in np.unique(hashes)[:LOOKED_FOR]}, Counter[str]()
         for row in self:
             id_ = str(row[ID_COLUMN])

@@ -1,14 +1,14 @@
-"""Tables: the cells of a file or a dataset by column, each row with its place, whatever the format.
+"""Tables: the columns of a file or a dataset with the place of each row, in any format.
 
-A path's ending tells the format:
+The file's ending determines the format:
 
-- `.csv`, `.txt` or none: UTF-8 text with a header, separated by the first of these that the header holds: tab, comma,
+- `.csv`, `.txt` or none: UTF-8 text with a header. The separator is the first of these in the header: tab, comma,
   semicolon, vertical bar. See `hf_minbert.data.delimited`.
-- `.tsv`: the same, tab separated.
-- `.jsonl`: a JSON object a line. `.json`: the same, or one list of objects. Numbers are read as they are written.
+- `.tsv`: the same, separated by tabs.
+- `.jsonl`: one JSON object per line. `.json`: the same, or one list of objects. Numbers keep their spelling.
 - `.parquet`.
-- `.conll`: a word a line with its tags in columns, and a blank line between sentences.
-- a folder: a dataset that `Dataset.save_to_disk` wrote.
+- `.conll`: one word per line with its tags in columns, and a blank line between sentences.
+- a folder: a dataset written by `Dataset.save_to_disk`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,15 @@ class Table:
     """Columns of cells.
 
     Args:
-        name: the path, or the dataset and its split; every error begins with it.
-        columns: their names, which may be blank or stand twice.
-        size: how many rows there are.
-        cells: the cells of the column at this place.
-        lines: the line where each row begins. `None`: rows have no lines and are counted from 0.
-        class_names: the names of the classes, for a column that holds class ids, or lists of them, and says what they
-            are.
-        has_unlabelled: whether a label of -1 stands for none, as in the datasets of the Hub.
-        by_word: whether the words of a row have a line each, from that where it begins.
-        first: how many rows of the file stand before these, in a part of it.
+        name: the path, or the dataset and its split. Every error begins with it.
+        columns: the names of the columns, which may be blank or repeated.
+        size: the number of rows.
+        cells: returns the cells of the column at an index.
+        lines: the line where each row begins. `None` if rows have no lines; they are then counted from 0.
+        class_names: for a column of class ids, or of lists of them, the names of its classes, if the data has them.
+        has_unlabelled: whether a label of -1 means no label, as in datasets of the Hub.
+        by_word: whether each word of a row has its own line.
+        first: the number of rows in the file before these, if the table is a part of a file.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Table:
     first: int = 0
 
     def where(self, number: int, word: int | None = None) -> str:
-        """The place of a row, or of one of its words, for an error."""
+        """Returns the place of a row, or of one of its words, for an error."""
         if word is not None:
             if self.by_word and self.lines is not None:
                 return f"{self.name}, line {self.lines[number] + word}"
@@ -75,7 +74,7 @@ class Table:
         return f"{self.name}, {row}"
 
     def column(self, name: str) -> Sequence[Any]:
-        """The cells of a column. Raises `MinBertError` unless exactly one has the name."""
+        """Returns the cells of a column. Raises `MinBertError` unless exactly one column has this name."""
         if (count := self.columns.count(name)) > 1:
             raise MinBertError(f"{self.name} has {count} columns named {name!r}. Rename all but one.")
         if not count:
@@ -86,14 +85,14 @@ class Table:
         return self.cells(self.columns.index(name))
 
     def texts(self, name: str) -> Sequence[Any]:
-        """As `column`, with the name of a class in the place of its id."""
+        """Does the same as `column`, but returns the names of classes instead of their ids."""
         cells, names = self.column(name), self.class_names.get(name)
         if names is None:
             return cells
         return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
 
     def meant(self, name: str) -> str:
-        """What an error adds about a column that is not there: how the cells are separated, or a name like it."""
+        """Returns a hint for the error about a missing column: a different separator, or a similar name."""
         for mark, word in SEPARATORS.items():
             names = [part for column in self.columns if mark in column for part in column.split(mark)]
             if name in names or did_you_mean(name, names):
@@ -112,19 +111,20 @@ class Table:
 
 
 def read_table(file: str | Path | DataFile) -> Table:
-    """A file, or a folder with a saved dataset.
+    """Reads a file, or a folder with a saved dataset.
 
     Raises:
-        MinBertError: there is none, it is broken or empty, or its ending is not known. Names the line.
+        MinBertError: it does not exist, is broken or empty, or its ending is unknown. The message names the line.
     """
     (table,) = read_parts(file, None)
     return table
 
 
 def read_parts(file: str | Path | DataFile, size: int | None) -> Iterator[Table]:
-    """As `read_table`, but `size` rows at a time, so that a file may be larger than memory; all at once with `None`.
+    """Yields tables of `size` rows, so that a file may be larger than memory. `None` yields all rows at once.
 
-    A reader that is not `InParts`, such as that of a `.json` list, gives the whole file whatever the size.
+    Otherwise it does the same as `read_table`. A reader that is not `InParts`, such as that of a `.json` list, yields
+    the whole file at once.
     """
     file = file if isinstance(file, DataFile) else DataFile(str(file))
     path, options = Path(file.path), file.options
@@ -152,10 +152,10 @@ def read_parts(file: str | Path | DataFile, size: int | None) -> Iterator[Table]
 
 @dataclass(frozen=True)
 class InParts:
-    """A reader of files that can give a file a part at a time.
+    """A reader of files that can be read in parts.
 
     Args:
-        parts: called with the path, the rows of a part (`None`: all) and the reader's options.
+        parts: a function of the path, the number of rows in a part (`None`: all) and the reader's options.
     """
 
     parts: Callable[..., Iterator[Table]]
@@ -174,7 +174,7 @@ def _lists(items: Iterator[Item], size: int | None) -> Iterator[list[Item]]:
 
 
 def dataset_table(dataset: datasets.Dataset, name: str, has_unlabelled: bool = True, first: int = 0) -> Table:
-    """A dataset of the library's."""
+    """Makes a table of a `datasets.Dataset`."""
     plain = dataset.with_format(None)
     columns = plain.column_names
     return Table(
@@ -228,7 +228,7 @@ def _filled_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _keys(path: Path) -> list[str]:
-    """The keys of all objects of a file: one that a whole part lacks is a blank cell in it, too."""
+    """Returns the keys of all objects in a file. A part without a key has blank cells for it."""
     keys: dict[str, None] = {}
     for number, line in _filled_lines(path):
         row = _parse(line, path, number)
@@ -274,7 +274,7 @@ def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, _ in pairs if [name for name, _ in pairs].count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in an object. Delete one.")
+        raise ValueError(f"the key {twice!r} occurs twice in an object. Delete one.")
     return found
 
 
@@ -286,7 +286,7 @@ DOCUMENT = "-DOCSTART-"  # the line that begins a document
 
 
 def _conll_parts(path: Path, size: int | None) -> Iterator[Table]:
-    """A row per sentence, whose cells are lists: the words, and their tags in each further column."""
+    """Yields tables with a row per sentence. The cells are lists: the words, and their tags in each further column."""
     first, columns = 0, None
     for part in _lists(_word_sentences(path), size):
         if part:
@@ -332,9 +332,9 @@ _read_conll = InParts(_conll_parts)
 
 
 def _parquet_parts(path: Path, size: int | None) -> Iterator[Table]:
-    """Reads a column when it is asked for: what no task needs may hold anything.
+    """Reads a column when it is used, so that unused columns may have any content.
 
-    Parts are of one row group, whose columns are in memory while they are read.
+    A part belongs to one row group, whose columns are in memory while it is read.
     """
     import pyarrow.parquet
 
@@ -394,7 +394,7 @@ def _saved_parts(path: Path, size: int | None) -> Iterator[Table]:
 
 
 def saved_splits(folder: Path) -> list[str]:
-    """The splits in a folder that `DatasetDict.save_to_disk` wrote."""
+    """Returns the splits in a folder that `DatasetDict.save_to_disk` wrote."""
     if not (folder / SAVED_SPLITS).is_file():
         is_one = (folder / SAVED_SPLIT).is_file()
         remedy = "It holds one dataset: name it under `files`, by split" if is_one else "Give one that it did"

@@ -1,6 +1,6 @@
-"""Where a model is weak, in numbers: by class, by neighbour, by score, by length, by the words of a text.
+"""Finds a model's weaknesses: by class, by neighbouring class, by score, by length and by word.
 
-Numbers only, from predictions beside labels; `hf_minbert.reporting` says and draws them.
+This module computes numbers from predictions and labels. `hf_minbert.reporting` writes and draws them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Texts = Sequence[tuple[str, ...]]
 
 
 def confusion(task: Task, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """How many rows of class i were taken for class j, `[classes, classes]`, those that never occur included."""
+    """Returns the confusion matrix `[classes, classes]`: how many rows of class i were predicted as class j."""
     from sklearn.metrics import confusion_matrix
 
     return confusion_matrix(labels, values, labels=range(len(task.labels)))
@@ -35,13 +35,13 @@ def confusion(task: Task, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ClassScores:
-    """One class of a task; `None` where a score is not defined.
+    """The scores of one class of a task; `None` if a score is not defined.
 
     Args:
-        support: rows that have the label.
-        predicted: rows that were given it.
-        precision: not defined for a class that is never predicted, `recall` for one that never occurs, and `f1` for
-            one that is neither.
+        support: the number of rows with the label.
+        predicted: the number of rows with the prediction.
+        precision: undefined for a class that is never predicted. `recall` is undefined for a class that never occurs,
+            and `f1` for a class with neither.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ClassScores:
 
 
 def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
-    """Each class of the task, in its order."""
+    """Returns the scores of each class, in the order of the task's labels."""
     scores = class_scores(values, labels, len(task.labels))
     support, predicted = (np.bincount(x[x >= 0], minlength=len(task.labels)).tolist() for x in (labels, values))
     return [
@@ -68,10 +68,10 @@ def by_class(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSc
 
 
 def by_label(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
-    """Each label of a task of kind `labels`, in its order.
+    """Returns the scores of each label of a `kind: labels` task, in the order of its labels.
 
     Args:
-        values, labels: the probabilities, and a 0 or 1, of each label, both [N, C].
+        values, labels: the probability of each label, and a 0 or 1 for each label, both [N, C].
     """
     said, right = answered(task, values, labels)
     hits, support, predicted = ((x.sum(axis=0)).tolist() for x in (said & right, right, said))
@@ -90,7 +90,7 @@ def by_label(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSc
 
 
 def by_type(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassScores]:
-    """Each type of entity, in the order of its first label."""
+    """Returns the scores of each type of entity, in the order of its first label."""
     counts: dict[str, list[int]] = {name.partition("-")[2]: [0, 0, 0] for name in task.labels if name != OUTSIDE}
     for pair in zip(values, labels, strict=True):
         predicted, there = ({*spans(tag_names(task, ids))} for ids in pair)
@@ -107,12 +107,15 @@ def by_type(task: Task, values: np.ndarray, labels: np.ndarray) -> list[ClassSco
 
 
 def right_words(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """How many words of each sentence have the right tag, [N]."""
+    """Returns the number of correct words of each sentence, [N]."""
     return np.array([(ours == theirs).sum() for ours, theirs in zip(values, labels, strict=True)])
 
 
 def is_ordered(task: Task) -> bool:
-    """Whether the labels are known to be steps of a scale: by their kind, as sentiments of ours, or rising numbers."""
+    """Whether the labels are steps of a scale.
+
+    They are by their kind, as sentiment labels of this package, or as increasing numbers.
+    """
     if not task.traits.is_class or len(task.labels) < 3:
         return False
     if task.kind == "ordinal" or task.labels == TASKS["sst"].labels:
@@ -127,9 +130,9 @@ class Neighbours:
     """Two neighbouring classes of a scale.
 
     Args:
-        rows: those of either class that were taken for the other.
-        share: of all rows.
-        accuracy: of all rows, if the two were one class.
+        rows: the number of rows of one class that were predicted as the other.
+        share: the share of these rows among all rows.
+        accuracy: the accuracy on all rows if the two classes were one.
     """
 
     names: tuple[str, str]
@@ -139,7 +142,7 @@ class Neighbours:
 
 
 def neighbours(task: Task, matrix: np.ndarray) -> list[Neighbours]:
-    """Each pair of neighbours, from the `confusion` of ordered labels."""
+    """Returns each pair of neighbouring classes, from the `confusion` of ordered labels."""
     total, right = matrix.sum(), np.trace(matrix)
     found = []
     for low, names in enumerate(zip(task.labels, task.labels[1:], strict=False)):
@@ -149,7 +152,7 @@ def neighbours(task: Task, matrix: np.ndarray) -> list[Neighbours]:
 
 
 def within(matrix: np.ndarray, steps: int) -> float:
-    """The share of rows that are at most so many classes off."""
+    """Returns the share of rows whose prediction is at most `steps` classes away from the label."""
     places = np.arange(len(matrix))
     near = np.abs(places[:, None] - places) <= steps
     return float(matrix[near].sum() / matrix.sum())
@@ -157,13 +160,13 @@ def within(matrix: np.ndarray, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Merged:
-    """A scale of ordered labels made two classes.
+    """A scale of ordered labels reduced to two classes.
 
     Args:
-        low, high: what became the two classes.
-        rows: how many are counted; fewer than all where a middle class is left out.
-        accuracy: of the model; `None` without a row.
-        constant: of the same answer for every row, the more frequent one.
+        low, high: the labels in each of the two classes.
+        rows: the number of rows, without those of a middle class that is left out.
+        accuracy: the accuracy of the model; `None` without rows.
+        constant: the accuracy of always predicting the more frequent class.
     """
 
     low: tuple[str, ...]
@@ -174,10 +177,10 @@ class Merged:
 
 
 def merged(task: Task, values: np.ndarray, labels: np.ndarray, probabilities: np.ndarray | None) -> list[Merged]:
-    """Two classes for each cut through the scale; then, of an odd number, without the middle class.
+    """Returns two classes for each cut through the scale and, for an odd number of labels, without the middle class.
 
-    The last leaves out the rows of the middle class, as SST-2 does, and takes for the answer the side with the
-    greater sum of probabilities.
+    The last one leaves out the rows of the middle class, as SST-2 does. The prediction is the side with the larger sum
+    of probabilities.
     """
     names = task.labels
     found = [_merged(names[:cut], names[cut:], values >= cut, labels >= cut) for cut in range(1, len(names))]
@@ -200,10 +203,10 @@ def _merged(low: tuple[str, ...], high: tuple[str, ...], said: np.ndarray, right
 
 
 def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, float]]:
-    """The best answer that is the same for every row, or word, of these labels, and its metrics.
+    """Returns the best constant prediction for rows, or words, with these labels, and its metrics.
 
-    The most frequent class, or the mean score, whose correlations are not defined and 0 here. Where any labels may be
-    right there is no such answer, but probabilities: each label's frequency.
+    This is the most frequent class, or the mean score. The correlations of a constant are undefined, and 0 here. For
+    `kind: labels` it is a probability for each label, the label's frequency.
     """
     if task.traits.is_tags:
         most = int(np.bincount(by_words(labels)[0], minlength=len(task.labels)).argmax())
@@ -219,13 +222,14 @@ def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, fl
 
 
 def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any]:
-    """What `metrics.json` says of answers that need no model: in words what they are, and their `scores` by metric.
+    """Returns the baseline of a task in `metrics.json`: a description of answers without a model, and their `scores`.
 
-    They are those of `constant_answer`; of scores, whose correlation with a constant is not defined, of `overlap`.
+    The scores are those of `constant_answer`. For a task with scores they are those of `overlap`, because the
+    correlation with a constant is undefined.
 
     Args:
-        labels: [N]; of kind `labels` a 0 or 1 for each, [N, C]; of tags [N] arrays [words].
-        texts: of each row; needed for scores alone, which have no baseline without pairs of texts.
+        labels: [N]; for `kind: labels` [N, C], 0 or 1; for `kind: tags` [N] arrays [words].
+        texts: the texts of each row. They are needed for scores only. Without pairs of texts, scores have no baseline.
     """
     if task.traits.is_score:
         answer = "the share of words that are in both texts"
@@ -239,19 +243,22 @@ def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any
 
 
 def chance(task: Task, labels: np.ndarray) -> float:
-    """The accuracy to expect of answers drawn with the frequencies of these labels."""
+    """Returns the expected accuracy of random predictions with the frequencies of these labels."""
     shares = np.bincount(labels, minlength=len(task.labels)) / len(labels)
     return float((shares**2).sum())
 
 
 def distances(values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """`mae` and `rmse` of scores, in the unit of the labels."""
+    """Returns `mae` and `rmse` of scores, in the unit of the labels."""
     residuals = values - labels
     return {"mae": float(np.abs(residuals).mean()), "rmse": float(np.sqrt((residuals**2).mean()))}
 
 
 def overlap(texts: Texts, labels: np.ndarray) -> dict[str, float]:
-    """The correlations with the share of words that a pair has in common (Jaccard 1912), which needs no model."""
+    """Returns the correlations of the labels with the share of words that a pair has in common (Jaccard 1912).
+
+    Uses no model.
+    """
     bags = [tuple({*words(text)} for text in pair) for pair in texts]
     shares = np.array([len(a & b) / max(1, len(a | b)) for a, b in bags])
     return {name: correlation(name, shares, labels) for name in ("pearson", "spearman")}
@@ -262,14 +269,14 @@ def overlap(texts: Texts, labels: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Bin:
-    """The rows whose x lies between two bounds.
+    """The rows whose x is between two bounds.
 
     Args:
-        low, high: the bounds, the upper one included in the last bin only.
-        rows: how many; bins without rows are left out.
+        low, high: the bounds. The upper bound belongs to the last bin only.
+        rows: the number of rows. Bins without rows are left out.
         x: their mean x.
         y: their mean y.
-        interval: of that mean, 95 %; `None` of a single row.
+        interval: the 95 % interval of the mean y; `None` for a single row.
     """
 
     low: float
@@ -281,9 +288,9 @@ class Bin:
 
 
 def binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> list[Bin]:
-    """The mean of `y` by bins of `x`; the interval is Wilson's where `y` is bool, else Student's.
+    """Returns the mean of `y` in bins of `x`. The interval is Wilson's if `y` is boolean, otherwise Student's.
 
-    An x outside the edges counts in the nearest bin.
+    An x outside the edges belongs to the nearest bin.
     """
     places = np.clip(np.searchsorted(edges, x, side="right") - 1, 0, len(edges) - 2)
     found = []
@@ -297,21 +304,24 @@ def binned(x: np.ndarray, y: np.ndarray, edges: np.ndarray) -> list[Bin]:
 
 
 def equal_edges(low: float, high: float, bins: int) -> np.ndarray:
-    """Edges of bins of one width, as decimals: 0.3, not the 0.30000000000000004 that would put a 0.3 one bin lower."""
+    """Returns the edges of bins of equal width, as decimals.
+
+    With 0.30000000000000004 instead of 0.3, a value of 0.3 would be in the wrong bin.
+    """
     return np.linspace(low, high, bins + 1).round(12)
 
 
 def quantile_edges(x: np.ndarray, bins: int = 8, least: int = 25) -> np.ndarray:
-    """Edges between which about equally many rows lie: `bins` of them, fewer where that would be under `least`."""
+    """Returns the edges of `bins` bins with about equally many rows, or of fewer bins with at least `least` rows."""
     bins = max(1, min(bins, len(x) // least))
     edges = np.unique(np.quantile(x, np.linspace(0, 1, bins + 1)))
     return edges if len(edges) > 1 else np.array([edges[0], edges[0] + 1])
 
 
 def calibration(probabilities: np.ndarray, values: np.ndarray, labels: np.ndarray) -> tuple[list[Bin], float]:
-    """How often the model is right by how sure it is, and the expected calibration error (Naeini et al. 2015).
+    """Returns the accuracy by confidence, and the expected calibration error (Naeini et al. 2015).
 
-    The error is the mean distance between the two over ten equal bins, weighted by their rows.
+    The error is the mean distance between accuracy and confidence over ten equal bins, weighted by their rows.
     """
     sure = np.take_along_axis(probabilities, values[:, None], axis=1)[:, 0]
     bins = binned(sure, values == labels, equal_edges(0, 1, 10))
@@ -322,17 +332,17 @@ def calibration(probabilities: np.ndarray, values: np.ndarray, labels: np.ndarra
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters and digits, in lower case."""
+    """Returns the words of a text, as runs of letters and digits in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
 def lengths(texts: Texts) -> np.ndarray:
-    """Words of each row, of both texts of a pair together, int64 [N]."""
+    """Returns the number of words of each row, summed over the texts of a pair, int64 [N]."""
     return np.array([sum(len(words(text)) for text in row) for row in texts], dtype=np.int64)
 
 
 def word_counts(texts: Iterable[tuple[str, ...]]) -> Counter[str]:
-    """How often each word stands in the texts."""
+    """Returns the number of occurrences of each word in the texts."""
     counts: Counter[str] = Counter()
     for row in texts:
         for text in row:
@@ -341,7 +351,10 @@ def word_counts(texts: Iterable[tuple[str, ...]]) -> Counter[str]:
 
 
 def commonness(texts: Texts, counts: Mapping[str, int]) -> np.ndarray:
-    """How common a row's words are: the mean of log10(1 + count) over them, float64 [N]; 0 without a word."""
+    """Returns how common the words of each row are, float64 [N].
+
+    This is the mean of log10(1 + count) over the words, and 0 for a row without words.
+    """
     logarithms = {word: np.log10(1 + count) for word, count in counts.items()}
     found = np.zeros(len(texts))
     for place, row in enumerate(texts):
@@ -356,9 +369,9 @@ def commonness(texts: Texts, counts: Mapping[str, int]) -> np.ndarray:
 def worst_of_classes(
     values: np.ndarray, labels: np.ndarray, probabilities: np.ndarray | None, classes: int, most: int
 ) -> dict[int, list[int]]:
-    """For each class with errors, the rows of it that were taken for another, the surest first, `most` at most.
+    """Returns the most confident errors for each class with errors, at most `most` rows each.
 
-    How sure: the probability of what was said less that of what is right.
+    The confidence of an error is the probability of the prediction minus that of the label.
     """
     rows = np.arange(len(values))
     margin = np.zeros(len(values))
@@ -373,7 +386,7 @@ def worst_of_classes(
 
 
 def worst_of_sets(task: Task, values: np.ndarray, labels: np.ndarray, most: int) -> list[int]:
-    """The rows with a label too many or too few, those of the highest cross-entropy first, `most` at most."""
+    """Returns the rows with a missing or wrong label, highest cross-entropy first, at most `most` rows."""
     said, right = answered(task, values, labels)
     losses = -np.log(np.where(right, values, 1 - values).clip(min=1e-300)).sum(axis=1)
     wrong = (said != right).any(axis=1)
@@ -381,7 +394,7 @@ def worst_of_sets(task: Task, values: np.ndarray, labels: np.ndarray, most: int)
 
 
 def worst_scores(values: np.ndarray, labels: np.ndarray, most: int) -> tuple[list[int], list[int]]:
-    """The rows scored farthest too high and those farthest too low, `most` of each at most."""
+    """Returns the rows with the largest errors above and below the label, at most `most` of each."""
     residuals = values - labels
     order = np.argsort(residuals, kind="stable")
     high = [int(row) for row in order[::-1][:most] if residuals[row] > 0]
@@ -391,10 +404,10 @@ def worst_scores(values: np.ndarray, labels: np.ndarray, most: int) -> tuple[lis
 def changed(
     values: np.ndarray, other: np.ndarray, labels: np.ndarray, is_score: bool, most: int
 ) -> tuple[list[int], list[int]]:
-    """The rows where the other model is better and those where it is worse, `most` of each at most.
+    """Returns the rows where the other model is better and those where it is worse, at most `most` of each.
 
-    Of scores, the rows whose distance to the label changes most; of classes, those that turn from wrong to right and
-    the other way round, in their order.
+    For scores, these are the rows whose distance to the label changes most. For classes, these are the rows that
+    change from wrong to right or from right to wrong, in their order.
     """
     if is_score:
         gain = np.abs(values - labels) - np.abs(other - labels)

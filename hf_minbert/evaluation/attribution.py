@@ -1,9 +1,9 @@
-"""Which words moved an answer: integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365, equation 1).
+"""Word attributions by integrated gradients (Sundararajan et al. 2017, arXiv:1703.01365, equation 1).
 
-The path runs from the text with every word hidden, the mask token in its place, to the text itself, straight through
-the space of word embeddings; special tokens, positions and segments stay. This file travels to a Space beside
-`demo.py`: it may import published libraries and files that travel only, and takes tasks as a model's config has them.
-Letters in shapes: T tokens, H hidden size, P points of the path, C outputs of the task.
+The path is a straight line in the space of word embeddings. It starts at the text with all words replaced by the mask
+token and ends at the text. Special tokens, positions and segments do not change. This file is copied to a Space beside
+`demo.py`, so it may import only published libraries and files that are copied too. Tasks are dicts as in a model's
+config. Letters in shapes: T tokens, H hidden size, P points of the path, C outputs of the task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKENS_AT_ONCE = 2048  # of all points in one pass: a long text has few at a tim
 
 
 class Word(NamedTuple):
-    """A word of the text, with all its pieces: where it stands in its sentence, and in the flattened input."""
+    """A word of the text with all its pieces: its position in the sentence and in the flattened input."""
 
     start: int
     end: int
@@ -38,12 +38,12 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """One example as a task's encoder reads it.
+    """One example as the encoder of a task reads it.
 
     Args:
-        inputs: `input_ids`, `attention_mask` and `token_type_ids`, [1, T]; [1, 2, T] for a pair encoded apart.
-        words: those that are read, by sentence. Special tokens, padding and spaces belong to none.
-        unread: how many tokens were cut off because the model has no more positions.
+        inputs: `input_ids`, `attention_mask` and `token_type_ids`, [1, T], or [1, 2, T] for a pair encoded separately.
+        words: the words that are read, by sentence. Special tokens, padding and spaces belong to no word.
+        unread: the number of tokens that were cut off because the model has no more positions.
     """
 
     inputs: dict[str, Tensor]
@@ -52,9 +52,9 @@ class Reading:
 
 
 def read(tokenizer: PreTrainedTokenizerBase, config: Any, task: str, texts: Sequence[str], max_length: int) -> Reading:
-    """Tokenizes one example of a task, a text or two, as prediction does, and keeps where its words stand.
+    """Tokenizes one example of a task, one or two texts, as in prediction, and records the positions of its words.
 
-    A word is what the tokenizer takes for one, or a part of that which begins behind a space.
+    A word is a word of the tokenizer, or a part of it that begins after a space.
     """
     apart = config.get_task(task)["pair_encoding"] == "bi"
     columns = [list(texts)] if apart else [[text] for text in texts]
@@ -99,12 +99,12 @@ def _words(encoding: Encoding, sentence: int, text: str, first: int) -> list[Wor
 
 @dataclass(frozen=True)
 class Attribution:
-    """What each word adds to a quantity of the answer.
+    """The contribution of each word to a quantity of the answer.
 
     Args:
-        values: a number per word of `Reading.words`, by sentence.
-        start: the quantity with every word hidden.
-        end: the quantity for the text. `values` sum to `end - start`, but for the error of the numerical integral.
+        values: a number for each word of `Reading.words`, by sentence.
+        start: the quantity with all words hidden.
+        end: the quantity for the text. `values` sum to `end - start`, up to the error of the numerical integral.
     """
 
     values: tuple[np.ndarray, ...]
@@ -113,16 +113,16 @@ class Attribution:
 
     @property
     def error(self) -> float:
-        """What the values' sum lacks."""
+        """The difference between `end - start` and the sum of the values."""
         return self.end - self.start - float(sum(values.sum() for values in self.values))
 
 
 def quantity(logits: Tensor, kind: str, chosen: int) -> Tensor:
-    """What is attributed, [P, C] -> [P]: the score; else the log-odds of label `chosen` against all others,
-    or of kind `labels` against its absence.
+    """Returns the attributed quantity, [P, C] -> [P]: the score, or the log-odds of label `chosen` against all others.
 
-    Log-odds, not a logit: adding the same number to all logits changes no answer and must change no attribution. Not
-    a probability: near 1 nothing moves it.
+    For `kind: labels`, these are the log-odds of the label against its absence. A logit would not do: adding the same
+    number to all logits changes no answer and must change no attribution. A probability would not do either: near 1 it
+    hardly changes.
     """
     if KINDS[kind].is_score:
         return logits[:, 0]
@@ -148,12 +148,12 @@ def integrated_gradients(
 
     Args:
         model: in eval mode.
-        reading: what `read` gives for this task.
-        chosen: the class that is asked about; without effect for a score.
-        steps: points of the path, those of Gauss and Legendre, each a forward and a backward pass.
+        reading: the result of `read` for this task.
+        chosen: the class whose log-odds are attributed. Not used for a score.
+        steps: the number of Gauss-Legendre points on the path. Each costs a forward and a backward pass.
 
     Raises:
-        ValueError: the tokenizer has no mask token, which stands for a hidden word.
+        ValueError: the tokenizer has no mask token to hide words with.
     """
     if tokenizer.mask_token_id is None:
         raise ValueError("`tokenizer` has no mask token, which stands for a hidden word. Found None.")

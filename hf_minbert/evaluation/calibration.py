@@ -1,9 +1,9 @@
-"""Probabilities that mean what they say, and where a yes begins: both fitted on labelled rows.
+"""Calibrates probabilities and chooses thresholds. Both are fitted on labelled rows.
 
-A temperature T divides a task's outputs before they become probabilities (Guo et al. 2017,
-https://arxiv.org/abs/1706.04599): it makes all of them surer or less sure, and changes no answer. A threshold is the
-probability above which a label is an answer: the second one of a binary task, or each where any may be right (kind
-`labels`), which counts as a yes or no for each label. Letters in shapes: N rows, C outputs of the task.
+A temperature T divides a task's logits before they become probabilities (Guo et al. 2017,
+https://arxiv.org/abs/1706.04599). It makes all predictions more or less confident and changes no answer. A threshold
+is the probability above which a label is predicted: the second label of a binary task, or each label of `kind:
+labels`. Letters in shapes: N rows, C outputs of the task.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def _asked(temperature: bool, metric: ThresholdMetric | None) -> dict[str, tuple
 
 
 def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None, remedy: str) -> list[str]:
-    """The names of those tasks that have something to fit.
+    """Returns the names of the tasks that have something to fit.
 
     Raises:
-        MinBertError: there is none; it ends in `remedy`.
+        MinBertError: there are none. The message ends with `remedy`.
     """
     tasks, asked = list(tasks), _asked(temperature, metric)
     found = [task.name for task in tasks if any(task.kind in kinds for kinds in asked.values())]
@@ -53,7 +53,7 @@ def to_fit(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | N
 
 
 def skipped(tasks: Iterable[Task], temperature: bool, metric: ThresholdMetric | None) -> list[str]:
-    """A sentence on each of temperature and threshold that is asked for and that some of the tasks cannot have."""
+    """Returns sentences that say which of the tasks cannot have a temperature or a threshold, of those requested."""
     tasks, found = list(tasks), []
     for what, kinds in _asked(temperature, metric).items():
         without = [task for task in tasks if task.kind not in kinds]
@@ -71,13 +71,14 @@ def _with_kinds(tasks: Iterable[Task]) -> str:
 
 
 def fit(task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None) -> Task:
-    """The task with the temperature of the least negative log-likelihood, and the thresholds of the best `metric`.
+    """Fits the temperature by the negative log-likelihood and the thresholds by `metric`. Returns the changed task.
 
     Args:
-        task: of a kind in `CALIBRATED`.
-        logits: the head's own, [N, C]; labels [N], or [N, C] where any may be right.
-        temperature: whether to fit that; else the task keeps its own.
-        metric: one of `THRESHOLD_METRICS`, by which each label's threshold is chosen; `None` keeps the task's own.
+        task: a task of a kind in `CALIBRATED`.
+        logits: the outputs of the head, [N, C]. Labels are [N], or [N, C] for `kind: labels`.
+        temperature: whether to fit the temperature. Otherwise the task keeps its own.
+        metric: one of `THRESHOLD_METRICS`, for choosing the threshold of each label. `None` keeps the task's
+            thresholds.
     """
     logits = as_matrix(task, logits)
     if temperature:
@@ -97,7 +98,7 @@ def _probabilities(decoded: Decoded) -> np.ndarray:
 
 
 def with_temperature(task: Task, temperature: float) -> Task:
-    """The task with another temperature and the same answers: its thresholds move along."""
+    """Returns the task with another temperature and the same answers: its thresholds change accordingly."""
     from scipy.special import expit, logit
 
     moved = expit(logit(task.thresholds) * task.temperature / temperature).clip(*INSIDE)
@@ -105,10 +106,10 @@ def with_temperature(task: Task, temperature: float) -> Task:
 
 
 def best_temperature(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature of the least mean negative log-likelihood, from `LOWEST` to `HIGHEST`.
+    """Returns the temperature with the smallest mean negative log-likelihood, from `LOWEST` to `HIGHEST`.
 
-    With b = 1 / T it is convex, and its slope is what the model expects of the outputs less what is right:
-    sum_c p_c(b) z_c - z_y. So the slope's only root is looked for.
+    With b = 1 / T the likelihood is convex. Its slope is the model's expected logit minus the logit of the label:
+    sum_c p_c(b) z_c - z_y. The function finds the slope's only root.
     """
     from scipy.optimize import brentq
 
@@ -157,13 +158,13 @@ THRESHOLD_METRICS: dict[ThresholdMetric, Callable[..., np.ndarray]] = {
 
 
 def best_threshold(yes: np.ndarray, labels: np.ndarray, metric: ThresholdMetric) -> float:
-    """The probability above which yes is the answer that scores best; of several, the nearest to 0.5.
+    """Returns the threshold with the best score. If several are equally good, it returns the one nearest to 0.5.
 
-    It lies in the middle between two probabilities that occur, or between the least or the greatest and 0 or 1.
+    A threshold is halfway between two probabilities that occur, or between the smallest or largest one and 0 or 1.
 
     Args:
-        yes: probabilities of it, [N].
-        labels: whether yes is right, bool [N].
+        yes: the probabilities of the label, [N].
+        labels: whether the label is right, bool [N].
         metric: one of `THRESHOLD_METRICS`.
     """
     found, place = np.unique(yes, return_inverse=True)
@@ -183,7 +184,7 @@ def best_threshold(yes: np.ndarray, labels: np.ndarray, metric: ThresholdMetric)
 
 
 def halves(labels: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Two halves of the rows, each label in both as evenly as can be: first one and the other, then the reverse."""
+    """Splits the rows into two halves with similar labels. Yields (first, second) and then (second, first)."""
     by = labels if labels.ndim == 1 else labels.sum(axis=1)
     order = np.lexsort([np.random.default_rng(0).permutation(len(labels)), by])
     one, other = np.sort(order[::2]), np.sort(order[1::2])
@@ -194,7 +195,7 @@ def halves(labels: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def crossfitted(
     task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None
 ) -> Decoded:
-    """Answers to all rows, each half's with what was fitted on the other: rows that had no part in it."""
+    """Returns answers to all rows. Each half is answered with a fit on the other half, so no row is in its own fit."""
     probabilities = np.zeros((len(labels), len(task.labels)))
     values = np.zeros_like(labels)
     for fitted_on, rest in halves(labels):
@@ -206,13 +207,13 @@ def crossfitted(
 
 
 def measures(task: Task, decoded: Decoded, labels: np.ndarray) -> dict[str, Any]:
-    """How good probabilities and answers are.
+    """Measures the quality of probabilities and answers.
 
     Returns:
         the task's metrics; `nll`, the mean negative log-likelihood; `brier`, the mean squared distance of the
-        probabilities from 0 and 1 (Brier 1950), of a yes or no that of yes alone, of classes the sum over them; `ece`,
-        the expected calibration error over ten bins of one width, and the `bins`, of the probability of the more
-        probable label.
+        probabilities from 0 and 1 (Brier 1950), for classes summed over classes and for binary labels only that of the
+        second label; `ece`, the expected calibration error over ten bins of equal width; and `bins`, the bins of the
+        larger probability.
     """
     scores = {
         name: metric(task, decoded.values, labels)
@@ -236,17 +237,17 @@ def measures(task: Task, decoded: Decoded, labels: np.ndarray) -> dict[str, Any]
 def fit_and_measure(
     task: Task, logits: np.ndarray, labels: np.ndarray, temperature: bool, metric: ThresholdMetric | None
 ) -> tuple[Task, dict[str, Any]]:
-    """The task fitted on all rows, and how good it was `before` and is `after`, of rows that it was not fitted on.
+    """Fits the task on all rows. Measures it `before` the fit and `after` a fit on other rows.
 
-    A temperature is kept only where it makes the negative log-likelihood of rows less that it was not fitted on; else
+    The temperature is kept only if it lowers the negative log-likelihood of rows that it was not fitted on. Otherwise
     it is 1.
 
     Args:
-        metric: as for `fit`; without effect on a task that has no thresholds.
+        metric: as for `fit`. Not used for a task without thresholds.
 
     Returns:
-        the task; and what `calibration.json` holds of it, with the `metric` that tells what thresholds brought, and
-        `notes`, what is to be known of the fit.
+        the task; and its entry for `calibration.json`, with the `metric` that thresholds are compared by, and `notes`,
+        remarks on the fit.
     """
     metric = metric if task.kind in THRESHOLDED else None
     logits = as_matrix(task, logits)
@@ -267,10 +268,10 @@ def fit_and_measure(
 
 
 def _temperature_helps(task: Task, logits: np.ndarray, labels: np.ndarray, before: float) -> tuple[bool, list[str]]:
-    """Whether a temperature lessens the negative log-likelihood of rows that it was not fitted on, and what to say.
+    """Whether a temperature lowers the negative log-likelihood of rows that it was not fitted on, and a note about it.
 
     Args:
-        before: the negative log-likelihood without one.
+        before: the negative log-likelihood without a temperature.
     """
     found = best_temperature(task, logits, labels)
     after = measures(task, crossfitted(task, logits, labels, True, None), labels)["nll"]

@@ -1,4 +1,4 @@
-"""What a head's numbers say: from logits to predictions."""
+"""Decodes logits into predictions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ..settings.tasks import Task
 
 
 def decode(task: Task, logits: np.ndarray) -> Decoded:
-    """Reads the head's own logits, [N, outputs], of tags [N] arrays [words, outputs]: see `read_logits`, and `clip`.
+    """Decodes the logits of a head, [N, outputs], or for tags [N] arrays [words, outputs].
+
+    See `read_logits` and `clip`.
 
     Raises:
         MinBertError: the logits have another shape, or, as a `DivergedError`, are not finite.
@@ -26,18 +28,20 @@ def decode(task: Task, logits: np.ndarray) -> Decoded:
 
 
 def clip(task: Task, values: np.ndarray) -> np.ndarray:
-    """Scores moved into the task's range; class ids as they are."""
+    """Clips scores to the task's range. Class ids do not change."""
     return np.clip(values, *task.bounds) if task.traits.is_score else values
 
 
 def names_of(task: Task, probabilities: np.ndarray) -> list[list[str]]:
-    """The labels that are answered for each row, of kind `labels`, [N, C] -> [N]."""
+    """Returns the predicted labels of each row for `kind: labels`, [N, C] -> [N]."""
     said = above_threshold(probabilities, task.thresholds)
     return [[name for name, holds in zip(task.labels, row, strict=True) if holds] for row in said.tolist()]
 
 
 def as_matrix(task: Task, logits: np.ndarray) -> np.ndarray:
-    """The logits as float64 [N, outputs of the task]; those of tags as they are, [N] arrays [words, outputs].
+    """Returns the logits as float64 [N, outputs of the task].
+
+    Logits of tags, [N] arrays [words, outputs], are not changed.
 
     Raises:
         MinBertError: they have another shape.

@@ -1,29 +1,29 @@
-"""The difference between two rows of a study, with an interval that counts both sources of chance: seeds and dev rows.
+"""The difference between two rows of a study, with an interval for both sources of chance: seeds and dev rows.
 
-A run of row r (a recipe) with seed s answers dev row i, and its score is a mean over the dev rows of
+A run of row r (a recipe) with seed s predicts dev row i. Its score is the mean over the dev rows of
 
     x[r, s, i] = mu[r] + a[r, s] + b[r, i] + e[r, s, i],
 
-where x is right or wrong of an accuracy, and a score plus its influence values of any other metric. Seeds and dev rows
-are crossed random effects (Clark 1973, https://doi.org/10.1016/S0022-5371(73)80014-3; Searle, Casella and McCulloch,
-Variance Components, 1992; of machine learning Bouthillier et al. 2021, https://arxiv.org/abs/2103.03098). The variance
-of a difference between two rows, each the mean over its S seeds and N dev rows, is estimated by
+where x is 0 or 1 for an accuracy, and the score plus influence values for any other metric. Seeds and dev rows are
+crossed random effects (Clark 1973, https://doi.org/10.1016/S0022-5371(73)80014-3; Searle, Casella and McCulloch,
+Variance Components, 1992; for machine learning Bouthillier et al. 2021, https://arxiv.org/abs/2103.03098). Each row is
+a mean over its S seeds and N dev rows. The variance of the difference between two rows is estimated by
 
       var(scores of row) / S + var(scores of reference) / S'       over seeds
     + var(differences of the seeds' means) / N                     over dev rows
     - (MS(e of row) / S + MS(e of reference) / S') / N             which both of these count,
 
-the last two lines together at least 0. The interval is Student's with Satterthwaite's degrees of freedom (1946,
-https://doi.org/10.2307/3002019).
+where the last two lines together are at least 0. The interval is Student's with Satterthwaite's degrees of freedom
+(1946, https://doi.org/10.2307/3002019).
 
-The variance over seeds is each row's own, as in Welch's test. With it the 95 % interval covers the truth in 93 to 96 %
-of simulated studies, also of a row with two or three times the standard deviation of the others. There the variance
-pooled over a study covers 85 to 92 %, and moderated as in limma (Smyth 2004, https://doi.org/10.2202/1544-6115.1027)
-86 to 92 %; where all rows vary alike, their intervals are narrower by up to 10 % (three seeds, four times the variance
-of the dev rows).
+Each row has its own variance over seeds, as in Welch's test. With it, the 95 % interval covers the truth in 93 to 96 %
+of simulated studies, even if one row has two or three times the standard deviation of the others. In such studies, a
+variance pooled over the study covers 85 to 92 %, and a moderated variance as in limma (Smyth 2004,
+https://doi.org/10.2202/1544-6115.1027) 86 to 92 %. If all rows vary equally, these two give intervals that are up to
+10 % narrower (three seeds, four times the variance of the dev rows).
 
-Seeds of different rows count as independent. If one seed does the same in both rows, the interval is too wide, never
-too narrow.
+Seeds of different rows are treated as independent. If a seed has the same effect in both rows, the interval is too
+wide, never too narrow.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Sample:
-    """What the runs of one row scored by one metric.
+    """The scores of the runs of one row in one metric.
 
     Args:
-        scores: of each run, [S].
-        influence: what each dev row adds to each run's score, [S, N], of mean 0; one for each task that the metric is
-            a mean of, which have dev rows of their own. Empty where predictions or labels are not there.
+        scores: the score of each run, [S].
+        influence: the influence of each dev row on each run's score, [S, N], with mean 0. If the metric is a mean over
+            tasks, there is one array for each task, because tasks have different dev rows. Empty if predictions or
+            labels are missing.
     """
 
     scores: np.ndarray
@@ -64,16 +65,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Effect:
-    """How far a row's mean lies above that of the reference.
+    """The difference between a row's mean and that of the reference.
 
     Args:
-        difference: of the means.
+        difference: the difference of the means.
         low, high: the 95 % interval.
-        p: two-sided.
-        over_seeds: variances of the two rows' scores over seeds; `None` where one has a single seed, and nothing is
-            known of others: the interval is of the dev rows alone.
-        over_rows: the variance that no number of seeds takes away, with its degrees of freedom; `None` without
-            predictions: the interval is of the seeds alone.
+        p: the two-sided p-value.
+        over_seeds: the variances of the two rows' scores over seeds. `None` if one row has a single seed; the interval
+            is then for the dev rows only.
+        over_rows: the variance that more seeds do not reduce, with its degrees of freedom. `None` without predictions;
+            the interval is then for the seeds only.
         fewest_seeds: the smaller number of seeds of the two rows.
     """
 
@@ -87,13 +88,13 @@ class Effect:
 
 
 def difference(row: Sample, reference: Sample) -> Effect | None:
-    """The difference between two rows by the estimate at the head of this module.
+    """Estimates the difference between two rows as described at the top of this module.
 
     Args:
-        row, reference: with the same dev rows in the same order, where both have some.
+        row, reference: the two rows. If both have dev rows, these are the same in the same order.
 
     Returns:
-        `None` where there is a single seed and no dev rows.
+        `None` if there is a single seed and there are no dev rows.
     """
     seeds, rows, shared = _over_seeds(row, reference), _over_rows(row, reference), _shared(row, reference)
     if not seeds and not rows:
@@ -142,7 +143,10 @@ def _shared(row: Sample, reference: Sample) -> list[_Term]:
 
 
 def _satterthwaite(variance: float, terms: Sequence[_Term]) -> float:
-    """Degrees of freedom, not below the least of a term's: a variance less a term may come near 0."""
+    """Returns the degrees of freedom, at least the smallest of a term's.
+
+    The difference of two variances may be near 0.
+    """
     squares, least = sum(term**2 / freedom for term, freedom in terms), min(freedom for _, freedom in terms)
     return max(variance**2 / squares, least) if squares else least
 
@@ -162,14 +166,14 @@ def _student(found: float, variance: float, freedom: float) -> tuple[float, floa
 
 
 def influence(task: Task, metric: str, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """What each dev row adds to a score: [N], of mean 0.
+    """Returns the influence of each dev row on a score: [N], with mean 0.
 
-    Of a correlation its influence function, which for Pearson's is z_x z_y - r (z_x^2 + z_y^2) / 2. Of any other
-    metric that of the jackknife, N - 1 times the score's fall without the row, less the mean of it; of an accuracy
-    this is right or wrong less the accuracy.
+    For a correlation this is its influence function. For Pearson's it is z_x z_y - r (z_x^2 + z_y^2) / 2. For any
+    other metric it is that of the jackknife: N - 1 times the decrease of the score without the row, minus the mean of
+    these values. For an accuracy this equals right or wrong minus the accuracy.
 
     Args:
-        values, labels: class ids or scores, [N], of two rows or more; of tags [N] arrays [words].
+        values, labels: class ids or scores, [N], of two rows or more; for tags [N] arrays [words].
     """
     if metric in ("pearson", "spearman"):
         if is_constant(values) or is_constant(labels):
@@ -200,7 +204,10 @@ def _moved(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def _moved_ranks(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
-    """Of the ranks, ties at their mean: a row adds its product, and moves the ranks of all rows above it."""
+    """The influence function for ranks, with ties at their mean.
+
+    A row adds its product, and moves the ranks of all rows above it.
+    """
     from scipy.stats import rankdata
 
     r, s = ((rankdata(of) - 0.5) / len(of) for of in (x, y))
@@ -219,7 +226,7 @@ def _moved_ranks(x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values adjusted for several comparisons by Holm's method (1979), valid however these depend on each other."""
+    """Adjusts p-values for several comparisons by Holm's method (1979). It is valid for dependent p-values too."""
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.argsort(order)
     adjusted = np.empty(len(p_values))
@@ -228,10 +235,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def verdict(effect: Effect, adjusted: float) -> str:
-    """`HIGHER`, `LOWER` or `OPEN`; `""` where one of the sources of chance is not known.
+    """Returns `HIGHER`, `LOWER` or `OPEN`; `""` if one of the sources of chance is unknown.
 
     Args:
-        adjusted: the p-value by `holm`.
+        adjusted: the p-value after `holm`.
     """
     if effect.over_seeds is None or effect.over_rows is None:
         return ""
@@ -241,17 +248,16 @@ def verdict(effect: Effect, adjusted: float) -> str:
 
 
 def claim(effect: Effect, found: str, direction: str, size: float = MARGIN) -> str:
-    """What becomes of a difference that others claim.
+    """Judges a difference that others claim.
 
     Args:
-        found: the verdict; `""` where one of the sources of chance is not known, and so nothing can be said.
-        direction: what is claimed, `HIGHER` or `LOWER`.
-        size: how much is.
+        found: the verdict; `""` if one of the sources of chance is unknown, so that nothing can be said.
+        direction: the claimed direction, `HIGHER` or `LOWER`.
+        size: the claimed size.
 
     Returns:
-        `HOLDS` where the verdict has its direction, whatever the size, and `OPPOSITE` where it has the other one; else
-        `SMALLER` where the interval does not reach the size, so that the difference is smaller if there is one; else
-        `OPEN`.
+        `HOLDS` if the verdict has the claimed direction, for any size; `OPPOSITE` if it has the other direction;
+        `SMALLER` if the interval does not reach the claimed size; otherwise `OPEN`.
     """
     if found in (HIGHER, LOWER):
         return HOLDS if found == direction else OPPOSITE
@@ -260,18 +266,18 @@ def claim(effect: Effect, found: str, direction: str, size: float = MARGIN) -> s
 
 
 def equivalence(effect: Effect, found: str, margin: float) -> str:
-    """What becomes of the claim that two rows score alike.
+    """Judges the claim that two rows score equally.
 
-    Two one-sided tests, carried out by an interval (Schuirmann 1987, https://doi.org/10.1007/BF01068419). Each of the
-    two is of level .025 here, as the interval is the 95 % one; the usual 90 % interval, of level .05, is narrower.
+    This is a pair of one-sided tests, carried out by an interval (Schuirmann 1987,
+    https://doi.org/10.1007/BF01068419). Each test has level .025, because the interval is the 95 % one. The usual 90 %
+    interval, for level .05, is narrower.
 
     Args:
-        found: the verdict; `""` where one of the sources of chance is not known, and so nothing can be said.
-        margin: the largest difference that still counts as none.
+        found: the verdict; `""` if one of the sources of chance is unknown, so that nothing can be said.
+        margin: the largest difference that still counts as equal.
 
     Returns:
-        `HOLDS` where the interval lies within the margin on both sides of 0, `OPPOSITE` where it lies outside of it,
-        else `OPEN`.
+        `HOLDS` if the interval is within the margin on both sides of 0, `OPPOSITE` if it is outside, otherwise `OPEN`.
     """
     if found and -margin <= effect.low and effect.high <= margin:
         return HOLDS
@@ -279,13 +285,13 @@ def equivalence(effect: Effect, found: str, margin: float) -> str:
 
 
 def seeds_to_tell(effect: Effect, level: float) -> float:
-    """How many seeds of each row would tell, if difference and variances were to stay as they are.
+    """Returns the number of seeds per row that would decide the verdict, if difference and variances stay the same.
 
     Args:
-        level: that the p-value must reach.
+        level: the level that the p-value must reach.
 
     Returns:
-        infinity where no number would: the dev rows are too few for so small a difference.
+        infinity if no number is enough, because the dev rows are too few for so small a difference.
     """
     from scipy import special
 

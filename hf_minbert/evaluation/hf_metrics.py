@@ -1,9 +1,9 @@
-"""The metrics as `evaluate.Metric`s, for code that scores with the `evaluate` library. They need no network.
+"""The metrics as `evaluate.Metric`s, for code that uses the `evaluate` library. They need no network.
 
     metric = evaluate.combine([Accuracy(), PrecisionRecallF1(labels=TASKS["sst"].labels)])
     metric.compute(predictions=[4, 0], references=[4, 1])
 
-The trainer does not use them: importing `evaluate` takes seconds, and its numbers come from the same functions.
+The trainer does not use them, because importing `evaluate` takes seconds. It uses the same functions directly.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _class_ids(predictions: Any, references: Any) -> tuple[np.ndarray, np.ndarra
 
 
 class Accuracy(_Metric):
-    """`accuracy`: the share of class ids that are right."""
+    """`accuracy`: the share of correct class ids."""
 
     description = "Share of class ids that are right."
 
@@ -59,9 +59,9 @@ class PrecisionRecallF1(_Metric):
     """`macro_precision`, `macro_recall`, `macro_f1` and `precision_<label>`, `recall_<label>`, `f1_<label>`.
 
     Args:
-        labels: names of the classes in the order of their ids. The macro values are plain means over all of them;
-            a class that is neither there nor predicted counts as 0.
-        kwargs: of `evaluate.Metric`.
+        labels: the names of the classes in the order of their ids. The macro values are plain means over all classes.
+            A class that never occurs and is never predicted counts as 0.
+        kwargs: arguments of `evaluate.Metric`.
     """
 
     description = "Precision, recall and F1, per class and as plain means over the classes."
@@ -88,7 +88,7 @@ class PrecisionRecallF1(_Metric):
 
 
 class Pearson(_Metric):
-    """`pearson`: the linear correlation; 0 where predictions or references are all the same."""
+    """`pearson`: the linear correlation; 0 if all predictions or all references are equal."""
 
     description = "Pearson's correlation of scores."
 
@@ -97,7 +97,7 @@ class Pearson(_Metric):
 
 
 class Spearman(_Metric):
-    """`spearman`: the correlation of ranks; 0 where predictions or references are all the same."""
+    """`spearman`: the rank correlation; 0 if all predictions or all references are equal."""
 
     description = "Spearman's rank correlation of scores."
 

@@ -1,4 +1,4 @@
-"""How good predictions are: per task, and over all tasks. Every number is finite."""
+"""Metrics for each task and over all tasks. Every number is finite."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ NONFINITE = "nonfinite_predictions"
 
 
 def task_metrics(task: Task, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The metrics of `KIND_METRICS` for one task.
+    """Computes the metrics in `KIND_METRICS` for one task.
 
-    `accuracy`; `macro_f1`, the plain mean of F1 over all of the task's classes (0 for one that is neither there nor
-    predicted); `f1` of a binary task's second label; `matthews`, the correlation of predicted and right classes; of
-    classes in order `quadratic_kappa` and, in places, `mean_absolute_error`; of kind `labels` `micro_f1`, `macro_f1`,
-    `sample_f1` and `exact_match` of those answered, and of the probabilities `lrap`, the label ranking average
-    precision; `pearson` and `spearman` of the scores as
-    predicted.
-    A correlation that is not defined is 0.0, with the key `constant_predictions` or `constant_labels` (value 1.0)
-    that says why; logits that are not finite make every metric its worst, with `nonfinite_predictions`. Either is
-    warned of.
-    Of tags `entity_f1`, `entity_precision` and `entity_recall` with `accuracy` by word, or, where the labels mark no
-    entities, `accuracy` and `macro_f1` by word. A word that was not read counts as wrong, and as outside any predicted
-    entity; how many there are is `unread_words`.
+    - `kind: classes`: `accuracy`; `macro_f1`, the plain mean of F1 over all classes of the task (0 for a class that
+      never occurs and is never predicted); `matthews`, the correlation of predicted and true classes.
+    - `kind: binary`: `accuracy`, `f1` of the second label, and `matthews`.
+    - `kind: ordinal`: `accuracy`, `quadratic_kappa`, and `mean_absolute_error`, which counts classes.
+    - `kind: labels`: `micro_f1`, `macro_f1`, `sample_f1` and `exact_match` of the predicted labels, and `lrap`, the
+      label ranking average precision of the probabilities.
+    - `kind: score`: `pearson` and `spearman` of the scores before clipping.
+    - `kind: tags`: `entity_f1`, `entity_precision` and `entity_recall`, and `accuracy` by word. If the labels mark no
+      entities, `accuracy` and `macro_f1` by word. A word that was not read counts as wrong and as outside any
+      predicted entity; `unread_words` is their number.
+
+    An undefined correlation is 0.0, and the key `constant_predictions` or `constant_labels` (value 1.0) gives the
+    reason. If logits are not finite, every metric has its worst value, with the key `nonfinite_predictions`. Both are
+    logged as warnings.
 
     Args:
-        logits: the head's own, [N, outputs]; of tags [N] arrays [words, outputs].
-        labels: class ids or scores, [N]; of kind `labels` [N, C], a 0 or 1 for each; of tags [N] arrays [words].
+        logits: the outputs of the head, [N, outputs]; for tags [N] arrays [words, outputs].
+        labels: class ids or scores, [N]; for `kind: labels` [N, C], 0 or 1; for tags [N] arrays [words].
 
     Raises:
-        MinBertError: the shapes do not fit, or N is 0.
+        MinBertError: the shapes do not match, or N is 0.
     """
     logits, labels = as_matrix(task, logits), np.asarray(labels)
     if labels.shape != (len(logits), *task.traits.shape(len(task.labels))) or not labels.size:
@@ -72,21 +74,21 @@ def _check_words(task: Task, logits: np.ndarray, labels: np.ndarray) -> None:
 
 
 def worst_metrics(task: Task) -> dict[str, float]:
-    """What a task without an answer scores: 0, and as an error the widest that there is."""
+    """Returns the metrics of a task without answers: 0, or the largest possible error."""
     low, high = task.range or (0, len(task.labels) - 1)
     return {name: 0.0 if higher_is_better(name) else float(high - low) for name in metrics_of(task)}
 
 
 def has_diverged(metrics: Mapping[str, object]) -> bool:
-    """Whether an evaluation, or a run's `metrics.json`, is of a model whose outputs are not finite.
+    """Whether an evaluation, or a run's `metrics.json`, belongs to a model whose outputs are not finite.
 
-    It is never better than another: its metrics stand at 0, and a correlation or a macro-F1 may be lower.
+    Such a model is never better than another. Its metrics are 0, and another model's correlation may be negative.
     """
     return any(name.endswith((NONFINITE, "diverged")) and value for name, value in metrics.items())
 
 
 def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """As `task_metrics`, of predictions that are decoded and finite: `Decoded.values`."""
+    """Does the same as `task_metrics` for decoded, finite predictions: `Decoded.values`."""
     if task.traits.is_score:
         labels = labels.astype(np.float64)
     scores = {name: metric(task, values, labels) for name, metric in metrics_of(task).items()}
@@ -103,14 +105,14 @@ def value_metrics(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
 
 
 def overall(tasks: Iterable[Task], scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The numbers over all evaluated tasks.
+    """Computes the metrics over all evaluated tasks.
 
     Args:
         scores: `{task: {metric: value}}`, without prefixes.
 
     Returns:
-        `overall`, the plain mean of each task's own `metric` (a correlation enters as r); and `leaderboard` where
-        sst, para and sts are all there (see `LEADERBOARD`).
+        `overall`, the plain mean of each task's own `metric` (a correlation counts as r); and `leaderboard` if sst,
+        para and sts were all evaluated (see `LEADERBOARD`).
     """
     tasks = list(tasks)
     result = {"overall": float(np.mean([scores[task.name][task.metric] for task in tasks]))}

@@ -1,4 +1,4 @@
-"""How far a score can be trusted: bootstrap intervals, and a test of the difference between two models on one set."""
+"""The uncertainty of scores: bootstrap intervals, and a test of the difference between two models on the same rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Statistic = Callable[[np.ndarray], float]
 
 
 def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, Statistic]:
-    """The metrics of the task's kind, of those rows that are asked for; fast enough for thousands of resamples.
+    """Returns a function that computes the metrics of the task's kind on selected rows.
 
-    The numbers are those of `value_metrics`.
+    The metrics are those of `value_metrics`, computed fast enough for thousands of resamples.
 
     Args:
-        values, labels: class ids or scores, both [N]; of kind `labels` probabilities and 0 or 1, both [N, C]; of tags
-            [N] arrays [words], of which a row is a sentence.
+        values, labels: class ids or scores, both [N]; for `kind: labels` probabilities and 0 or 1, both [N, C]; for
+            tags [N] arrays [words], where a row is a sentence.
     """
     if task.traits.is_tags:
         return _of_tags(task, values, labels)
@@ -50,7 +50,10 @@ def statistics_of(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[st
 
 
 def _of_tags(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, Statistic]:
-    """Of sentences, from what is counted once in each of them: they are drawn whole, and differ in length."""
+    """Returns the metrics of resampled sentences, from counts per sentence.
+
+    Sentences are drawn whole and differ in length.
+    """
     found: dict[str, Statistic] = {
         name: lambda i, metric=metric: metric(task, values[i], labels[i]) for name, metric in metrics_of(task).items()
     }
@@ -70,17 +73,17 @@ def _of_tags(task: Task, values: np.ndarray, labels: np.ndarray) -> dict[str, St
 
 
 def _by_class(rows: Iterable[np.ndarray], classes: int) -> np.ndarray:
-    """How often each class stands in each row, [N, classes]."""
+    """Returns how often each class occurs in each row, [N, classes]."""
     return np.stack([np.bincount(row[row >= 0], minlength=classes) for row in rows])
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> float:
-    """0 where there is nothing to have a part of."""
+    """Divides. The result is 0 if the denominator is 0."""
     return float(part.sum() / whole.sum()) if whole.sum() else 0.0
 
 
 def _pearson(values: np.ndarray, labels: np.ndarray) -> float:
-    """Without the p-value, which takes scipy ten times as long."""
+    """Computes the correlation without the p-value, which takes scipy ten times as long."""
     return 0.0 if is_constant(values) or is_constant(labels) else float(np.corrcoef(values, labels)[0, 1])
 
 
@@ -91,7 +94,7 @@ def _ranks(codes: np.ndarray) -> np.ndarray:
 
 
 def _f1(values: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
-    """F1 of each class, 0 for one that is neither there nor predicted."""
+    """Returns F1 of each class, 0 for a class that never occurs and is never predicted."""
     hits = np.bincount(labels[values == labels], minlength=classes)
     rows = np.bincount(values, minlength=classes) + np.bincount(labels, minlength=classes)
     return _f1_of(hits, rows)
@@ -103,14 +106,14 @@ def _f1_of(hits: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def bootstrap(statistic: Statistic, rows: int, seed: int = 0) -> np.ndarray:
-    """What a statistic comes to on sets of `rows` rows drawn with replacement (Efron 1979).
+    """Computes a statistic on sets of `rows` rows drawn with replacement (Efron 1979).
 
     Args:
-        statistic: of the places of the drawn rows, [rows].
+        statistic: a function of the positions of the drawn rows, [rows].
         rows: two or more.
 
     Returns:
-        `[RESAMPLES]`, the same for the same seed.
+        `[RESAMPLES]`; the same for the same seed.
     """
     from scipy import stats
 
@@ -122,20 +125,21 @@ def bootstrap(statistic: Statistic, rows: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(drawn: np.ndarray) -> tuple[float, float]:
-    """The percentile interval of a bootstrap."""
+    """Returns the percentile interval of a bootstrap."""
     rest = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, [rest, 1 - rest])
     return float(low), float(high)
 
 
 def mcnemar(right: np.ndarray, other_right: np.ndarray) -> tuple[int, int, float]:
-    """McNemar's exact test (McNemar 1947): the rows that one of two models alone gets right.
+    """McNemar's exact test (McNemar 1947) on the rows that only one of two models gets right.
 
     Args:
-        right, other_right: of either model, which rows it gets right, bool [N].
+        right, other_right: which rows each model gets right, bool [N].
 
     Returns:
-        rows that the first alone gets right, rows that the second does, and the two-sided p-value.
+        the number of rows that only the first model gets right, the number that only the second gets right, and the
+        two-sided p-value.
     """
     from scipy.stats import binomtest
 
@@ -145,7 +149,7 @@ def mcnemar(right: np.ndarray, other_right: np.ndarray) -> tuple[int, int, float
 
 
 def share_interval(count: int, rows: int) -> tuple[float, float]:
-    """Wilson's interval for a share of `rows` rows (Wilson 1927)."""
+    """Returns Wilson's interval for a share of `rows` rows (Wilson 1927)."""
     from scipy.stats import binomtest
 
     found = binomtest(count, rows).proportion_ci(CONFIDENCE, method="wilson")
@@ -153,9 +157,9 @@ def share_interval(count: int, rows: int) -> tuple[float, float]:
 
 
 def correlation_interval(r: float, rows: int) -> tuple[float, float] | None:
-    """Fisher's interval for a Pearson correlation (Fisher 1921), which takes both columns for normal.
+    """Returns Fisher's interval for a Pearson correlation (Fisher 1921), which assumes that both columns are normal.
 
-    `None` where it is not defined: of three rows or fewer, or of a correlation of 1 or -1.
+    It is `None` if undefined: for three rows or fewer, or a correlation of 1 or -1.
     """
     from scipy.stats import norm
 
@@ -167,7 +171,7 @@ def correlation_interval(r: float, rows: int) -> tuple[float, float] | None:
 
 
 def mean_interval(numbers: np.ndarray) -> tuple[float, float] | None:
-    """Student's interval for a mean; `None` of a single number."""
+    """Returns Student's interval for a mean; `None` for a single number."""
     from scipy import stats
 
     if len(numbers) < 2:

@@ -1,4 +1,4 @@
-"""Predictions on disk: our own CSV, or for tags JSON lines, and the files that the course's grader reads."""
+"""Writes predictions: our own CSV (JSON lines for tags), and the files that the course's grader reads."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ EXPECTED = "expected"  # the column with the mean of ordered classes
 def write_predictions(
     path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str] = ()
 ) -> None:
-    """Writes the predictions of all rows, in order; ids to the character; the file is whole or absent.
+    """Writes the predictions of all rows in order. Ids are kept unchanged. The file is written atomically.
 
-    It is a CSV with the header `id,prediction` and, where there are classes, `label`, the name of the predicted class,
-    and `probability_<class id>`, numbers in full precision; of ordered classes also `expected`, the mean class. Of
-    tags it is JSON lines, with `id` and what `inference.tagged` says of a sentence.
+    A CSV has the columns of `csv_columns`, with numbers in full precision. Tags are written as JSON lines: `id` and
+    the keys of `inference.tagged`.
 
     Args:
-        texts: the words of each row, `spans.joined`; for tags alone.
+        texts: the words of each row, `spans.joined`; for tags only.
 
     Raises:
         MinBertError: ids and predictions differ in number, or the file cannot be written.
@@ -47,7 +46,7 @@ def write_predictions(
 
 
 def write_course(path: str | Path, task: Task, ids: Sequence[str], decoded: Decoded) -> None:
-    """Writes the course's own format, every one of its spaces included.
+    """Writes the course's own format, with all of its spaces.
 
     Raises:
         MinBertError: the course has no such task, or as `write_predictions`.
@@ -66,7 +65,7 @@ def _write(
 
 @dataclass(frozen=True)
 class Form:
-    """How predictions are written: the header of the file, and the lines of some predictions, line breaks included."""
+    """A format for predictions: the header of the file, and the lines of some predictions with their line breaks."""
 
     name: str
     header: Callable[[Task], str]
@@ -74,22 +73,31 @@ class Form:
 
 
 def ending(task: Task) -> str:
-    """That of a file of the task's predictions."""
+    """Returns the ending of a file of the task's predictions."""
     return endings(task)[0]
 
 
 def endings(task: Task) -> list[str]:
-    """Those that a file of the task's predictions may have, beside none, .txt and those of no format that is read."""
+    """Returns the endings that a file of the task's predictions may have, besides none, .txt and unknown ones."""
     return [".jsonl", ".conll"] if task.traits.is_tags else [".csv"]
 
 
-def csv_columns(task: Task) -> list[str]:
-    """The columns of a file of predictions."""
+def csv_columns(task: Task, by_id: bool = False) -> list[str]:
+    """The columns of a CSV of predictions.
+
+    Scores have `id` and `prediction`. Classes also have `label`, the name of the predicted class, and
+    `probability_<name>` for each class. Ordered classes also have `expected`, the mean class. For `kind: labels` the
+    columns are `id`, `labels` and the probabilities.
+
+    Args:
+        by_id: name the probabilities by class id, as version 0.1 did.
+    """
     if task.traits.is_score:
         return ["id", "prediction"]
-    said = ["labels"] if task.traits.is_set else ["prediction", "label"]
+    answer = ["labels"] if task.traits.is_set else ["prediction", "label"]
     expected = [EXPECTED] if task.kind == "ordinal" else []
-    return ["id", *said, *(f"probability_{number}" for number in range(len(task.labels))), *expected]
+    classes = range(len(task.labels)) if by_id else task.labels
+    return ["id", *answer, *(f"probability_{name}" for name in classes), *expected]
 
 
 def _header(task: Task) -> str:
@@ -110,7 +118,7 @@ def _tag_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence
 
 
 def _column_lines(task: Task, ids: Sequence[str], decoded: Decoded, texts: Sequence[str]) -> str:
-    """A word and its tag a line, and a blank line behind each sentence."""
+    """Writes one word and its tag per line, and a blank line after each sentence."""
     lines = []
     for text, values in zip(texts, decoded.values, strict=True):
         words = [re.sub(r"[\t\r\n]", " ", word) for word in split(text)]  # which end a cell or a line

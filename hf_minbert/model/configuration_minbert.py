@@ -1,6 +1,6 @@
-"""What a MinBERT is made of: the sizes of its encoder, its tasks, and the task that stock tools see.
+"""The configuration of MinBERT: the sizes of its encoder, its tasks, and the task that stock tools use.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only.
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries.
 """
 
 from __future__ import annotations
@@ -46,45 +46,47 @@ TASK_DEFAULTS: dict[str, Any] = {
 class MinBertConfig(PreTrainedConfig):
     """The encoder's settings under BERT's names, and the tasks.
 
-    `MinBertConfig.from_pretrained` reads the config of any encoder of `model.families` too, and of any other that the
-    library has, which is kept whole in `encoder_config`.
+    `MinBertConfig.from_pretrained` also reads the config of any encoder in `model.families`, and of any other encoder
+    of the transformers library. The latter is kept unchanged in `encoder_config`.
 
     Args:
-        encoder_config: of an encoder that the library computes, by its `AutoModel`; `None` for the hand-written one.
-            The settings beside it are taken from it; one that is changed afterwards is changed in it too.
-        family: the published encoder that this one computes, by its `model_type`; it has the names of an export.
-        max_position_embeddings: how many tokens an input may have.
-        position_offset: rows of the position table that lie before those. With some, positions count the tokens that
-            are not padding, whose row is the last of them (RoBERTa).
-        type_vocab_size: how many segments there are; 0 where tokens have none (DistilBERT).
-        embedding_size: of words, positions and segments, which are then projected to `hidden_size` (ELECTRA);
-            `hidden_size` unless given.
-        attention_output_dropout: whether there is dropout behind the attention's projection (not in DistilBERT).
-        word_head_act: the activation of the head that predicts words; `hidden_act` unless given.
-        tasks: one dict per task, as `Task.to_config` gives it (a `Task` itself is accepted and turned into
-            its dict). A list, because config.json sorts keys and the order of the tasks must survive it.
-        active_task: name of the task that tools which know one task see. `num_labels`, `id2label`,
-            `label2id` and `problem_type` are then that task's. With a single task it is always that one.
-        classifier_dropout: dropout in front of every head; `None` takes `hidden_dropout_prob`.
-        private_layers: how many of the encoder's last layers each task has for itself.
-        private_encoders: whether each task has a whole encoder for itself (`minbert ensemble` makes such models).
-        private_owner: the task whose private layers, or encoder, are the encoder's own; every other task has copies.
-            The first task unless given. It is saved, so that the weights mean the same under other tasks.
-        max_input_length: tokens that inputs are cut to, those that the model was trained for; or by task, where they
-            differ. `None` for all positions. A folder that was saved before there was such a number has that of its
-            `recipe.yaml`, in `from_pretrained`.
-        sep_token_id: the tokenizer's separator, at which joined pairs without segment ids are parted for a task with
-            `pair_encoding: bi`. Training sets it; `None` in folders of before, which ask for segment ids.
-        plugins: the modules whose code the tasks' heads, poolings, joins and losses need; set when a model is saved.
+        encoder_config: the config of an encoder that transformers computes, by its `AutoModel`; `None` for the
+            hand-written encoder. The other settings are taken from it. Changing them later changes it too.
+        family: the `model_type` of the published encoder that this one computes. Exports use its names.
+        max_position_embeddings: the maximum number of tokens in an input.
+        position_offset: the number of unused rows at the start of the position table. If it is above 0, positions
+            count the tokens that are not padding, and padding has the last of these rows (RoBERTa).
+        type_vocab_size: the number of segments; 0 if tokens have none (DistilBERT).
+        embedding_size: the size of word, position and segment embeddings, which are then projected to `hidden_size`
+            (ELECTRA). The default is `hidden_size`.
+        attention_output_dropout: whether there is dropout after the attention's projection (not in DistilBERT).
+        word_head_act: the activation of the head that predicts words. The default is `hidden_act`.
+        tasks: one dict for each task, as `Task.to_config` returns it. A `Task` is converted to its dict. It is a list
+            because config.json sorts keys, and the order of the tasks must be kept.
+        active_task: the name of the task that tools for a single task use. `num_labels`, `id2label`, `label2id` and
+            `problem_type` are those of this task. With a single task it is always that task.
+        classifier_dropout: the dropout before every head; `None` uses `hidden_dropout_prob`.
+        private_layers: how many of the encoder's last layers are separate for each task.
+        private_encoders: whether each task has its own encoder (`minbert ensemble` makes such models).
+        private_owner: the task that uses the encoder's own layers as its private layers or encoder; every other task
+            has copies. The default is the first task. It is saved, so that the weights keep their meaning if the tasks
+            change.
+        max_input_length: the number of tokens that inputs are truncated to, which is the length of the training; or a
+            mapping from tasks to lengths. `None` allows all positions. For folders saved before this setting existed,
+            `from_pretrained` reads the length from `recipe.yaml`.
+        sep_token_id: the id of the tokenizer's separator. With `pair_encoding: bi`, joined pairs without segment ids
+            are split there. Training sets it. It is `None` in older folders, which need segment ids.
+        plugins: the modules with the code of the tasks' heads, pooling methods, joins and losses. It is set when a
+            model is saved.
 
-    `num_labels`, `id2label`, `label2id` and `problem_type` that contradict the active task, given to `from_pretrained`
-    or set afterwards, are refused where a model is made of the config. With `ignore_mismatched_sizes=True` they are
-    obeyed: that task gets these labels, and a new head if there are more or fewer of them.
+    Values of `num_labels`, `id2label`, `label2id` and `problem_type` that contradict the active task are refused when
+    a model is made from the config. With `ignore_mismatched_sizes=True` the active task gets these labels, and a new
+    head if their number differs.
 
     Raises:
-        ValueError: a task without a name, of an unknown kind or named twice, an active task or an owner that is not
-            among `tasks`, more private layers than there are layers, or a length above the number of positions; an
-            `encoder_config` of what is no encoder of one text, or a setting that it does not have.
+        ValueError: a task has no name, an unknown kind or a repeated name; the active task or the owner is not in
+            `tasks`; there are more private layers than layers; a length is above the number of positions; or
+            `encoder_config` does not belong to an encoder of one text, or lacks one of the given settings.
     """
 
     model_type = "minbert"
@@ -134,7 +136,7 @@ class MinBertConfig(PreTrainedConfig):
         self.check_tasks()
 
     def _take_from_encoder(self) -> None:
-        """Sets here what the encoder's own config says."""
+        """Copies the settings of the encoder's own config to this config."""
         # Imported where it is needed: this module is read while the library's own is, on which that one builds.
         from .library import settings_in
 
@@ -146,7 +148,10 @@ class MinBertConfig(PreTrainedConfig):
         self._taken = taken
 
     def _settle_encoder(self) -> None:
-        """Sets in the encoder's own config what was set here since. Raises `ValueError` if it has no such setting."""
+        """Copies settings that were changed here to the encoder's own config.
+
+        Raises `ValueError` if it lacks such a setting.
+        """
         from .library import change
 
         taken = vars(self)["_taken"]
@@ -156,7 +161,7 @@ class MinBertConfig(PreTrainedConfig):
         self._take_from_encoder()
 
     def check_tasks(self) -> None:
-        """Checks tasks, labels, sharing and length together, and sets what follows from them: labels and owner.
+        """Checks tasks, labels, sharing and length together, and sets the labels and the owner that follow from them.
 
         Raises:
             ValueError: as the constructor; or the labels contradict the active task.
@@ -200,15 +205,14 @@ class MinBertConfig(PreTrainedConfig):
 
     @property
     def copying_tasks(self) -> list[str]:
-        """The tasks that have copies of what is private, which are all but its owner."""
+        """The tasks that have copies of the private layers or encoder: all tasks but the owner."""
         return [name for name in self.task_names if self.private_owner not in (None, name)]
 
     def rearrange(self, **changes: Any) -> None:
-        """Gives the model of a saved config other tasks, or another sharing, under which its weights mean the same.
+        """Changes the tasks or the sharing of a saved model's config. The meaning of the weights does not change.
 
         Args:
-            changes: of `tasks`, `active_task`, `max_input_length`, `private_layers` and `private_encoders`, those to
-                set.
+            changes: new values of `tasks`, `active_task`, `max_input_length`, `private_layers` or `private_encoders`.
 
         Raises:
             ValueError: the result is not valid, or a task would lose layers that were trained for it alone.
@@ -235,19 +239,19 @@ class MinBertConfig(PreTrainedConfig):
 
     @property
     def word_size(self) -> int:
-        """The size of word embeddings, as `inputs_embeds` has it."""
+        """The size of word embeddings, which `inputs_embeds` has."""
         return self.embedding_size or self.hidden_size
 
     @property
     def task_names(self) -> list[str]:
-        """Names of the tasks, in their order."""
+        """The names of the tasks, in their order."""
         return [task["name"] for task in self.tasks or ()]
 
     def get_task(self, name: str) -> dict[str, Any]:
-        """The task of this name.
+        """Returns the task with this name.
 
         Raises:
-            ValueError: there is none; the message lists the tasks.
+            ValueError: there is none. The message lists the tasks.
         """
         for task in self.tasks or ():
             if task["name"] == name:
@@ -255,10 +259,10 @@ class MinBertConfig(PreTrainedConfig):
         raise ValueError(f"Unknown task {name!r}. This model has: {', '.join(self.task_names) or 'no tasks'}.")
 
     def set_active_task(self, name: str | None) -> None:
-        """Make `name` the task that stock tools see, or with `None` clear it, and set the label fields to match.
+        """Makes `name` the task that stock tools use, and sets the label fields to match. `None` clears it.
 
-        Entries of `tasks` that are not yet plain dicts are turned into dicts and checked first. Without any
-        task the label fields stay as they are: they may describe the file that the encoder came from.
+        Entries of `tasks` that are not plain dicts yet are converted to dicts and checked first. Without tasks the
+        label fields do not change, because they may describe the file that the encoder came from.
 
         Raises:
             ValueError: `tasks` or `name` is not valid.
@@ -276,10 +280,10 @@ class MinBertConfig(PreTrainedConfig):
         vars(self).update(deepcopy(self._derived))
 
     def settle_labels(self, new_head: bool = False) -> None:
-        """Compares the labels that the config shows with those of the active task, where somebody set others.
+        """Compares the labels in the config with those of the active task, if somebody set others.
 
         Args:
-            new_head: whether the active task is to get the labels that were set.
+            new_head: whether the active task gets the labels that were set.
 
         Raises:
             ValueError: they contradict the active task, or are of a kind that no task has.
@@ -315,10 +319,10 @@ class MinBertConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As the library's, but what the caller says of tasks and sharing is checked against what was saved.
+        """Does the same as the library's method, but checks the caller's tasks and sharing against the saved ones.
 
-        So are labels where `ignore_mismatched_sizes` asks for a new head, else when a model is made of the config. The
-        folder's code for a pipeline that is at hand is not asked for.
+        Labels are checked here if `ignore_mismatched_sizes` requests a new head; otherwise they are checked when a
+        model is made. The folder's code of a registered pipeline is not downloaded.
         """
         saved = config_dict.get("custom_pipelines", {})
         theirs = {name: code for name, code in saved.items() if name not in cls.pipelines_at_hand}
@@ -341,21 +345,21 @@ class MinBertConfig(PreTrainedConfig):
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """As the library's, without what only this object needs to know."""
+        """Does the same as the library's method, without the attributes that only this object needs."""
         return {key: value for key, value in super().to_dict().items() if key not in ("_derived", "_taken")}
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """As the library's. Raises `ValueError` for a length that was set since and that no model could be made of."""
+        """Does the same as the library's method. Raises `ValueError` if a length was set that no model can have."""
         self._check_length()
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As the library's; the config of a published encoder comes back as one of MinBERT.
+        """Does the same as the library's method, and converts the config of a published encoder to one of MinBERT.
 
         Raises:
-            ValueError: the checkpoint is of another kind, whose weights would load and mean something else; or the
-                recipe that says the length of an older folder cannot be read.
+            ValueError: the checkpoint is of another kind, whose weights would load with another meaning; or the recipe
+                with the length of an older folder cannot be read.
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if config_dict.get("model_type") != cls.model_type:
@@ -364,14 +368,17 @@ class MinBertConfig(PreTrainedConfig):
 
 
 def recipe_of(folder: Path) -> Path | None:
-    """The recipe that trained the model in a folder; for the checkpoints and the average within a run's, its own."""
+    """Returns the recipe that trained the model in a folder.
+
+    For checkpoints and averaged weights, this is the recipe of their run.
+    """
     within = re.fullmatch(rf"{AVERAGED}|checkpoint-\d+", folder.resolve().name)
     places = [folder, folder.resolve().parent] if within else [folder]
     return next((place / RECIPE for place in places if (place / RECIPE).is_file()), None)
 
 
 def _with_length(config_dict: dict[str, Any], name: str) -> dict[str, Any]:
-    """The saved config of a model with tasks, with the length that its folder's recipe says, where it has none."""
+    """Returns the saved config of a model with tasks. A missing length is taken from the recipe in its folder."""
     recipe = recipe_of(Path(name)) if Path(name).is_dir() else None
     if recipe is None or not config_dict.get("tasks") or config_dict.get("max_input_length") is not None:
         return config_dict
@@ -413,7 +420,7 @@ def _from_published(config: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _encoder_of(config: dict[str, Any]) -> PreTrainedConfig:
-    """The library's config of an encoder. Raises `ValueError` if it is of something else."""
+    """Returns the library's config of an encoder. Raises `ValueError` if it is not a config."""
     from .library import encoder_config, parts_of
 
     try:
@@ -425,10 +432,10 @@ def _encoder_of(config: dict[str, Any]) -> PreTrainedConfig:
 
 
 def _agreeing(labels: dict[str, Any]) -> dict[str, Any]:
-    """What a caller says of labels, without what is `None`, and without their number where they are named.
+    """Returns the labels that a caller gives, without `None`, and without their number if they have names.
 
     Raises:
-        ValueError: it contradicts itself.
+        ValueError: they contradict each other.
     """
     said = {name: labels[name] for name in LABELS if labels.get(name) is not None}
     if "id2label" in said:
@@ -459,7 +466,7 @@ def _labels_of(task: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _relabelled(task: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
-    """The task with the labels of `id2label` or `label2id`; without two of them as it is."""
+    """Returns the task with the labels of `id2label` or `label2id`. With fewer than two labels it is not changed."""
     by_id = said.get("id2label") or {id: label for label, id in said.get("label2id", {}).items()}
     labels = [by_id[id] for id in sorted(by_id)]
     if len(labels) < 2:

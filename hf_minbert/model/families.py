@@ -1,7 +1,7 @@
-"""The published encoders that the hand-written one computes: how each calls its settings and weights.
+"""The published encoders that the hand-written encoder computes, and how each names its settings and weights.
 
-What differs in the computation are settings of `MinBertConfig`; nothing outside this table asks for a family's name.
-This file travels to the Hub with a model: it may import published libraries only.
+Differences in the computation are settings of `MinBertConfig`. Only this table uses the names of families. This file
+is uploaded to the Hub with a model. It may import only published libraries.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Family:
     """A published encoder, by the `model_type` of its config.
 
     Args:
-        prefix: of the encoder's weights in a model with a head.
-        settings: what our config calls otherwise than theirs: our name to theirs.
-        fixed: settings of ours that their code has without a word in the config.
-        counted: whether positions count the tokens that are not padding, behind the padding's id.
-        names: what weights are called otherwise: our name to theirs, `*` for a layer's number.
-        pooler: whether their encoder has one.
-        classifier_act: what stands between the two linear layers of their sequence classifier.
+        prefix: the prefix of the encoder's weights in a model with a head.
+        settings: settings with other names in the published config: our name to theirs.
+        fixed: settings that the published code fixes, without a field in its config.
+        counted: whether positions count the tokens that are not padding, starting after the padding's id.
+        names: weights with other names: our name to theirs, with `*` for the number of a layer.
+        pooler: whether the published encoder has a pooler.
+        classifier_act: the activation between the two linear layers of the published sequence classifier.
     """
 
     prefix: str
@@ -41,7 +41,7 @@ class Family:
     classifier_act: str = "tanh"
 
     def renames(self) -> Iterator[tuple[str, str]]:
-        """Patterns of their names and what ours have in their place, as `key_mapping` of `from_pretrained` has it."""
+        """Returns patterns for the published names and our replacements, as a `key_mapping` of `from_pretrained`."""
         yield rf"^{self.prefix}\.", "bert."
         for ours, theirs in self.names.items():
             # What is of a head begins a name, and what is of the encoder stands there or behind its prefix.
@@ -49,7 +49,7 @@ class Family:
             yield start + re.escape(theirs).replace(r"\*", r"(\d+)"), ours.replace("*", r"\1")
 
     def published(self, name: str) -> str:
-        """Their name of a weight of the encoder, from ours without a prefix."""
+        """Returns the published name of an encoder weight, from our name without a prefix."""
         for ours, theirs in self.names.items():
             if found := re.match(re.escape(ours).replace(r"\*", r"(\d+)") + r"(?![^.])", name):
                 return theirs.replace("*", "".join(found.groups())) + name[found.end() :]
@@ -114,21 +114,21 @@ FAMILIES: dict[str, Family] = {
 
 
 def key_mapping() -> dict[str, str]:
-    """The renames of all families: no name of ours, nor of another family, fits one of them."""
+    """Returns the renames of all families. No pattern matches a name of ours or of another family."""
     return {theirs: ours for family in FAMILIES.values() for theirs, ours in family.renames() if theirs != r"^bert\."}
 
 
 def settings_of(published: Mapping[str, Any], ours: type[PreTrainedConfig]) -> dict[str, Any]:
-    """A published config.json as the settings of our config.
+    """Converts a published config.json to settings of our config.
 
-    What it leaves out has the default of its own class, which may differ from ours.
+    Missing settings get the defaults of the published config class, which may differ from ours.
 
     Args:
-        published: its `model_type` is one of `FAMILIES`; `bert` unless it says so.
-        ours: our config's class.
+        published: a config.json whose `model_type` is in `FAMILIES`; `bert` if it has none.
+        ours: our config class.
 
     Raises:
-        ValueError: it is of a decoder, or its positions are not absolute.
+        ValueError: it belongs to a decoder, or its positions are not absolute.
     """
     name = published.get("model_type", "bert")  # the first BERT checkpoints do not say
     family, theirs = FAMILIES[name], _class_of(name)
@@ -149,7 +149,7 @@ def settings_of(published: Mapping[str, Any], ours: type[PreTrainedConfig]) -> d
 
 
 def published_config(config: Any) -> PreTrainedConfig:
-    """The config of the encoder in its own class, from ours."""
+    """Returns the encoder's config in its published class, from our config."""
     kind = _class_of(config.family)
     ours = {theirs: ours for ours, theirs in FAMILIES[config.family].settings.items()}
     read = {name: ours.get(name, name) for name in _own(kind)}

@@ -1,9 +1,9 @@
-"""Every head: from a task's sentences to its outputs, the loss that belongs to them, how far two outputs are apart.
+"""All heads: from a task's sentences to its outputs, their loss, and the divergence of two outputs.
 
-A head pools the encoder's token states to a vector per sentence (`pooling.py`), brings a pair's two vectors together
-if they were encoded apart, and puts its own layers on them. This file travels to the Hub with a model: it may import
-its neighbours and published libraries only. Letters in shapes: B examples, S sentences of an example that were encoded
-apart (1 or 2), T tokens, H hidden size, D size of a sentence's vector, C outputs of the task.
+A head pools the encoder's token states to one vector per sentence (`pooling.py`). If a pair was encoded separately, it
+combines the two vectors. Then it applies its own layers. This file is uploaded to the Hub with a model. It may import
+only its neighbours and published libraries. Letters in shapes: B examples, S sentences of an example that were encoded
+separately (1 or 2), T tokens, H hidden size, D size of a sentence's vector, C outputs of the task.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ LAYERS = ("last", "mix")
 
 
 def num_outputs(task: dict[str, Any]) -> int:
-    """C: how many numbers a head gives per example."""
+    """Returns C, the number of outputs of a head for each example."""
     return KINDS[task["kind"]].outputs(len(task["labels"]))
 
 
 class OutputLayer(nn.Linear, SelfInitialized):
-    """The last layer of a head. A fresh one for scores predicts the middle of their range, and for classes each alike.
+    """The last layer of a head.
 
-    From zero, the squared error on scores up to 5 drowns the other tasks' losses for hundreds of steps.
+    A new layer predicts the middle of the range for scores, and equal probabilities for classes. If it started at
+    zero, the squared error on scores up to 5 would dominate the other tasks' losses for hundreds of steps.
 
     Args:
-        scale: what the head multiplies this layer's output by.
+        scale: the head's factor on the output of this layer.
     """
 
     def __init__(self, in_features: int, task: dict[str, Any], scale: float = 1.0):
@@ -65,12 +66,12 @@ def _start(task: dict[str, Any]) -> list[float]:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the encoder gives for a batch of sentences, in the order of the examples.
+    """The encoder's output for a batch of sentences, in the order of the examples.
 
     Args:
-        states: the token states of all layers, or of the last one alone; each [B * S, T, H].
-        mask: [B * S, T], true for a token; at least one in each row.
-        pooled: [B * S, H], by the encoder's own pooler.
+        states: the token states of all layers, or of the last layer only; each [B * S, T, H].
+        mask: [B * S, T], true for a token; each row has at least one.
+        pooled: [B * S, H], the output of the encoder's own pooler.
     """
 
     states: tuple[Tensor, ...]
@@ -79,11 +80,11 @@ class Encoded:
 
 
 class Head(nn.Module, ABC):
-    """Base of all heads. A subclass adds layers in `__init__`, where options are keyword-only, and `forward`.
+    """Base class of all heads. A subclass adds layers in `__init__`, with keyword-only options, and defines `forward`.
 
     Attributes:
-        compares: whether the head takes a pair's two vectors as they are; else they are joined to one.
-        output_range: the lowest and highest output, where there are such bounds.
+        compares: whether the head uses a pair's two vectors separately. Otherwise they are joined to one vector.
+        output_range: the lowest and highest output, if there are such bounds.
     """
 
     compares = False
@@ -103,23 +104,23 @@ class Head(nn.Module, ABC):
 
     @property
     def trains_pooling(self) -> bool:
-        """Whether what it pools changes while the head alone is trained."""
+        """Whether the pooled vector changes while only the head is trained."""
         learned = self.pooling is not None and any(True for _ in self.pooling.parameters())
         return self.layer_mix is not None or learned
 
     def pooled(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, [B, S, D], as the pooling gives it; of tags one per token, [B, T, H]."""
+        """Returns the pooled vector of each sentence, [B, S, D]; for tags one of each token, [B, T, H]."""
         states = encoded.states[-1] if self.layer_mix is None else self.layer_mix(encoded.states)
         if self.pooling is None:
             return states
         return self.pooling(states, encoded.mask, encoded.pooled).unflatten(0, (-1, self.sentences))
 
     def vectors(self, encoded: Encoded) -> Tensor:
-        """One vector per sentence, or of tags per token, [B, S, D], as the head takes it."""
+        """Returns the input of the head's layers: a vector per sentence, [B, S, D], or for tags per token."""
         return self.sentence_dropout(self.pooled(encoded))
 
     def joined(self, vectors: Tensor) -> Tensor:
-        """An example's sentences as one vector, [B, S, D] -> [B, input_size]; of tags each token's as it is."""
+        """Joins an example's sentences to one vector, [B, S, D] -> [B, input_size]. For tags, tokens do not change."""
         if self.tags:
             return vectors
         return vectors[:, 0] if self.sentences == 1 else JOINS[self.join].function(*vectors.unbind(dim=1))
@@ -129,21 +130,22 @@ class Head(nn.Module, ABC):
         """[B, S, D] -> logits [B, C]; of tags [B, T, H] -> [B, T, C]"""
 
     def embed(self, vectors: Tensor) -> Tensor:
-        """The vectors whose cosine tells how near two sentences are, [B, S, D] -> [B, S, any size]."""
+        """Returns vectors whose cosine is the similarity of two sentences, [B, S, D] -> [B, S, any size]."""
         return vectors
 
     def loss(self, vectors: Tensor, logits: Tensor, labels: Tensor, task: Mapping[str, Any]) -> Tensor:
-        """The mean loss of a batch, in float32.
+        """Computes the mean loss of a batch, in float32.
 
         Args:
-            vectors: [B, S, D], and logits [B, C], what the head made of them.
-            labels: [B] or [B, 1]; class ids, or scores; of kind `labels` [B, C], a 0 or 1 for each label; of tags
-                [B, T], class ids, and `IGNORED` at tokens that have none.
+            vectors: [B, S, D], and logits [B, C], which the head computed from them.
+            labels: [B] or [B, 1], class ids or scores; for `kind: labels` [B, C], 0 or 1; for tags [B, T], class ids,
+                with `IGNORED` at tokens without a label.
             task: names the loss and its options.
 
         Raises:
-            ValueError: not one label per example, an option of the loss is wrong, or, on the CPU, a label is no class
-                id. A GPU would have to wait for the look at its labels, and says so itself.
+            ValueError: the number of labels differs from the number of examples, an option of the loss is wrong, or,
+                on the CPU, a label is not a class id. On a GPU this check would force a wait, and CUDA reports such a
+                label itself.
         """
         if self.tags:
             if labels.shape != logits.shape[:-1]:
@@ -161,14 +163,17 @@ class Head(nn.Module, ABC):
         return loss_of(task)(outcome, **task["loss_options"])
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
-        """How far two outputs are apart, [B, C] and [B, C] -> [B], 0 where they are equal; of tags [B, T].
+        """Computes the divergence of two outputs, [B, C] and [B, C] -> [B]; for tags [B, T].
+
+        It is 0 if they are equal.
 
         Args:
-            name: `symmetric_kl` (KL both ways), the default for classes, in order or not, for the coin of a binary
-                task and, as the mean over labels, for the coins of kind `labels`; `kl`, from the first to the second;
-                `squared_error`, the default for scores and for them alone. A score has
-                no distribution: the two KL take its share of the range for a coin's chance, from 0.01 to 0.99. A
-                score beyond these counts as the nearer one, and has no gradient.
+            name: `symmetric_kl`, the KL divergence in both directions, is the default for all kinds but `score`. It is
+                computed for the classes, for the Bernoulli distribution of a binary task, or as the mean over the
+                Bernoulli distributions of `kind: labels`. `kl` is the divergence from the first output to the second.
+                `squared_error` is the default for scores, and only for them. A score has no distribution. For both KL
+                divergences, its position in the range is the probability of a Bernoulli distribution, limited to 0.01
+                to 0.99. A score outside these limits has no gradient.
         """
         kind = self.kind
         if KINDS[kind].is_score and name in DIVERGENCES["binary"]:
@@ -195,7 +200,7 @@ def _check_ids(labels: Tensor, task: Mapping[str, Any]) -> None:
 
 
 def default_dropout(config) -> float:
-    """The rate in front of a head that names none."""
+    """Returns the dropout rate of a head that sets none."""
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
@@ -203,8 +208,8 @@ class LinearHead(Head):
     """Dropout and one linear layer, as in the BERT paper (arXiv:1810.04805, section 4.1).
 
     Args:
-        dropout: the rate; by default the model's `classifier_dropout`, or its hidden dropout.
-        scale: factor on the output (report 004, iteration 1: 5 for scores up to 5).
+        dropout: the dropout rate. The default is the model's `classifier_dropout`, or its hidden dropout.
+        scale: a factor on the output (report 004, iteration 1: 5 for scores up to 5).
     """
 
     def __init__(self, config, task: dict[str, Any], *, dropout: float | None = None, scale: float = 1.0):
@@ -286,7 +291,7 @@ class BlocksHead(Head):
 
 
 class CosineLogit(nn.Module, SelfInitialized):
-    """A binary task's logit from a cosine: weight * cosine + bias, both learned. [..., 1] -> [..., 1]"""
+    """A binary task's logit from a cosine: weight * cosine + bias, both trained. [..., 1] -> [..., 1]"""
 
     def __init__(self, scale: float, offset: float):
         super().__init__()
@@ -303,7 +308,7 @@ class CosineLogit(nn.Module, SelfInitialized):
 
 
 class CosineHead(Head):
-    """The cosine of the two vectors of a pair, as a score or as the logit of a yes.
+    """The cosine of the two vectors of a pair, as a score or as a binary logit.
 
     Args:
         projection_size: the size of one (Siamese) linear layer that both vectors go through first, as in report 001,
@@ -343,8 +348,8 @@ class CosineHead(Head):
         trains_share = task["loss"] == "cosine_mse"
         if trains_share and mapping in ("raw", "shifted"):
             raise ValueError(
-                f"`mapping: {mapping}` does not go with `loss: cosine_mse`: a cosine trained to be a score's share of "
-                "the range would be answered on another scale. Leave `mapping` out, or take `loss: mse`."
+                f"`mapping: {mapping}` does not go with `loss: cosine_mse`: the loss trains another scale than "
+                f"the mapping predicts. Leave `mapping` out, or use `loss: mse`."
             )
         self.mapping = mapping or ("relu" if trains_share else "shifted")
         self.projection = None
@@ -354,8 +359,8 @@ class CosineHead(Head):
         if initial_scale is not None and abs(initial_offset or 0.0) > initial_scale:
             threshold = -(initial_offset or 0.0) / initial_scale
             raise ValueError(
-                "`initial_offset` must not be farther from 0 than `initial_scale`, or no cosine comes to the "
-                f"threshold at {threshold:g}. Found {initial_offset} and {initial_scale}."
+                "`initial_offset` must not be farther from 0 than `initial_scale`, or no cosine reaches the "
+                f"threshold of {threshold:g}. Found {initial_offset} and {initial_scale}."
             )
         if self.kind == "binary":
             # Of models made before there was a choice: 5 and 0.
@@ -383,17 +388,17 @@ def _sizes(hidden_sizes: object) -> list[int]:
 
 
 def _steps(size: int, hidden_sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """From which size to which each layer goes."""
+    """Returns the input and output size of each layer."""
     return list(zip([size, *hidden_sizes], hidden_sizes, strict=False))
 
 
 class PerTask(nn.Module):
-    """A submodule per task, under the task's name.
+    """A submodule for each task, under the task's name.
 
-    Not an `nn.ModuleDict`: PEFT refuses one in `modules_to_save`.
+    This is not an `nn.ModuleDict`, because PEFT refuses one in `modules_to_save`.
 
     Raises:
-        ValueError: a task's name is one that a torch module uses itself.
+        ValueError: a task has the name of an attribute of torch modules.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module]):
@@ -404,7 +409,7 @@ class PerTask(nn.Module):
             self.add_module(name, module)
 
     def get(self, task: str | None) -> Any:
-        """The task's submodule; `None` if it has none."""
+        """Returns the task's submodule, or `None` if it has none."""
         return self._modules.get(task)
 
 
@@ -412,7 +417,7 @@ class TaskHeads(PerTask):
     """The heads of all tasks.
 
     Raises:
-        ValueError: one cannot be built; the message names task, head and option.
+        ValueError: a head cannot be built. The message names task, head and option.
     """
 
     def __init__(self, config):
@@ -420,7 +425,7 @@ class TaskHeads(PerTask):
 
 
 def build_head(config, task: dict[str, Any]) -> Head:
-    """The head that a task asks for.
+    """Builds the head of a task.
 
     Raises:
         ValueError: a name is unknown, two choices do not go together, or an option is wrong.
@@ -445,7 +450,9 @@ def build_head(config, task: dict[str, Any]) -> Head:
 
 
 def check_heads(config) -> None:
-    """Builds every head of the config's tasks and computes its loss once, so that errors come before data and weights.
+    """Builds every head of the config's tasks and computes its loss once.
+
+    Errors then come before data and weights are loaded.
 
     Raises:
         ValueError: as `TaskHeads`, or an option of a loss is wrong.
@@ -467,7 +474,7 @@ def check_heads(config) -> None:
 
 
 def registries_of(task: Mapping[str, Any]) -> dict[str, Registry]:
-    """Where the names of a task's fields stand: all that a model's code must have."""
+    """Returns the registries of the names in a task's fields, which a model's code must have."""
     return {"head": HEADS, "pooling": POOLINGS, "join": JOINS, "loss": LOSSES[task["kind"]]}
 
 

@@ -1,8 +1,8 @@
-"""Text through a saved model, and what its numbers say: what `Predictor` and the pipeline have in common.
+"""Tokenization, batching and decoding that `Predictor` and the pipeline share.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in
-shapes: R rows, I inputs (R, or 2 * R where a pair is encoded apart: a row's two follow each other), S tokens of all
-inputs together, T tokens of a batch's longest, C outputs of a task.
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries. Letters in
+shapes: R rows, I inputs (R, or 2 * R if pairs are encoded separately; the two inputs of a row follow each other), S
+tokens of all inputs, T tokens of the longest input in a batch, C outputs of a task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 class AnsweringModel(Protocol):
-    """What is asked of a model here: a `MinBertForMultiTask`, or an adapter's wrapper around one."""
+    """The interface of a model for inference: `MinBertForMultiTask`, or an adapter's wrapper around it."""
 
     config: Any
 
@@ -48,16 +48,16 @@ class AnsweringModel(Protocol):
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Encoded rows in memory: all tokens in one array, so that a batch is a few array operations.
+    """Encoded rows in memory. All tokens are in one array, so a batch needs a few array operations.
 
     Args:
-        ids: int32 [S], token ids, input by input.
-        segments: int8 [S], the sentence of a pair that a token is of, as the tokenizer has it.
+        ids: int32 [S], token ids, input after input.
+        segments: int8 [S], the sentence of a pair that a token belongs to, according to the tokenizer.
         starts: int64 [I + 1], where each input begins, and S.
-        sides: inputs of a row, 1 or 2.
-        words: int32 [S], the word, counted from 0 in its row, whose first piece a token is, and -1 for other tokens;
-            `None` unless each word has an answer.
-        num_words: int64 [R], of each row, those that no token is a piece of included; `None` likewise.
+        sides: the number of inputs per row, 1 or 2.
+        words: int32 [S], for the first piece of a word the word's number in its row, and -1 for other tokens. `None`
+            unless each word has an answer.
+        num_words: int64 [R], the number of words of each row, including words without a token. `None` as for `words`.
     """
 
     ids: np.ndarray
@@ -71,7 +71,7 @@ class TokenRows:
         return (len(self.starts) - 1) // self.sides
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Self:
-        """The rows at these places, in this order."""
+        """Returns the rows at these positions, in this order."""
         indices = np.asarray(indices, dtype=np.int64)
         inputs = indices if self.sides == 1 else (2 * indices[:, None] + [0, 1]).ravel()
         lengths = self.lengths[inputs]
@@ -84,18 +84,19 @@ class TokenRows:
         )
 
     def read_by(self, config: Any) -> Self:
-        """The rows for the model of this config: all segments are 0 if it does not tell two of them apart."""
+        """Returns the rows for a model with this config. All segments are 0 if it has a single segment."""
         return self if tells_segments(config) else replace(self, segments=np.zeros_like(self.segments))
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each input, [I]."""
+        """The number of tokens of each input, [I]."""
         return np.diff(self.starts)
 
     def by_word(self, outputs: np.ndarray) -> np.ndarray:
-        """What a head says of each word, from what it says of each token: [R, T, C] -> [R] arrays [words, C].
+        """Converts outputs for tokens to outputs for words: [R, T, C] -> [R] arrays [words, C].
 
-        A word answers by its first piece. One that was cut off, or has no piece, was not read: it has minus infinity.
+        The output of a word is that of its first piece. A word that was cut off or has no piece was not read; its
+        outputs are minus infinity.
         """
         assert self.words is not None and self.num_words is not None
         found = [np.full((words, outputs.shape[-1]), -np.inf, dtype=np.float32) for words in self.num_words]
@@ -106,12 +107,12 @@ class TokenRows:
 
     @property
     def row_lengths(self) -> np.ndarray:
-        """Tokens of each row's longest input, [R]."""
+        """The number of tokens of each row's longest input, [R]."""
         return self.lengths.reshape(-1, self.sides).max(axis=1)
 
 
 def ragged(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Arrays of any lengths as [R] objects, where numpy would stack equally long ones."""
+    """Makes an [R] object array of arrays with any lengths. numpy would stack arrays of equal length."""
     found = np.empty(len(rows), dtype=object)
     for place, row in enumerate(rows):
         found[place] = row
@@ -119,12 +120,18 @@ def ragged(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def tells_segments(config: Any) -> bool:
-    """Whether a model tells the two sentences of a pair by segment ids, which some tokenizers give to any model."""
+    """Whether a model distinguishes the two sentences of a pair by segment ids.
+
+    Some tokenizers return them for any model.
+    """
     return getattr(config, "type_vocab_size", 2) > 1  # a model of another class may say nothing of it
 
 
 def length_of(config: Any, task: str | None = None) -> int:
-    """Tokens that a task's inputs, or the longest of any task, are cut to: as in training, else all positions."""
+    """Returns the number of tokens that the inputs of a task, or the longest of all tasks, are truncated to.
+
+    This is the length of the training, or all positions.
+    """
     # A model of another class says nothing of it, nor does a folder whose own code is older.
     given = getattr(config, "max_input_length", None)
     if isinstance(given, dict):
@@ -135,13 +142,14 @@ def length_of(config: Any, task: str | None = None) -> int:
 def checked_length(
     max_length: int | None, config: Any, task: str | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> int:
-    """The length to cut inputs to, in tokens: `max_length`, or unless given what `length_of` says.
+    """Returns the length to truncate inputs to, in tokens: `max_length`, or by default that of `length_of`.
 
     Args:
-        tokenizer: says how many special tokens an input has; `None` where it is not loaded yet.
+        tokenizer: determines the number of special tokens in an input; `None` if it is not loaded yet.
 
     Raises:
-        ValueError: more than the model has positions (an index assert on a GPU otherwise), or too short to hold words.
+        ValueError: the length is above the model's number of positions (on a GPU this would be an index assert), or
+            too short for words.
     """
     own, positions = length_of(config, task), config.max_position_embeddings
     if max_length is None:
@@ -159,10 +167,10 @@ def checked_length(
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, columns: Sequence[list[str]], max_length: int | None = None
 ) -> dict[str, list[list[int]]]:
-    """One input for each row of one or two columns of text: its `input_ids` and `token_type_ids`.
+    """Makes one input for each row of one or two text columns: its `input_ids` and `token_type_ids`.
 
-    With `max_length`, special tokens included, an input that is longer is cut; of a pair, token by token the longer
-    side. The segments are the tokenizer's, whatever the model reads; see `TokenRows.read_by`.
+    Inputs longer than `max_length`, which includes special tokens, are truncated. In a pair, tokens of the longer side
+    are removed one at a time. Segments are those of the tokenizer; see `TokenRows.read_by`.
     """
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
     return tokenizer(*columns, **cut, return_attention_mask=False, return_token_type_ids=True, verbose=False)
@@ -171,17 +179,17 @@ def tokenize(
 def tokenize_words(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
 ) -> dict[str, list[Any]]:
-    """As `tokenize` for one column of `spans.joined` words: also `words` and `num_words`, as `TokenRows` has them.
+    """Does the same as `tokenize` for one column of `spans.joined` words. Also returns `words` and `num_words`.
 
-    The text is tokenized as it stands, as in pre-training and in stock pipelines, and where a token ends in it says of
-    which word it is a piece.
+    The text is tokenized as it is, as in pre-training and in stock pipelines. The end of a token in the text
+    determines its word.
 
     Raises:
-        ValueError: the tokenizer does not say where in the text a token stands.
+        ValueError: the tokenizer does not return the positions of tokens in the text.
     """
     if not tokenizer.is_fast:
         raise ValueError(
-            f"A label per word needs a fast tokenizer, which says where its tokens stand. Found a "
+            f"A label per word needs a fast tokenizer, which returns the positions of its tokens. Found a "
             f"{type(tokenizer).__name__}. Save the checkpoint with a tokenizer.json."
         )
     cut = {} if max_length is None else {"truncation": True, "max_length": max_length}
@@ -196,10 +204,10 @@ def tokenize_words(
 
 
 def _first_pieces(offsets: list[tuple[int, int]], ends: np.ndarray) -> list[int]:
-    """For each token the word whose first piece it is, or -1.
+    """Returns, for each token, the word whose first piece it is, or -1.
 
     Args:
-        offsets: where each token begins and ends in the text; a special one at 0 both.
+        offsets: where each token begins and ends in the text. Both are 0 for a special token.
         ends: where each word ends.
     """
     begins, token_ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
@@ -213,7 +221,7 @@ def _first_pieces(offsets: list[tuple[int, int]], ends: np.ndarray) -> list[int]
 
 
 def encode_words(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> TokenRows:
-    """Rows of `spans.joined` words, one row or more."""
+    """Encodes one or more rows of `spans.joined` words."""
     encoded = tokenize_words(tokenizer, texts, max_length)
     starts = np.cumsum([0, *map(len, encoded["input_ids"])])
     ids, segments, words = (
@@ -226,7 +234,7 @@ def encode_words(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_lengt
 def encode_texts(
     tokenizer: PreTrainedTokenizerBase, columns: Sequence[list[str]], apart: bool, max_length: int
 ) -> TokenRows:
-    """Rows of one or two columns of text, not empty; with `apart` each column is an input of its own."""
+    """Encodes rows of one or two text columns, which are not empty. With `apart` each column is a separate input."""
     sides = [tokenize(tokenizer, part, max_length) for part in ([[one] for one in columns] if apart else [columns])]
     ids, segments = (
         list(chain.from_iterable(zip(*(side[name] for side in sides), strict=True)))
@@ -243,16 +251,16 @@ def encode_texts(
 def padded(
     rows: TokenRows, pad_token_id: int, width: int | None = None, packing: bool = False, fill: bool = False
 ) -> dict[str, Any]:
-    """A batch of these rows.
+    """Makes a padded batch of these rows.
 
     Args:
-        width: T; that of the longest input unless given.
-        packing: say where the real tokens stand, so that the encoder computes on them alone; with `fill` as
-            `Packing.describe` has it.
+        width: T; by default the length of the longest input.
+        packing: add the positions of the real tokens, so that the encoder computes on them only. With `fill` as in
+            `Packing.describe`.
 
     Returns:
-        `input_ids`, `attention_mask` and `token_type_ids`, int64 [R, T], or [R, 2, T] of pairs that are encoded apart,
-        and `packing` where it is asked for.
+        `input_ids`, `attention_mask` and `token_type_ids`, int64 [R, T], or [R, 2, T] for pairs that are encoded
+        separately, and `packing` if requested.
     """
     lengths = rows.lengths
     is_token = np.arange(lengths.max() if width is None else width) < lengths[:, None]  # [I, T]
@@ -267,17 +275,17 @@ def padded(
 
 
 def filled(values: np.ndarray, is_token: np.ndarray, padding: int) -> torch.Tensor:
-    """[S], the values of all tokens in a row, -> int64 [I, T], with `padding` where `is_token` [I, T] is false"""
+    """Spreads the values of all tokens, [S], to int64 [I, T], with `padding` where `is_token` [I, T] is false."""
     table = np.full(is_token.shape, padding, dtype=np.int64)
     table[is_token] = values
     return torch.from_numpy(table)
 
 
 def shared_passes(model: AnsweringModel, reads: Mapping[str, Hashable]) -> list[list[str]]:
-    """The tasks by what goes through which layers: those of a group can share one pass through the encoder.
+    """Groups tasks that can share one pass through the encoder.
 
     Args:
-        reads: task to what its inputs are made from and how; tasks for which that is equal read the same.
+        reads: for each task, a value that describes its inputs and layers. Tasks with equal values can share a pass.
     """
     passes: dict[Any, list[str]] = {}
     for name, what in reads.items():
@@ -295,17 +303,19 @@ def answer(
     dtype: torch.dtype = torch.float32,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray]:
-    """What several tasks' heads say of the same rows, from one pass through the encoder; only real tokens go through.
+    """Computes the outputs of several tasks' heads for the same rows in one pass through the encoder, without padding.
 
     Args:
         tasks: tasks that share a pass; see `shared_passes`.
-        batch_size: how many rows of the model's full length go through it at once. Of shorter rows more do, as many as
-            fill the same space; on a CPU at most `room_of`.
-        dtype: what to compute in; half precision under autocast.
-        progress: called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
+        batch_size: the number of rows of the model's full length in a batch. A batch of shorter rows has more of them,
+            as many as fill the same space; on a CPU at most `room_of`.
+        dtype: the dtype of the computation; half precision under autocast.
+        progress: called after each batch with the number of finished rows and the total. A GPU may not have finished
+            yet.
 
     Returns:
-        each task's outputs, float32 [R, C], in the order of the rows; of rows with words, as `TokenRows.by_word`.
+        the outputs of each task, float32 [R, C], in the order of the rows; for tasks with words see
+        `TokenRows.by_word`.
     """
     device, done = model.device, 0
     batches = batches_of(rows.row_lengths, room_of(model.config, batch_size, device))
@@ -331,10 +341,10 @@ def answer(
 
 
 def room_of(config: Any, batch_size: int, device: torch.device) -> int:
-    """Tokens of a batch: those of `batch_size` rows of full length; on a CPU no more than 32 MB of a layer's widest.
+    """Returns the number of tokens in a batch: that of `batch_size` rows of full length.
 
-    The C library asks the system for each larger piece of memory anew, and the CPU waits while it is cleared: from
-    text to logits, batches of four times that size took a third longer.
+    On a CPU, a layer's widest tensor is limited to 32 MB. The C library requests larger pieces of memory from the
+    system each time, and the system clears them. Prediction with batches of four times this size took a third longer.
     """
     full = config.max_position_embeddings
     room = batch_size * full
@@ -342,11 +352,11 @@ def room_of(config: Any, batch_size: int, device: torch.device) -> int:
 
 
 def batches_of(lengths: np.ndarray, room: int) -> list[np.ndarray]:
-    """The places of rows of about equal length, the longest first: no batch is padded to a stray long row.
+    """Returns the positions of rows grouped by similar length, the longest first. No batch is padded to one long row.
 
     Args:
-        lengths: tokens of each row, [R].
-        room: tokens of a batch, padding included.
+        lengths: the number of tokens of each row, [R].
+        room: the number of tokens in a batch, including padding.
     """
     order, start, batches = np.argsort(-lengths, kind="stable"), 0, []
     while start < len(order):
@@ -370,12 +380,12 @@ class Decoded:
     """Predictions for N examples.
 
     Args:
-        values: class ids, int64 [N], or scores, float64 [N]; where any labels may be right, `probabilities`, of which
-            `kinds.above_threshold` says what is answered. Of tags, class ids in [N] arrays, [words] each, with -1 for
-            a word that was not read.
-        probabilities: float64 [N, C], C = 2 for a binary task; `None` for a score. Of tags, [N] arrays, [words, C]
-            each, with zeros for a word that was not read.
-        expected: the mean place by these probabilities, float64 [N], where classes have an order.
+        values: class ids, int64 [N], or scores, float64 [N]. For `kind: labels`, `probabilities`;
+            `kinds.above_threshold` returns the predicted labels. For tags, class ids in [N] arrays, [words] each, with
+            -1 for a word that was not read.
+        probabilities: float64 [N, C], where C is 2 for a binary task; `None` for a score. For tags, [N] arrays,
+            [words, C] each, with zeros for a word that was not read.
+        expected: the mean class position by these probabilities, float64 [N], for ordered classes.
     """
 
     values: np.ndarray
@@ -384,16 +394,16 @@ class Decoded:
 
 
 def unread(logits: np.ndarray) -> np.ndarray:
-    """Which words were not read, as `TokenRows.by_word` marks them; [words, C] -> [words]."""
+    """Returns which words were not read, from the marks of `TokenRows.by_word`; [words, C] -> [words]."""
     return np.asarray(np.isneginf(logits).all(axis=-1))
 
 
 def tagged(
     labels: Sequence[str], words: Sequence[str], values: np.ndarray, probabilities: np.ndarray
 ) -> dict[str, list[Any]]:
-    """A sentence with its tags, from a row of `Decoded`: `tokens`, `tags` and the `probabilities` of these tags.
+    """Returns the `tokens` of a sentence, their `tags` and the `probabilities` of these tags, from a row of `Decoded`.
 
-    A word that was not read has the tag O, or the first one where there is no O, and the probability `None`.
+    A word that was not read has the tag O, or the first label if there is no O, and the probability `None`.
     """
     usual = outside(labels)
     return {
@@ -406,7 +416,7 @@ def tagged(
 
 
 def read_words(kind: str, logits: np.ndarray) -> Decoded:
-    """As `read_logits`, for [N] arrays [words, C] of `TokenRows.by_word`."""
+    """Does the same as `read_logits` for [N] arrays [words, C] from `TokenRows.by_word`."""
     flat = np.concatenate(logits).astype(np.float64)
     read, values, probabilities = ~unread(flat), np.full(len(flat), -1), np.zeros(flat.shape)
     found = read_logits(kind, flat[read]) if read.any() else None
@@ -417,13 +427,13 @@ def read_words(kind: str, logits: np.ndarray) -> Decoded:
 
 
 def class_logits(logits: torch.Tensor) -> torch.Tensor:
-    """The logarithms of the classes' probabilities by an ordinal head's outputs, [..., C - 1] -> [..., C].
+    """Computes the log probabilities of the classes from the outputs of an ordinal head, [..., C - 1] -> [..., C].
 
-    Output k is the logit of P(y > k | y > k - 1), of a class above k where it is none below. So P(y > k), the product
-    of the first k + 1 of these, never rises with k, whatever a head gives (CORN: Shi, Cao and Raschka 2021,
-    arXiv:2111.08851). Logits of P(y > k) itself do not say so much: with a bias each, as in CORAL (Cao, Mirjalili and
-    Raschka 2020, arXiv:1901.07884), they may cross until the loss has its minimum. One score less ordered cut points
-    would not cross either, but holds the text to have one effect on every step, and needs parameters beside a head's.
+    Output k is the logit of P(y > k | y > k - 1). P(y > k) is the product of the first k + 1 of these probabilities,
+    so it never increases with k (CORN: Shi, Cao and Raschka 2021, arXiv:2111.08851). Logits of P(y > k) itself have no
+    such guarantee: with a separate bias each, as in CORAL (Cao, Mirjalili and Raschka 2020, arXiv:1901.07884), they
+    may cross before the loss reaches its minimum. One score minus ordered thresholds would not cross either, but
+    assumes the same effect of the text on every step and needs further parameters.
     """
     # Added one after another: a sum by parts could round to more than the one before.
     above = torch.stack([*accumulate(F.logsigmoid(logits).unbind(-1))], dim=-1)  # log P(y > k)
@@ -433,22 +443,22 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
 def read_logits(
     kind: str, logits: np.ndarray, temperature: float = 1.0, thresholds: float | Sequence[float] = 0.5
 ) -> Decoded:
-    """What a head's own outputs say, float64 [N, outputs].
+    """Decodes the outputs of a head, float64 [N, outputs].
 
-    A class is the one of the largest logit; of equal ones, the first. The logit z of a binary task is the two logits
-    (0, z): its second label is the answer above probability 1/2, and its first one at exactly 1/2, as stock pipelines
-    and the rounding of the course's code have it (`round(0.5)` is 0). Where any labels may be right, each has the
-    sigmoid of its logit. A score stays as predicted. Computed in float64.
+    The predicted class has the largest logit; of equal logits, the first. The logit z of a binary task is read as the
+    two logits (0, z). Its second label is predicted above probability 1/2, and the first label at exactly 1/2, as in
+    stock pipelines and in the course's code (`round(0.5)` is 0). For `kind: labels`, each probability is the sigmoid
+    of a logit. A score is not changed. All is computed in float64.
 
     Args:
-        temperature: what logits are divided by before they become probabilities (Guo et al. 2017,
-            https://arxiv.org/abs/1706.04599). The answer is that of the logits themselves, so that rounding cannot
-            change it.
-        thresholds: of a binary task, the probability above which the second label is the answer. Where any labels may
-            be right, the probabilities pass as they are, for `above_threshold`.
+        temperature: logits are divided by it before they become probabilities (Guo et al. 2017,
+            https://arxiv.org/abs/1706.04599). The predicted class comes from the original logits, so that rounding
+            cannot change it.
+        thresholds: for a binary task, the probability above which the second label is predicted. For `kind: labels`
+            they are not used here; see `above_threshold`.
 
     Raises:
-        ValueError: a logit is not finite, which is no answer.
+        ValueError: a logit is not finite.
     """
     if broken := int((~np.isfinite(logits)).any(axis=1).sum()):
         raise ValueError(

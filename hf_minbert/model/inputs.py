@@ -1,7 +1,7 @@
-"""A task's inputs in the shape that the encoder takes: pairs that are encoded apart, and joined ones taken apart.
+"""A task's inputs in the shape of the encoder: separately encoded pairs, and joined pairs that are split.
 
-This file travels to the Hub with a model: it may import published libraries only. Letters in shapes: B examples,
-T tokens, H hidden size.
+This file is uploaded to the Hub with a model. It may import only published libraries. Letters in shapes: B examples, T
+tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 def taken_apart(
     inputs: dict[str, Tensor | None], task: dict[str, Any], sep_token_id: int | None = None
 ) -> dict[str, Tensor | None]:
-    """For `bi`, joined pairs as two inputs each: [CLS] a [SEP] b [SEP] -> [CLS] a [SEP] and [CLS] b [SEP].
+    """Splits joined pairs into two inputs each, for `bi`: [CLS] a [SEP] b [SEP] -> [CLS] a [SEP] and [CLS] b [SEP].
 
-    The second sentence is what has segment id 1. Where no token of the batch has, as many tokenizers give no segment
-    ids, it begins behind the first separator, or behind the first two if they follow each other.
+    The second sentence has segment id 1. Many tokenizers return no segment ids. If no token of the batch has segment
+    id 1, the second sentence begins after the first separator, or after the first two if they follow each other.
 
     Args:
-        inputs: `input_ids` [B, T], `token_type_ids`, 1 for what belongs to the second sentence, and `attention_mask`,
-            with padding on either side. What is no joined pair, or for another task, stays as it is.
-        sep_token_id: the tokenizer's separator; without it segment ids are needed.
+        inputs: `input_ids` [B, T], `token_type_ids`, 1 in the second sentence, and `attention_mask`, with padding on
+            either side. Inputs that are not joined pairs, and those of other tasks, are not changed.
+        sep_token_id: the id of the tokenizer's separator. Without it, segment ids are needed.
 
     Returns:
-        the same three, [B, 2, T] with T the longest sentence's, padded on the right with tokens of any kind. Each side
-        is what the tokenizer gives for its sentence alone.
+        the same three, [B, 2, T], where T is the length of the longest sentence. They are padded on the right with
+        arbitrary tokens. Each side equals the tokenizer's output for its sentence alone.
 
     Raises:
         ValueError: the segments or the mask have another shape, or an example has no second sentence.
@@ -66,7 +66,7 @@ def taken_apart(
 
 
 def _parted(is_token: Tensor, is_separator: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens of the first sentence, its separator included, and those of the second, all [B, T]."""
+    """Returns masks of the first sentence with its separator, and of the second sentence, both [B, T]."""
     behind = (is_separator.cumsum(dim=1) - is_separator.long()) > 0
     second = is_token & behind
     # RoBERTa joins by two separators, </s></s>. A lone one behind the first is the end of an empty second sentence.
@@ -75,15 +75,15 @@ def _parted(is_token: Tensor, is_separator: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first(chosen: Tensor) -> Tensor:
-    """[B, T], true where `chosen` is true for the first time."""
+    """Returns [B, T], true at the first position of each row where `chosen` is true."""
     return chosen & (chosen.cumsum(dim=1) == 1)
 
 
 def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[str, Tensor | None]:
-    """A task's inputs as the encoder takes them: for `bi`, [B, 2, ...] -> [2 * B, ...]; else as they are.
+    """Reshapes a task's inputs for the encoder: for `bi`, [B, 2, ...] -> [2 * B, ...]; otherwise no change.
 
     Raises:
-        ValueError: they have another shape, or there is no example.
+        ValueError: they have another shape, or there are no examples.
     """
     bi = task["pair_encoding"] == "bi"
     for name, depth in (("input_ids", 0), ("inputs_embeds", 1)):
@@ -107,7 +107,7 @@ def sentences(inputs: dict[str, Tensor | None], task: dict[str, Any]) -> dict[st
 
 
 def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: Sequence[int]) -> None:
-    """Raises `ValueError` if what says something of each token of a pair encoded apart has not its shape."""
+    """Raises `ValueError` if a tensor with values for tokens does not have the shape of a separately encoded pair."""
     for name in ("attention_mask", "token_type_ids", "position_ids"):
         given = inputs[name]
         if given is not None and given.shape != shape:
@@ -117,13 +117,16 @@ def _check_beside(task: str, inputs: dict[str, Tensor | None], shape: Sequence[i
 
 
 def counted_positions(input_ids: Tensor, padding: int) -> Tensor:
-    """Positions that count the tokens which are not padding, from behind its id, [..., T]; padding has its id's."""
+    """Returns positions that count the tokens which are not padding, starting after the padding's id, [..., T].
+
+    Padding has the position of its id.
+    """
     is_token = (input_ids != padding).long()
     return is_token.cumsum(dim=-1) * is_token + padding
 
 
 def tokens_of(attention_mask: Tensor) -> Tensor:
-    """[B, T], true for a token."""
+    """Returns [B, T], true for a token."""
     # A row without any token would be a softmax over nothing, NaN in some kernels: it reads all of itself.
     seen = attention_mask.bool()
     return seen | ~seen.any(dim=-1, keepdim=True)

@@ -1,8 +1,8 @@
-"""The kinds of task that there are, and what code that serves all of them must know of each.
+"""The kinds of tasks, with the properties that code for all kinds needs.
 
-What is computed by kind stands in tables of its own: `LOSSES` and `DIVERGENCES` (losses.py), `read_logits`
-(inference.py), `KIND_METRICS` (settings/metrics.py). This file travels to the Hub with a model: it may import
-published libraries only.
+What is computed for each kind is in separate tables: `LOSSES` and `DIVERGENCES` (losses.py), `read_logits`
+(inference.py), `KIND_METRICS` (settings/metrics.py). This file is uploaded to the Hub with a model. It may import only
+published libraries.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Kind:
     """A kind of task.
 
     Args:
-        answer: what a row is labelled with and what is answered: `class`, the id of one of the task's labels, int64;
-            `set`, a 0 or 1 for each of them, float32; `tags`, such an id for each word of a text, int64; or `score`, a
-            number within its range, float32.
-        outputs: how many numbers a head gives per example, or per word, from the number of the task's labels.
-        labels: the fewest and the most labels that a task may have.
-        problem_type: the library's word for it, in a config.
-        words: what is answered, for people; with the task's `count` of labels, or the bounds `low` and `high`.
+        answer: the type of labels and predictions: `class`, the id of a label, int64; `set`, 0 or 1 for each label,
+            float32; `tags`, a class id for each word, int64; or `score`, a number within the range, float32.
+        outputs: the number of a head's outputs per example, or per word, from the number of labels.
+        labels: the smallest and the largest number of labels that a task may have.
+        problem_type: the name of the kind in a transformers config.
+        words: a description of the answer, with the placeholder `count` for labels, or `low` and `high` for the
+            bounds.
     """
 
     answer: Literal["class", "set", "tags", "score"]
@@ -35,35 +35,35 @@ class Kind:
 
     @property
     def is_class(self) -> bool:
-        """Whether one of the task's labels is right, and is answered, for each row."""
+        """Whether each row has exactly one of the task's labels."""
         return self.answer == "class"
 
     @property
     def is_set(self) -> bool:
-        """Whether any of the task's labels may be right for a row: rows of labels and of outputs are [labels]."""
+        """Whether a row may have any number of the task's labels. Labels and outputs of a row are then [labels]."""
         return self.answer == "set"
 
     @property
     def is_tags(self) -> bool:
-        """Whether each word of a text has an answer: rows of labels and of predictions are arrays, [words]."""
+        """Whether each word of a text has a label. Labels and predictions of a row are then arrays, [words]."""
         return self.answer == "tags"
 
     @property
     def is_score(self) -> bool:
-        """Whether the task has a `range`, and no labels; its outputs have no distribution."""
+        """Whether the task has a `range` and no labels. Its outputs have no distribution."""
         return self.answer == "score"
 
     @property
     def dtype(self) -> str:
-        """Of labels, as numpy, torch and datasets call it."""
+        """The dtype of labels, by its name in numpy, torch and datasets."""
         return "int64" if self.is_class or self.is_tags else "float32"
 
     def shape(self, labels: int) -> tuple[int, ...]:
-        """Of a row's label, where the task has so many of them."""
+        """Returns the shape of a row's label, for this number of labels."""
         return (labels,) if self.is_set else ()
 
     def allows(self, labels: int) -> bool:
-        """Whether a task may have so many labels."""
+        """Whether a task may have this number of labels."""
         return self.labels[0] <= labels <= self.labels[1]
 
 
@@ -85,10 +85,10 @@ THRESHOLDED = ("binary", "labels")
 
 
 def above_threshold(probabilities: Any, thresholds: Any) -> Any:
-    """Which labels are answered: those of a probability above their threshold; [..., labels] -> bool.
+    """Returns which labels are predicted, those with a probability above their threshold; [..., labels] -> bool.
 
     Args:
-        probabilities: an array; a 0 or 1 for each label passes as it is.
+        probabilities: an array. A 0 or 1 for each label gives the same labels.
         thresholds: one number for all labels, or one for each.
     """
     return probabilities > thresholds

@@ -1,9 +1,9 @@
-"""Encoders that the library computes: made by its `AutoModel`, and taken apart by what a trial pass shows.
+"""Encoders that the transformers library computes. `AutoModel` makes them, and a trial pass finds their parts.
 
-No family is named here: which module embeds words, which are the layers, how long an input may be and whether the
-model is an encoder of one text at all is read from its config, its modules and a pass of a few tokens. This file
-travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in shapes:
-B examples, T tokens, H hidden size.
+This file names no family. Word embeddings, layers and the number of positions are found from the config, the modules
+and a pass of a few tokens. So is whether the model is an encoder of one text at all. This file is uploaded to the Hub
+with a model. It may import only its neighbours and published libraries. Letters in shapes: B examples, T tokens, H
+hidden size.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _INCIDENTAL = {
 
 
 def settings_in(encoder: PreTrainedConfig, ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of our config as an encoder's has them.
+    """Returns the settings of our config with an encoder's values.
 
     Args:
-        ours: their values where the encoder's config says nothing.
+        ours: values for settings that the encoder's config lacks.
 
     Raises:
         ValueError: as `parts_of`.
@@ -67,10 +67,10 @@ def settings_in(encoder: PreTrainedConfig, ours: Mapping[str, Any]) -> dict[str,
 
 
 def change(encoder: PreTrainedConfig, key: str, value: Any) -> None:
-    """Gives an encoder's config another value of a setting of ours, where it has that setting.
+    """Sets one of our settings in an encoder's config, if the config has it.
 
     Raises:
-        ValueError: it has no such dropout, or the setting is the size of what it consists of.
+        ValueError: the config has no such dropout, or the setting is a size of the encoder's parts.
     """
     names = _names_in(encoder, key)
     endless = key == "max_position_embeddings" and _positions_of(encoder) is None
@@ -88,16 +88,16 @@ def _names_in(encoder: PreTrainedConfig, key: str) -> list[str]:
 
 
 def _positions_of(encoder: PreTrainedConfig) -> int | None:
-    """How many there are with those that no token has; `None` without an end, as of relative ones."""
+    """Returns the number of positions, including unused ones; `None` if there is no limit, as for relative ones."""
     found = encoder.max_position_embeddings if hasattr(encoder, "max_position_embeddings") else None
     return None if found is None or found < 1 else found
 
 
 def encoder_config(published: Mapping[str, Any]) -> PreTrainedConfig:
-    """A published config.json as the library's config.
+    """Converts a published config.json to a config of the library.
 
     Raises:
-        ValueError: this version of the library does not know its `model_type`, or does not take its settings.
+        ValueError: this version of the library does not know its `model_type`, or rejects its settings.
     """
     name = published.get("model_type")
     if name is None or name not in transformers.CONFIG_MAPPING:
@@ -113,9 +113,9 @@ def encoder_config(published: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def library_key_mapping(encoder: PreTrainedConfig | Mapping[str, Any]) -> dict[str, str]:
-    """From the names in a published file to those in a model with tasks, whose own names stay; for `key_mapping`.
+    """Returns the `key_mapping` from the names in a published file to those in a model with tasks.
 
-    What the library renames beside, within its own model, comes after it.
+    The library's own renames within its model are applied after it.
     """
     if not isinstance(encoder, PreTrainedConfig):
         encoder = encoder_config(encoder)
@@ -129,21 +129,22 @@ def library_key_mapping(encoder: PreTrainedConfig | Mapping[str, Any]) -> dict[s
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trial pass shows of an encoder. Modules are named as in the library's model.
+    """The parts of an encoder, as a trial pass finds them. Modules have their names in the library's model.
 
     Args:
-        prefix: of its weights' names in a file of a model with a head.
-        layers: each with the modules that are first called where it is, such as a convolution behind it.
-        before: what has weights and lies before the layers: embeddings, tables of relative positions.
-        embeddings: the module whose output goes into the first layer; empty where there is no such one, or it is of
-            another width than the words'.
-        projections: names of the linear layers that make an attention's queries and values.
+        prefix: the prefix of its weights' names in a file of a model with a head.
+        layers: for each layer, the modules that are first called there, such as a convolution after it.
+        before: the modules with weights before the layers: embeddings, tables of relative positions.
+        embeddings: the module whose output is the input of the first layer. Empty if there is none, or if it has
+            another width than the word embeddings.
+        projections: the names of the linear layers that make an attention's queries and values.
         hidden_size: H.
-        states: how many hidden states come out: the embeddings', and one per layer or pass of a shared layer.
-        offset: positions of its table that no token has.
-        pools: whether it has a pooler of its own.
-        reads_padding: whether states change with the padding beside a text, in spite of the mask.
-        accepts: arguments of its `forward`; `inputs_embeds` only where words' embeddings in their place mean the same.
+        states: the number of hidden states: one for the embeddings, and one for each layer or pass of a shared layer.
+        offset: the number of positions in its table that no token has.
+        pools: whether it has its own pooler.
+        reads_padding: whether padding beside a text changes the states although it is masked.
+        accepts: the arguments of its `forward`. `inputs_embeds` is included only if word embeddings passed there give
+            the same states as their ids.
         fused: whether it has torch's fused attention, `sdpa`.
     """
 
@@ -162,16 +163,19 @@ class Parts:
 
 
 def parts_of(encoder: PreTrainedConfig) -> Parts:
-    """What an encoder consists of, by a pass of seven tokens through a model with made-up weights.
+    """Finds the parts of an encoder, by a pass of seven tokens through a model with artificial weights.
 
     Raises:
-        ValueError: it is no encoder of one text; the message is a clause that says why.
+        ValueError: it is not an encoder of one text. The message is a clause with the reason.
     """
     return _parts_of(encoder.model_type, json.dumps(_told(encoder), sort_keys=True, default=str))
 
 
 def meaning_of(encoder: PreTrainedConfig | None) -> dict[str, Any] | None:
-    """What two configs must agree in for weights to mean the same; `None` for the hand-written encoder."""
+    """Returns the settings that two configs must share for weights to have the same meaning.
+
+    It is `None` for the hand-written encoder.
+    """
     return None if encoder is None else {**_told(encoder), "architectures": None}
 
 
@@ -203,7 +207,7 @@ def _parts_of(model_type: str, told: str) -> Parts:
     beside = [layer[len(layers[0]) :] for layer in parts.layers] + [()] * len(layers)
     if parts.reads_padding:
         logger.warning(
-            "A %r looks at the padding beside a text: its answers change with the longest text of a batch.",
+            "The outputs of a %r depend on the padding: they change with the longest text of a batch.",
             model_type,
         )
     return replace(
@@ -219,7 +223,10 @@ def _depth(encoder: PreTrainedConfig) -> int:
 
 
 def _shallow(encoder: PreTrainedConfig, depth: int = 2) -> PreTrainedConfig:
-    """The config with a few layers, of which a trial shows as much; as it is where it cannot have another number."""
+    """Returns the config with a few layers, which are enough for a trial.
+
+    If their number cannot change, the config is returned.
+    """
     shallow, layers = deepcopy(encoder), _depth(encoder)
     if layers <= depth:
         return shallow
@@ -235,7 +242,7 @@ def _shallow(encoder: PreTrainedConfig, depth: int = 2) -> PreTrainedConfig:
 
 @contextmanager
 def quiet_library() -> Generator[None]:
-    """Hides what the library says while it makes or loads a model: who does that judges it."""
+    """Hides messages of the library while it makes or loads a model. The caller checks the result."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -253,7 +260,7 @@ class _NoEncoder(ValueError):
 
 
 def _check_kind(encoder: PreTrainedConfig) -> None:
-    """Raises `ValueError` where the config says already that it is no encoder of one text."""
+    """Raises `ValueError` if the config already shows that it is not an encoder of one text."""
     if encoder.is_encoder_decoder:
         raise _NoEncoder("an encoder-decoder")
     if hasattr(encoder, "is_decoder") and encoder.is_decoder:
@@ -267,7 +274,7 @@ def _check_kind(encoder: PreTrainedConfig) -> None:
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    """Raises `ValueError` where its `forward` or its attention say that it is no encoder of one text."""
+    """Raises `ValueError` if its `forward` or its attention shows that it is not an encoder of one text."""
     for name, why in (("input_ids", "it reads no text"), ("attention_mask", "padding would change an answer")):
         if name not in inspect.signature(model.forward).parameters:
             raise _NoEncoder(f"whose model takes no `{name}`: {why}")
@@ -277,7 +284,10 @@ def _check_model(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _fill(model: PreTrainedModel) -> None:
-    """Weights other than zero. Not the library's, which take a second for what is thrown away."""
+    """Fills the weights with values other than zero.
+
+    The library's initialization would take a second, for a discarded model.
+    """
     draw = torch.Generator().manual_seed(0)
     words = _words_of(model)
     for parameter in model.parameters():
@@ -301,10 +311,10 @@ _WORDS, _LENGTH, _SHORT = 128, 7, 3  # ids that a trial draws from, and tokens o
 
 
 class _Trial:
-    """A few texts through a model, watched from outside.
+    """A pass of a few texts through a model, observed with hooks.
 
     Raises:
-        ValueError: something else than a state per token comes out, or one that does not depend on all tokens.
+        ValueError: the output is not one state per token, or does not depend on all tokens.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -357,7 +367,7 @@ class _Trial:
 
     @torch.no_grad()
     def _takes_embeddings(self, taken: Collection[str], last: Tensor) -> bool:
-        """Whether words' embeddings give what their ids do: not in every model that says that it takes them."""
+        """Whether word embeddings as input give the same output as ids. Some models have the argument and do not."""
         words = _words_of(self.model)
         embedded = None if words is None else words(self.ids)
         if "inputs_embeds" not in taken or not isinstance(embedded, Tensor):
@@ -374,7 +384,7 @@ class _Trial:
         return torch.allclose(found[there], last[there], rtol=1e-3, atol=1e-3 * float(last.abs().max()))
 
     def _giver(self) -> str:
-        """The module whose outputs go into the first layer as they are, and are as wide as words' embeddings."""
+        """Returns the module whose output is the input of the first layer and is as wide as the word embeddings."""
         words = _words_of(self.model)
         width = None if words is None else next(words.parameters()).shape[-1]
         found = [module for output, module in self.outputs if output is self.first and output.shape[-1] == width]
@@ -454,12 +464,12 @@ class _Trial:
 
 
 def _positions(ids: Tensor, offset: int, accepts: Collection[str]) -> Tensor | None:
-    """Those of tokens where a table has rows for padding; `None` where the model counts them as anyone does."""
+    """Returns position ids for tables with rows for padding; `None` if the model counts positions as usual."""
     return counted_positions(ids, offset - 1) if offset and "position_ids" in accepts else None
 
 
 def _uncached(model: PreTrainedModel) -> dict[str, Any]:
-    """Keeps no keys and values: there is no next token to come."""
+    """Turns off the cache of keys and values, because no further tokens follow."""
     return {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
 
 
@@ -476,9 +486,9 @@ def _offset(model: PreTrainedModel) -> int:
 
 
 def layers_in(model: PreTrainedModel) -> list[list[nn.Module]]:
-    """The layers: the modules of a list that has as many as the config says, else of the longest of one class.
+    """Returns the layers: the modules of a list as long as the config says, or of the longest list of one class.
 
-    Several such lists side by side are one, whose layers consist of a module of each.
+    If several such lists are used in parallel, each layer consists of one module of each list.
     """
     found: list[tuple[nn.Module, nn.ModuleList]] = []
 
@@ -499,7 +509,9 @@ def layers_in(model: PreTrainedModel) -> list[list[nn.Module]]:
 
 
 def _projections(layer: Sequence[nn.Module]) -> tuple[str, ...]:
-    """By their names: those of an attention that begin with q or v, or the one that is three times as wide as deep."""
+    """Returns projections by their names: those of an attention that begin with q or v, or one with three times the
+    width.
+    """
     found = {
         f"{type(member).__name__}.{name}": module
         for member in layer
@@ -516,12 +528,12 @@ def _projections(layer: Sequence[nn.Module]) -> tuple[str, ...]:
 
 
 class Before(nn.ModuleList):
-    """What lies before an encoder's layers.
+    """The part of an encoder before its layers.
 
     Args:
-        modules: what has weights there.
-        last: whose output goes into the first layer, which is what a hook here is on. `None` where there is no such
-            module: the hook is refused.
+        modules: the modules with weights.
+        last: the module whose output is the input of the first layer. A hook here is registered on it. `None` if there
+            is no such module; a hook is then refused.
     """
 
     def __init__(self, modules: Iterable[nn.Module], last: nn.Module | None):
@@ -530,16 +542,18 @@ class Before(nn.ModuleList):
 
     def register_forward_hook(self, hook: Callable[..., Any], **options: Any) -> Any:
         if vars(self)["last"] is None:
-            raise ValueError("No module of this encoder gives what goes into its first layer, so none can be hooked.")
+            raise ValueError(
+                "No module of this encoder returns the input of its first layer, so a hook cannot be registered."
+            )
         return vars(self)["last"].register_forward_hook(hook, **options)
 
 
 class LibraryEncoder(nn.Module):
-    """An encoder of the library's in the place of `MinBertModel`.
+    """An encoder of the transformers library with the interface of `MinBertModel`.
 
     Args:
         config: a `MinBertConfig` with an `encoder_config`.
-        pooler: makes a pooler from it, where the library's model has none.
+        pooler: a function that makes a pooler from the config, if the library's model has none.
     """
 
     def __init__(self, config: Any, pooler: Callable[[Any], nn.Module]):
@@ -558,16 +572,19 @@ class LibraryEncoder(nn.Module):
 
     @property
     def embeddings(self) -> Before:
-        """What lies before the layers, as it is now: a vocabulary may be resized, and an adapter added."""
+        """The current part before the layers. It can change when a vocabulary is resized or an adapter is added."""
         last = self.model.get_submodule(self.parts.embeddings) if self.parts.embeddings else None
         return Before(map(self.model.get_submodule, self.parts.before), last)
 
     def layers_of(self, task: str | None) -> list[nn.Module]:
-        """The layers, which all tasks share."""
+        """Returns the layers, which all tasks share."""
         return [*self.layers]
 
     def positions_of(self, input_ids: Tensor) -> Tensor | None:
-        """As `MinBertForMultiTask.positions_of`: where a table has rows for padding, tokens count from behind it."""
+        """Does the same as `MinBertForMultiTask.positions_of`.
+
+        If the position table has rows for padding, tokens count from after them.
+        """
         return _positions(input_ids, self.parts.offset, self.parts.accepts)
 
     def get_input_embeddings(self) -> nn.Module:
@@ -589,14 +606,14 @@ class LibraryEncoder(nn.Module):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPooling:
-        """As `MinBertModel`'s. `packing` says what the mask says, and is not looked at.
+        """Does the same as `MinBertModel.forward`. `packing` repeats the information of the mask and is not used.
 
         Args:
-            states: takes in what goes into the first layer, and what comes out of each; of the last one what the
-                encoder gives, after its last normalisation where it has one.
+            states: collects the input of the first layer and the output of each layer. The last entry is the encoder's
+                output, after its final normalization if it has one.
 
         Raises:
-            ValueError: the library's model does not take one of the inputs that are given.
+            ValueError: the library's model does not accept one of the given inputs.
         """
         if attention_mask is not None and attention_mask.dim() == 2:
             attention_mask = tokens_of(attention_mask).long()

@@ -1,6 +1,6 @@
-"""What a head is trained on, and how far two of its outputs are apart.
+"""The losses of the heads, and the divergences of two of their outputs.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries. Letters in
 shapes: B examples, C outputs of the task, S sentences of an example (1 or 2), D size of a sentence's vector.
 """
 
@@ -27,7 +27,7 @@ COUNTED = ("class_weights", "pos_weight")
 
 
 class Scorer(Protocol):
-    """What a loss may ask of a `Head`."""
+    """The methods of a `Head` that a loss may use."""
 
     compares: bool
 
@@ -38,15 +38,15 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A head's work on one batch, all that a loss may look at.
+    """The result of a head for one batch, with all that a loss may use.
 
     Args:
-        head: it, for further outputs and for the vectors that it compares by.
+        head: the head, for further outputs and for the vectors that it compares.
         vectors: [B, S, D], one per sentence.
         logits: [B, C], float32.
-        labels: [B]; class ids, or scores; [B, C], a 0 or 1 for each label, where any of them may be right. Of tags B
-            are all tokens of the batch, most with the label `IGNORED`.
-        range: lowest and highest score; `None` unless the task is a score.
+        labels: [B], class ids or scores; for `kind: labels` [B, C], 0 or 1. For tags, B counts all tokens of the
+            batch, most of them with the label `IGNORED`.
+        range: the lowest and the highest score; `None` unless the task is a score.
     """
 
     head: Scorer
@@ -56,11 +56,11 @@ class Outcome:
     range: Sequence[float] | None
 
     def cosines(self) -> Tensor:
-        """Of each pair's two vectors, [B]."""
+        """Returns the cosine of each pair's two vectors, [B]."""
         return cosine(*self.head.embed(self.vectors).unbind(dim=1))[:, 0]
 
     def to_unit(self, scores: Tensor) -> Tensor:
-        """Scores moved from `range` to [0, 1]."""
+        """Scales scores from `range` to [0, 1]."""
         assert self.range is not None
         low, high = self.range
         return (scores.float() - low) / (high - low)
@@ -96,7 +96,7 @@ def cross_entropy(
 def _class_weights(
     outcome: Outcome, class_weights: Sequence[float] | str | None, label_smoothing: float, focal_gamma: float
 ) -> Tensor | None:
-    """The options of a cross-entropy, checked: the weight of each class, [C], where there are such."""
+    """Checks the options of a cross-entropy. Returns the weight of each class, [C], if there are weights."""
     weights = None
     if class_weights is not None:
         _refuse_auto("class_weights", class_weights)
@@ -126,9 +126,9 @@ def word_cross_entropy(
     label_smoothing: float = 0.0,
     focal_gamma: float = 0.0,
 ) -> Tensor:
-    """Cross-entropy, the mean over all labelled words of a batch.
+    """Cross-entropy, averaged over all labelled words of a batch.
 
-    So a step of several processes, or of several accumulated batches, has the mean of its batches' means.
+    A step of several processes, or of several accumulated batches, uses the mean of its batches' means.
 
     Args:
         class_weights: a weight for each label, as for `cross_entropy`. `auto` counts the words of the training rows.
@@ -152,14 +152,14 @@ def word_cross_entropy(
 def conditional_cross_entropy(
     outcome: Outcome, *, class_weights: Sequence[float] | str | None = None, focal_gamma: float = 0.0
 ) -> Tensor:
-    """CORN: the sum over k, up to the label of a row, of the binary cross-entropy of y > k given y > k - 1.
+    """CORN: the binary cross-entropy of y > k given y > k - 1, summed over k up to the label of the row.
 
-    The sum is the cross-entropy of the row's class. The mean here is over rows, in the paper over all its terms. There
-    is no label smoothing: it would hold the farthest class for as likely as a neighbour.
+    The sum is the cross-entropy of the row's class. The mean is over rows; in the paper it is over all terms. There is
+    no label smoothing, because it would make the farthest class as likely as a neighbour.
 
     Args:
         class_weights: as for `cross_entropy`.
-        focal_gamma: as for `cross_entropy`, where p is the probability of the row's class.
+        focal_gamma: as for `cross_entropy`; p is the probability of the row's class.
     """
     by_class = replace(outcome, logits=class_logits(outcome.logits))
     return cross_entropy(by_class, class_weights=class_weights, focal_gamma=focal_gamma)
@@ -194,8 +194,9 @@ def multiple_negatives(
 ) -> Tensor:
     """Multiple negatives ranking (Henderson et al. 2017, arXiv:1705.00652) over the positive pairs of a batch.
 
-    Each first sentence must find its own second sentence. The loss ranks and sets no threshold: without `bce_weight`,
-    the accuracy is left to chance. It rises with the rows of a batch: compare only values of one batch size.
+    Each first sentence must find its own second sentence. The loss ranks the candidates and sets no threshold. Without
+    `bce_weight`, the accuracy is therefore arbitrary. The loss grows with the batch size: compare only values of one
+    batch size.
 
     Args:
         scores: `cosine`: scale * cosine, with the pair itself among the candidates. `head`: the head's logits for all
@@ -221,14 +222,14 @@ def multiple_negatives(
 
 
 def ranking_loss(scores: Tensor, positive: Tensor, with_own: bool = True) -> Tensor:
-    """The mean over positives i of log sum_j exp(s_ij) - s_ii, over all positives j or over those other than i.
+    """Computes the mean over positives i of log sum_j exp(s_ij) - s_ii, where j is any positive, or any other than i.
 
     Args:
-        scores: [B, B]; row i holds the scores of all candidates for i.
-        positive: [B], which rows are positives, and so candidates.
+        scores: [B, B]; row i has the scores of all candidates for i.
+        positive: [B], which rows are positives. These are the candidates.
 
     Returns:
-        a scalar; 0 where there is nothing to tell apart, for less than two positives.
+        a scalar; 0 for fewer than two positives, because there is nothing to rank.
     """
     counted = positive & (positive.sum() >= 2)
     candidates = positive if with_own else positive & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -242,11 +243,11 @@ def ranking_loss(scores: Tensor, positive: Tensor, with_own: bool = True) -> Ten
 
 
 def label_cross_entropy(outcome: Outcome, *, pos_weight: Sequence[float] | str | None = None) -> Tensor:
-    """Binary cross-entropy of each label by itself, the mean over labels and rows.
+    """Binary cross-entropy of each label, averaged over labels and rows.
 
     Args:
-        pos_weight: for each label, a factor on the loss of rows that have it. `auto` takes its negatives / positives
-            in the training rows.
+        pos_weight: for each label, a factor on the loss of rows that have it. `auto` uses negatives / positives in the
+            training rows.
     """
     weights = None
     if pos_weight is not None:
@@ -265,16 +266,16 @@ def squared_error(outcome: Outcome) -> Tensor:
 
 
 def cosine_squared_error(outcome: Outcome) -> Tensor:
-    """Mean squared error of the pair's cosine against the score moved to [0, 1] (Sentence-BERT's regression)."""
+    """Mean squared error of the pair's cosine against the score scaled to [0, 1] (Sentence-BERT's regression)."""
     return F.mse_loss(outcome.cosines(), outcome.to_unit(outcome.labels))
 
 
 def cosent(outcome: Outcome, *, scale: float = 20.0) -> Tensor:
     """CoSENT: log(1 + sum exp(scale * (s_j - s_i))) over all i, j where i has the higher label.
 
-    s is the pair's cosine where the head compares by it, else the predicted score moved to [0, 1]. It looks at order
-    alone, as Spearman's correlation does (Su 2022, https://kexue.fm/archives/8847). The more rows a batch has, the
-    higher it is: compare only values of one batch size.
+    s is the pair's cosine if the head compares two vectors, otherwise the predicted score scaled to [0, 1]. The loss
+    depends only on the order, as Spearman's correlation does (Su 2022, https://kexue.fm/archives/8847). It grows with
+    the batch size: compare only values of one batch size.
 
     Args:
         scale: factor on the similarities.
@@ -285,7 +286,10 @@ def cosent(outcome: Outcome, *, scale: float = 20.0) -> Tensor:
 
 
 def order_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """log(1 + sum exp(s_j - s_i)) over all i, j with labels_i > labels_j; both [B]. 0 if all labels are equal."""
+    """Computes log(1 + sum exp(s_j - s_i)) over all i, j with labels_i > labels_j; both [B].
+
+    It is 0 if all labels are equal.
+    """
     differences = scores[None, :] - scores[:, None]  # [i, j]: s_j - s_i
     differences = differences.masked_fill(labels[:, None] <= labels[None, :], -math.inf)
     return F.pad(differences.flatten(), (1, 0)).logsumexp(dim=0)  # the pad is the 1
@@ -295,10 +299,10 @@ def order_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def stock_logits(kind: str, logits: Tensor) -> Tensor:
-    """A head's outputs as tools expect them that take the softmax: [B, outputs] -> [B, C], of a score [B, 1].
+    """Converts a head's outputs for tools that apply a softmax: [B, outputs] -> [B, C], for a score [B, 1].
 
-    A binary head's one logit z comes as the two logits (0, z), whose softmax is the sigmoid of z; for classes in order
-    the logarithms of their probabilities.
+    The one logit z of a binary head becomes the two logits (0, z), whose softmax is the sigmoid of z. For ordered
+    classes the result has the log probabilities.
     """
     if kind == "binary":
         return F.pad(logits, (1, 0))
@@ -312,7 +316,7 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def kl(logits: Tensor, other: Tensor) -> Tensor:
-    """KL(P||Q) of two softmax distributions, P that of the first; [B, C] and [B, C] -> [B]."""
+    """KL(P||Q) of two softmax distributions, where P is the first; [B, C] and [B, C] -> [B]."""
     p, q = logits.float().log_softmax(dim=-1), other.float().log_softmax(dim=-1)
     return (p.exp() * (p - q)).sum(dim=-1)
 
@@ -324,29 +328,29 @@ def symmetric_kl(logits: Tensor, other: Tensor) -> Tensor:
 
 
 def of_classes(divergence: Divergence) -> Divergence:
-    """The divergence of class probabilities, for outputs of an ordinal head, [B, C - 1] and [B, C - 1] -> [B]."""
+    """The divergence of class probabilities, from the outputs of an ordinal head, [B, C - 1] and [B, C - 1] -> [B]."""
     return lambda logits, other: divergence(class_logits(logits.float()), class_logits(other.float()))
 
 
 def bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
-    """KL(P||Q) of two coins, whose logits are [B, 1] and [B, 1] -> [B]."""
+    """KL(P||Q) of two Bernoulli distributions with the logits [B, 1] and [B, 1] -> [B]."""
     return kl(F.pad(logits, (1, 0)), F.pad(other, (1, 0)))  # a coin's logit z is the two logits (0, z)
 
 
 def symmetric_bernoulli_kl(logits: Tensor, other: Tensor) -> Tensor:
-    """KL(P||Q) + KL(Q||P) of two coins, whose logits are [B, 1] and [B, 1] -> [B]."""
+    """KL(P||Q) + KL(Q||P) of two Bernoulli distributions with the logits [B, 1] and [B, 1] -> [B]."""
     a, b = logits.float()[:, 0], other.float()[:, 0]
     return (a.sigmoid() - b.sigmoid()) * (a - b)
 
 
 def kl_by_label(logits: Tensor, other: Tensor) -> Tensor:
-    """The mean over labels of the KL(P||Q) of two coins, [B, C] and [B, C] -> [B]; a mean, as the loss is."""
+    """KL(P||Q) of two Bernoulli distributions, averaged over labels as the loss is; [B, C] and [B, C] -> [B]."""
     nought = torch.zeros_like(logits)
     return kl(torch.stack([nought, logits], dim=-1), torch.stack([nought, other], dim=-1)).mean(dim=-1)
 
 
 def symmetric_kl_by_label(logits: Tensor, other: Tensor) -> Tensor:
-    """The mean over labels of the KL of two coins both ways, [B, C] and [B, C] -> [B]."""
+    """KL(P||Q) + KL(Q||P) of two Bernoulli distributions, averaged over labels; [B, C] and [B, C] -> [B]."""
     a, b = logits.float(), other.float()
     return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean(dim=-1)
 
@@ -360,7 +364,7 @@ def squared_difference(logits: Tensor, other: Tensor) -> Tensor:
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The options that a loss, or a class, takes, and their defaults: its keyword-only parameters."""
+    """Returns the options of a loss or a class with their defaults: its keyword-only parameters."""
     parameters = signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
 
@@ -420,6 +424,6 @@ DIVERGENCES: dict[str, dict[str, Divergence]] = {
 
 
 def loss_of(task: Mapping[str, Any]) -> Loss:
-    """The task's loss: the one that it names, or the first of its kind."""
+    """Returns the task's loss: the one that it names, or the first of its kind."""
     losses = LOSSES[task["kind"]]
     return losses[task["loss"] or next(iter(losses))]

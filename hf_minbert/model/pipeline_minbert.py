@@ -1,6 +1,6 @@
-"""`pipeline("minbert-multitask")`: every task of a model asked about a sentence or a pair in one call.
+"""`pipeline("minbert-multitask")`: asks all tasks of a model about a sentence or a pair in one call.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only.
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ CHUNK = 1000  # inputs that are sorted by length together
 
 
 class MultiTaskPipeline(Pipeline):
-    """Answers all tasks of a model, or those that are asked for, each for the inputs that it can read.
+    """Returns the predictions of all tasks of a model, or of the requested ones. A task reads only inputs that fit it.
 
-    An input is a sentence; or a pair, as `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. A list of inputs
-    gives a list of answers, and a generator or a dataset an iterator over them, both in the order of the inputs.
+    An input is a sentence, or a pair `(text, text_pair)` or `{"text": ..., "text_pair": ...}`. A list of inputs gives
+    a list of answers. A generator or a dataset gives an iterator over answers. Both keep the order of the inputs.
 
     Example:
         >>> ask = pipeline("minbert-multitask", model="runs/baseline")
@@ -61,7 +61,7 @@ class MultiTaskPipeline(Pipeline):
     _load_feature_extractor = False
 
     def __init__(self, *args, **kwargs):
-        """As for every pipeline, and any argument of a call, which then holds for all calls."""
+        """Accepts the arguments of every pipeline, and those of a call as defaults for all calls."""
         super().__init__(*args, **kwargs)
         if self.model.config.model_type != "minbert" or not self.model.config.tasks:
             raise ValueError(
@@ -70,26 +70,27 @@ class MultiTaskPipeline(Pipeline):
             )
 
     def __call__(self, inputs: Any, *, batch_size: int | None = None, **kwargs) -> Any:
-        """Answers.
+        """Predicts.
 
         Args:
             inputs: one input, or several; see the class.
-            tasks: names of the tasks to ask, or one name. All that can read an input unless given; a task that is
+            tasks: the names of the tasks, or one name. The default is all tasks that can read an input. A task that is
                 named must be able to read every input.
-            clip_scores: force scores into their task's range.
-            batch_size: how many inputs of the model's full length go through it at once, 32 unless given. Of shorter
-                ones more do.
-            max_length: tokens that longer inputs are cut to. Unless given, as in training (`config.max_input_length`).
+            clip_scores: clip scores to their task's range.
+            batch_size: the number of inputs of the model's full length in a batch; 32 by default. A batch of shorter
+                inputs has more of them.
+            max_length: the number of tokens that inputs are truncated to. The default is the length of the training
+                (`config.max_input_length`).
 
         Returns:
-            for each input a dict, task to answer: `label`, `score`, the label's probability, and `scores`, those of
-            all labels, for classes in order with the `expected` place, their mean; where any labels may hold, the
-            `labels` that do, and `scores`; of a task that predicts a number, `score` and its `range`; of a task with
-            tags, `tokens`, their `tags` and the tags' `probabilities`, and, where tags mark them, `entities`.
+            for each input, a dict from tasks to answers. Classes: `label`, `score`, the probability of the label, and
+            `scores`, the probabilities of all labels; ordered classes also have `expected`, the mean class position.
+            `kind: labels`: `labels`, the predicted labels, and `scores`. Scores: `score` and its `range`. Tags:
+            `tokens`, `tags`, the `probabilities` of the tags and, if the labels mark entities, `entities`.
 
         Raises:
-            ValueError: no such task, an empty sentence (where tasks with tags alone are asked, it has none), an input
-                that a named task, or every task, cannot read, or a `max_length` above the model's number of positions.
+            ValueError: there is no such task; a sentence is empty (tasks with tags accept it); a named task or every
+                task cannot read an input; or `max_length` is above the model's number of positions.
         """
         given = self._sanitize_parameters(**kwargs)
         defaults = (self._preprocess_params, self._forward_params, self._postprocess_params)
@@ -130,7 +131,7 @@ class MultiTaskPipeline(Pipeline):
     def preprocess(
         self, inputs: list[Any], tasks: list[str] | None = None, start: int = 0, max_length: int | None = None
     ) -> dict[str, Any]:
-        """The tasks by passes through the encoder, each with the inputs that it reads, encoded, and their places."""
+        """Groups the tasks by passes through the encoder. Each group has its encoded inputs and their positions."""
         config = self.model.config
         encodings = {name: config.get_task(name)["pair_encoding"] for name in tasks or config.task_names}
         only_tags = all(KINDS[config.get_task(name)["kind"]].is_tags for name in encodings)
@@ -159,7 +160,7 @@ class MultiTaskPipeline(Pipeline):
         return {"passes": passes, "asked": list(encodings), "size": len(inputs)}
 
     def _check_readable(self, texts: list[tuple], encodings: Mapping[str, str], start: int, named: bool) -> None:
-        """Raises `ValueError` unless every task, if they are named, or any can read each input."""
+        """Raises `ValueError` if a named task, or without names every task, cannot read one of the inputs."""
         kinds = {1: "one sentence", 2: "a pair of sentences"}
         for arity, given in kinds.items():
             unable = [name for name, encoding in encodings.items() if _arity(encoding) != arity]
@@ -179,7 +180,7 @@ class MultiTaskPipeline(Pipeline):
         return {"logits": asked, "size": model_inputs["size"]}
 
     def postprocess(self, model_outputs: dict[str, Any], clip_scores: bool = False) -> list[dict[str, Any]]:
-        """An answer for each input, task by task."""
+        """Returns an answer for each input, task by task."""
         answers: list[dict[str, Any]] = [{} for _ in range(model_outputs["size"])]
         for name, (places, logits, texts) in model_outputs["logits"].items():
             task = self.model.config.get_task(name)
@@ -191,7 +192,7 @@ class MultiTaskPipeline(Pipeline):
 
 
 def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Iterator[dict[str, Any]]:
-    """What a task's outputs [N, C] say of each input."""
+    """Converts a task's outputs [N, C] to an answer for each input."""
     decoded = read_logits(task["kind"], logits.astype(np.float64), task["temperature"], task["thresholds"])
     if decoded.probabilities is None:
         values = np.clip(decoded.values, *task["range"]) if clip_scores else decoded.values
@@ -211,7 +212,7 @@ def _said(task: Mapping[str, Any], logits: np.ndarray, clip_scores: bool) -> Ite
 
 
 def _tagged(task: Mapping[str, Any], logits: np.ndarray, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What a task's outputs for words say of each text."""
+    """Converts a task's outputs for words to an answer for each text."""
     decoded = read_words(task["kind"], logits)
     assert decoded.probabilities is not None
     for text, values, probabilities in zip(texts, decoded.values, decoded.probabilities, strict=True):
@@ -232,7 +233,10 @@ def _each(inputs: Any) -> Iterator[Any]:
 
 
 def _texts(value: Any, where: str, may_be_empty: bool) -> tuple[str, ...]:
-    """The one or two sentences of an input. Raises `ValueError` if it is none, or a sentence is empty and may not."""
+    """Returns the one or two sentences of an input.
+
+    Raises `ValueError` if it is invalid, or a sentence is empty and may not be.
+    """
     if isinstance(value, Mapping):
         if "text" not in value or not value.keys() <= {"text", "text_pair"}:
             raise ValueError(f"{where}: a dict must hold `text` and perhaps `text_pair`. Found {value!r:.100}.")

@@ -1,4 +1,4 @@
-"""The plugins that travel with a model: none of this package's own.
+"""The plugins that are uploaded with a model. The package itself has none.
 
-In a saved folder another file of this name imports the plugins that lie beside it; see `saving.py`.
+In a saved folder, another file with this name imports the plugins in the folder; see `saving.py`.
 """

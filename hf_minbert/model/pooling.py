@@ -1,6 +1,6 @@
-"""From the encoder's token states to one vector per sentence, and from a pair's two vectors to one.
+"""Pooling: from the encoder's token states to one vector per sentence, and from a pair's two vectors to one.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only. Letters in
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries. Letters in
 shapes: N sentences, T tokens, H hidden size, D size of a sentence's vector.
 """
 
@@ -21,18 +21,18 @@ from .registry import Registry
 
 
 class SelfInitialized(ABC):
-    """A module with parameters of its own that the library's initialization leaves as it found them.
+    """A module with its own parameters, which the library's initialization does not change.
 
-    It must hold them itself: the library asks no module that has none.
+    The parameters must be direct members, because the library skips modules without direct parameters.
     """
 
     @abstractmethod
     def init_weights(self) -> None:
-        """Sets the parameters through `transformers.initialization`, which spares those that were loaded."""
+        """Sets the parameters through `transformers.initialization`, which skips parameters that were loaded."""
 
 
 class Pooling(nn.Module, ABC):
-    """Base of all poolings. A subclass sets `output_size`, D, if it is not H."""
+    """Base class of all pooling methods. A subclass sets `output_size`, D, if it is not H."""
 
     def __init__(self, config):
         super().__init__()
@@ -40,12 +40,12 @@ class Pooling(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, states: Tensor, mask: Tensor, pooled: Tensor) -> Tensor:
-        """One vector per sentence, whatever stands at its padding.
+        """Computes one vector per sentence. The states of padding do not change it.
 
         Args:
             states: [N, T, H].
-            mask: [N, T], true for a token; at least one in each row.
-            pooled: [N, H], what the encoder's own pooler says.
+            mask: [N, T], true for a token; each row has at least one.
+            pooled: [N, H], the output of the encoder's own pooler.
 
         Returns:
             [N, D]
@@ -53,7 +53,7 @@ class Pooling(nn.Module, ABC):
 
 
 class EncoderPooler(Pooling):
-    """The pooler of the encoder: a trained tanh layer over the first token (BERT, arXiv:1810.04805)."""
+    """The encoder's pooler: a trained tanh layer over the first token (BERT, arXiv:1810.04805)."""
 
     def forward(self, states: Tensor, mask: Tensor, pooled: Tensor) -> Tensor:
         return pooled
@@ -97,7 +97,7 @@ class Attention(Pooling):
 
 
 class GRU(nn.GRU, SelfInitialized):
-    """torch's, made known to the library's initialization."""
+    """torch's GRU, in a form that the library's initialization knows."""
 
     def init_weights(self) -> None:
         bound = self.hidden_size**-0.5
@@ -109,7 +109,7 @@ class BiGRU(Pooling):
     """The last states of two GRUs, one over the tokens forwards and one backwards, concatenated.
 
     Args:
-        hidden_size: the size of each direction. D is twice that; by default it is H // 2.
+        hidden_size: the size of each direction. D is twice that; the default is H // 2.
     """
 
     def __init__(self, config, *, hidden_size: int | None = None):
@@ -160,14 +160,14 @@ class LayerMix(nn.Module, SelfInitialized):
 
 
 class Join(NamedTuple):
-    """How a pair's two vectors become one: the function, and the size it makes of D."""
+    """A way to combine a pair's two vectors: the function, and the size of its result for D."""
 
     function: Callable[[Tensor, Tensor], Tensor]
     size: Callable[[int], int]
 
 
 def cosine(u: Tensor, v: Tensor) -> Tensor:
-    """[..., D] and [..., D] -> [..., 1], in float32 at least; 0 where a vector is 0."""
+    """[..., D] and [..., D] -> [..., 1], in float32 or higher precision; 0 if a vector is 0."""
     return F.cosine_similarity(u.float(), v.float(), dim=-1, eps=1e-8)[..., None]
 
 
@@ -188,17 +188,17 @@ def _cosine(u: Tensor, v: Tensor) -> Tensor:
 
 
 def check_size(name: str, value: object) -> int:
-    """The value, if it is a whole number from 1. Raises `ValueError` if not."""
+    """Returns the value if it is a whole number from 1, and raises `ValueError` otherwise."""
     if type(value) is not int or value < 1:
         raise ValueError(f"`{name}` must be a whole number from 1. Found {value!r}.")
     return value
 
 
 def make_activation(name: str, value: object) -> nn.Module:
-    """The activation that transformers has under this name.
+    """Returns the transformers activation with this name.
 
     Raises:
-        ValueError: it has none, or one with weights of its own, which no checkpoint of BERT has.
+        ValueError: there is none, or it has its own weights, which no checkpoint of BERT has.
     """
     if not isinstance(value, str) or value not in ACT2FN:
         raise ValueError(f"`{name}` must be one of: {', '.join(ACT2FN)}. Found {value!r}.")
@@ -209,7 +209,7 @@ def make_activation(name: str, value: object) -> nn.Module:
 
 
 def check_rate(name: str, value: object) -> float:
-    """The value, if it is a rate of dropout. Raises `ValueError` if not."""
+    """Returns the value if it is a dropout rate, and raises `ValueError` otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ValueError(f"`{name}` must be a number from 0 to below 1. Found {value!r}.")
     return float(value)

@@ -1,6 +1,6 @@
-"""Names that a recipe or a config may say, and what each stands for.
+"""Registries: the names that a recipe or a config may use, and the objects behind them.
 
-This file travels to the Hub with a model: it may import published libraries only.
+This file is uploaded to the Hub with a model. It may import only published libraries.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, T], Generic[T]):
-    """A dict of names, to which a plugin adds its own by `register`.
+    """A dict of names. A plugin adds its own names with `register`.
 
     Args:
-        what: a name is of, such as "head"; errors say it.
-        of: what all values are: `type[Head]` for subclasses of it, another class for instances.
-        content: what is there to begin with.
-        form: of names, a regular expression.
-        among: which names, where there are several registries of one kind, such as "for kind 'score'".
+        what: the kind of thing that a name stands for, such as "head". Errors use it.
+        of: the type of all values: `type[Head]` for subclasses of it, another class for instances.
+        content: the initial entries.
+        form: a regular expression for names.
+        among: the qualifier of a registry that is one of several, such as "for kind 'score'".
     """
 
     #: Called before a name is refused, with the plugins that a saved model names and where it was loaded from. A
@@ -36,10 +36,10 @@ class Registry(dict[str, T], Generic[T]):
         self.modules: dict[str, str] = {}  # which module added a name
 
     def register(self, name: str, value: T) -> T:
-        """Adds a name, and returns the value. To register the same value again changes nothing.
+        """Adds a name and returns the value. Registering the same value again changes nothing.
 
         Raises:
-            ValueError: the name stands for something else or is no word, or the value is of another type.
+            ValueError: the name is used for another value or is not a word, or the value has another type.
         """
         where = f"`register` of a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(self.form, name):
@@ -67,31 +67,32 @@ class Registry(dict[str, T], Generic[T]):
         return super().__contains__(name) or self.finds(name)
 
     def finds(self, name: object, plugins: Sequence[str] = (), model: str = "") -> bool:
-        """Whether the name is there once further plugins are imported; see `find_more`."""
+        """Whether the name is known after further plugins have been imported; see `find_more`."""
         if not super().__contains__(name):
             self.find_more(plugins, model)
         return super().__contains__(name)
 
     def unknown(self, name: object, others: Iterable[str] = (), what: str = "") -> str:
-        """The words for a name that is not there; `others` may be given beside those that are."""
+        """Returns the message for an unknown name. `others` are valid names besides those in the registry."""
         return f"{unknown_in_words(what or self.what, name, [*self, *others], self.among)} {self.remedy()}"
 
     def remedy(self) -> str:
-        """How to get a name that is not there, in a sentence."""
+        """Returns a sentence that says how to make an unknown name available."""
         return self.find_more((), "") or "A plugin can add one: see `plugins`."
 
 
 def unknown_in_words(what: str, found: object, choices: Iterable[str], among: str = "") -> str:
-    """The words for a name that is none of `choices`, with the nearest right one where there is one."""
+    """Returns the message for a name that is not in `choices`, with the nearest valid name if there is one."""
     choices = sorted(choices)
     listed = ", ".join(choices) or "(none)"
     return f"unknown {what} {found!r}{among and ' '}{among}.{did_you_mean(found, choices)} Choose from: {listed}."
 
 
 def did_you_mean(found: object, choices: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` with the nearest choice, or nothing where none is near.
+    """Returns `" Did you mean 'x'?"` with the nearest choice, or an empty string.
 
-    Nearest is one that differs in case, in signs or by what stands before its last dot: `mgda` and `torchjd.MGDA`.
+    The nearest choice is one that differs in case, in punctuation or in the part before its last dot: `mgda` and
+    `torchjd.MGDA`. Otherwise it is the most similar one.
     """
     choices = [*choices]
     near = [name for name in choices if _bare(name) == _bare(str(found))]

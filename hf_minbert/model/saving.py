@@ -1,6 +1,6 @@
-"""The code of plugins that a model needs, copied into its folder.
+"""Copies the code of the plugins that a model needs into its folder.
 
-This file travels to the Hub with a model: it may import its neighbours and published libraries only.
+This file is uploaded to the Hub with a model. It may import only its neighbours and published libraries.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FORM = "`try: from .heads import Head` and `except ImportError: from hf_minbert.
 
 
 def plugins_of(tasks: Iterable[Mapping[str, Any]], known: Sequence[str] = ()) -> list[str]:
-    """The modules that registered what the tasks name, in the order of the names.
+    """Returns the modules that registered the names in the tasks, in the order of the names.
 
     Args:
-        known: what the config says already, which counts where a name is not there.
+        known: the entry of the config, which is used if a name is not registered.
     """
     found: dict[str, None] = {}
     for task in tasks:
@@ -48,14 +48,14 @@ def plugins_of(tasks: Iterable[Mapping[str, Any]], known: Sequence[str] = ()) ->
 
 
 def save_plugins(plugins: Sequence[str], folder: str | Path) -> None:
-    """Puts those plugins that can travel into a folder that has the model's own code, and warns of the others."""
+    """Copies the plugins into a folder with the model's own code, and warns about those that cannot be copied."""
     if not plugins:
         return
     folder, lines = Path(folder), [TEXT]
     for name in plugins:
         why, file = why_it_stays(name, plugins), _file(name)
         if why is not None or file is None:
-            _warn(f"The plugin {name} does not travel with the model: {why}.")
+            _warn(f"The plugin {name} is not saved with the model: {why}.")
             continue
         lines.append(LINE.format(name=name))
         if file.resolve() != (folder / file.name).resolve():
@@ -64,10 +64,10 @@ def save_plugins(plugins: Sequence[str], folder: str | Path) -> None:
 
 
 def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
-    """Why a plugin cannot lie beside the model's files, as a clause; `None` if it can.
+    """Returns a clause that says why a plugin cannot be copied to the model's folder; `None` if it can.
 
     Args:
-        plugins: all that the model needs.
+        plugins: all plugins that the model needs.
     """
     if name == "__main__":
         return "it is the script that was run. Put it into a module of its own"
@@ -91,7 +91,7 @@ def why_it_stays(name: str, plugins: Sequence[str] = ()) -> str | None:
 
 
 def _tried_first(file: Path) -> list[str]:
-    """This package, where a `try` begins with an import of it. The library looks past that; names would go there."""
+    """Returns this package's name if a `try` begins with an import of it. The library skips imports inside `try`."""
     tries = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Try)]
     begun = [inner for node in tries for part in node.body for inner in ast.walk(part)]
     modules = [node.module or "" for node in begun if isinstance(node, ast.ImportFrom) and node.level == 0]

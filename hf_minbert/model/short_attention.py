@@ -1,11 +1,11 @@
-"""Attention inside short sentences of a packed batch, on an NVIDIA or AMD GPU: one Triton kernel each way.
+"""Attention within short sentences of a packed batch, on an NVIDIA or AMD GPU: a Triton kernel for each direction.
 
-The variable-length flash kernel takes 128 queries at a time, and most of such a tile is empty where a sentence has 30
-tokens. Here one program computes a head of a sentence, in tiles that go by the sentence's length. It reads that length
-on the GPU: a CUDA graph has one grid, and the lengths differ from replay to replay.
+The variable-length flash kernel processes 128 queries at a time. For a sentence of 30 tokens, most of such a tile is
+empty. Here one program computes one head of one sentence, in tiles that depend on the sentence's length. It reads the
+length on the GPU, because a CUDA graph has one grid while lengths differ between replays.
 
-This file travels to the Hub with a model: it may import published libraries only. Letters in shapes: N sentences, S
-tokens of all of them together, A attention heads, D head size, R and C queries and keys of a tile.
+This file is uploaded to the Hub with a model. It may import only published libraries. Letters in shapes: N sentences,
+S tokens of all sentences, A attention heads, D head size, R and C queries and keys of a tile.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _NAMESPACE = re.sub(r"\W", "_", __name__)
 
 
 def fits(query: Tensor, longest: int) -> bool:
-    """Whether `short_attention` takes these queries, [S, A, D], of sentences of at most `longest` tokens."""
+    """Whether `short_attention` supports these queries, [S, A, D], of sentences with at most `longest` tokens."""
     return triton is not None and longest <= LONGEST and query.shape[-1] in HEAD_SIZES
 
 
 def short_attention(
     query: Tensor, key: Tensor, value: Tensor, starts: Tensor, longest: int, dropout: float, scaling: float
 ) -> Tensor:
-    """Scaled dot-product attention inside each sentence (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
+    """Scaled dot-product attention within each sentence (Vaswani et al. 2017, arXiv:1706.03762, equation 1).
 
-    It can be differentiated once. With dropout, each call draws a seed from torch's generator of the device, and the
-    backward pass makes the same mask again from it.
+    It can be differentiated once. With dropout, each call draws a seed from torch's generator of the device. The
+    backward pass recomputes the mask from this seed.
 
     Args:
         query, key, value: [S, A, D], float16 or bfloat16. Sums are float32.
-        starts: int32 [N + 1], where each sentence begins in S; and S.
-        longest: tokens of the longest sentence, or more; at most `LONGEST`.
-        dropout: share of the attention probabilities that are set to 0.
+        starts: int32 [N + 1], where each sentence begins, and S.
+        longest: an upper bound on the tokens of a sentence; at most `LONGEST`.
+        dropout: the share of the attention probabilities that is set to 0.
 
     Returns:
         the mixed values, [S, A, D].
@@ -177,7 +177,7 @@ def jit(function: Any = None, **options: Any) -> Any:
 
 @jit
 def _rows_of(states, tokens, length, step, HEAD: tl.constexpr):
-    """States of some tokens of a sentence, [R, D], `step` heads apart; zeros behind its end."""
+    """Loads the states of some tokens of a sentence, [R, D], `step` heads apart, with zeros after its end."""
     places = tokens[:, None] * (step * HEAD) + tl.arange(0, HEAD)[None]
     return tl.load(states + places, mask=(tokens < length)[:, None], other=0.0)
 
@@ -290,7 +290,7 @@ def _slopes(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.
 
 @jit
 def _slopes_by_blocks(of_rows, of_columns, slopes, given, HEAD: tl.constexpr, DROPOUT: tl.constexpr):
-    """The same of a longer sentence: those of keys and values, with all queries; then those of queries."""
+    """The same for a longer sentence: first gradients of keys and values from all queries, then those of queries."""
     query_slope, key_slope, value_slope = slopes
     seed, program, length, heads, step, scaling, dropout, factor = given
     block = tl.arange(0, 64)

@@ -1,6 +1,6 @@
-"""Words and their tags: where entities begin and end, and where the words of a text stand.
+"""Words and their tags: the boundaries of entities, and of the words in a text.
 
-This file travels to the Hub with a model: it may import published libraries only.
+This file is uploaded to the Hub with a model. It may import only published libraries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BACK = {mark: space for space, mark in WITHIN.items()}
 
 
 class Span(NamedTuple):
-    """An entity: its type, its first word, and the word behind its last one."""
+    """An entity: its type, its first word, and the word after its last one."""
 
     type: str
     start: int
@@ -29,16 +29,19 @@ class Span(NamedTuple):
 
 
 def mark_entities(labels: Sequence[str]) -> bool:
-    """Whether tags of these names mark entities (B-PER, I-PER, O; or with E-, S-, L-, U-), or each word by itself."""
+    """Whether tags with these names mark entities (B-PER, I-PER, O; or with E-, S-, L-, U-).
+
+    Otherwise each word is separate.
+    """
     marked = [name for name in labels if name != OUTSIDE]
     return bool(marked) and all(re.fullmatch(f"[I{BEGINS}{ENDS}]-.+", name) for name in marked)
 
 
 def spans(tags: Sequence[str]) -> list[Span]:
-    """The entities of a sentence, from the tags of its words.
+    """Returns the entities of a sentence, from the tags of its words.
 
-    A tag that may not stand where it does is read as conlleval reads it (Tjong Kim Sang and Buchholz 2000): an I- that
-    stands behind O, or behind another type, begins an entity.
+    An invalid tag is read as conlleval reads it (Tjong Kim Sang and Buchholz 2000): an I- after O, or after another
+    type, begins an entity.
     """
     found: list[Span] = []
     begun: Span | None = None
@@ -56,14 +59,15 @@ def spans(tags: Sequence[str]) -> list[Span]:
 
 
 def outside(labels: Sequence[str]) -> int:
-    """The tag of a word that the model does not see: O, or the first one where there is no O."""
+    """Returns the tag of a word that the model does not see: O, or the first label if there is no O."""
     return list(labels).index(OUTSIDE) if OUTSIDE in labels else 0
 
 
 def with_entities(labels: Sequence[str], sentence: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """A sentence of `tokens` and `tags` with its `entities`, where tags of these labels mark some.
+    """Adds `entities` to the `tokens` and `tags` of a sentence, if the labels mark entities.
 
-    Each has its `type`, its `text`, and by `start` and `end` the places of its first word and of the word behind it.
+    Each entity has a `type` and a `text`. `start` is the position of its first word, and `end` that of the word after
+    it.
     """
     if not mark_entities(labels):
         return sentence
@@ -80,20 +84,23 @@ def with_entities(labels: Sequence[str], sentence: dict[str, list[Any]]) -> dict
 
 
 def words_of(text: str) -> list[tuple[int, int]]:
-    """Where the words of a text begin and end that nobody has split."""
+    """Returns the start and end of each word in a text that is not split into words."""
     return [found.span() for found in WORD.finditer(text)]
 
 
 def joined(words: Sequence[str]) -> str:
-    """Words as one text with a space between two of them, from which `split` makes the same words again."""
+    """Joins words to one text with a space between them. `split` restores the words."""
     return " ".join(word.translate(WITHIN) for word in words)
 
 
 def split(text: str) -> list[str]:
-    """The words of a `joined` text, of which an empty one has none."""
+    """Returns the words of a `joined` text. An empty text has none."""
     return [word.translate(BACK) for word in text.split(" ")] if text else []
 
 
 def as_read(text: str) -> str:
-    """A `joined` text as it is tokenized and shown: of the same length, with the spaces that stand within words."""
+    """Returns a `joined` text as it is tokenized and shown.
+
+    It has the same length, and the spaces within words are restored.
+    """
     return text.translate(BACK)

@@ -1,4 +1,4 @@
-"""A model with an adapter: what a run with `peft` saves of it, how that is loaded, and merged into one model."""
+"""A model with an adapter: how a run with `peft` saves it, and how it is loaded and merged into one model."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ AdapterConfig = LoraConfig | LoHaConfig | LoKrConfig | OFTConfig | IA3Config
 
 
 class AdaptedModel(PeftModel):
-    """A `PeftModel` over `MinBertForMultiTask` whose saved folder is that of a run: it has the config with the tasks.
+    """A `PeftModel` around `MinBertForMultiTask` whose saved folder is that of a run, with the tasks in its config.
 
-    The model's code lies there too, so that base and adapter load without this package.
+    The model's code is saved there too, so that base and adapter load without this package.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -34,11 +34,11 @@ class AdaptedModel(PeftModel):
             super().__init__(*args, **kwargs)
 
     def get_base_model(self) -> MinBertForMultiTask:
-        """The model under the adapter, with the adapter's layers in it."""
+        """Returns the model under the adapter, with the adapter's layers in it."""
         return cast(MinBertForMultiTask, super().get_base_model())  # peft knows it as any module
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Writes adapter, trained heads, config and code. See `PeftModel.save_pretrained`."""
+        """Saves the adapter, trained heads, config and code. See `PeftModel.save_pretrained`."""
         # Unless told, peft asks the Hub at each checkpoint whether the base's vocabulary is still of that size.
         kwargs.setdefault("save_embedding_layers", False)
         super().save_pretrained(str(save_directory), *args, **kwargs)
@@ -50,15 +50,21 @@ class AdaptedModel(PeftModel):
         model.config.save_pretrained(save_directory)
 
     def create_or_update_model_card(self, output_dir: str) -> None:
-        """Writes none: peft's says nothing of the tasks, and holds the base's path on this machine."""
+        """Does nothing.
+
+        The card of peft does not mention the tasks, and contains the base's path on this machine.
+        """
 
 
 def read_adapter(name: str, revision: str | None = None) -> AdapterConfig:
-    """The config of a saved adapter. Raises `MinBertError` if it cannot be read or names no model."""
+    """Reads the config of a saved adapter. Raises `MinBertError` if it cannot be read or names no model."""
     with explain(f"Reading the adapter {name!r}", "Give the folder of a finished run."):
         adapter = PeftConfig.from_pretrained(name, revision=revision)
         if not adapter.base_model_name_or_path:
-            raise MinBertError(f"The adapter {name!r} does not say which model it lies on, so it cannot be loaded.")
+            raise MinBertError(
+                f"The adapter {name!r} does not name its base model, so it cannot be loaded. Set "
+                f"`base_model_name_or_path` in its adapter_config.json."
+            )
     return cast(AdapterConfig, adapter)
 
 
@@ -70,17 +76,17 @@ def load_adapted(
     revision: str | None = None,
     other: Iterable[str] = (),
 ) -> tuple[AdaptedModel, list[str]]:
-    """A saved adapter on the model that it was trained on.
+    """Loads a saved adapter onto the model that it was trained on.
 
     Args:
-        name, revision: of the adapter.
+        name, revision: the adapter.
         adapter: its config.
-        base: with the tasks that the model is to have.
-        missing: names of the weights that the base lacks.
-        other: tasks whose saved heads are not those of `base`.
+        base: the base model, with the tasks of the result.
+        missing: the names of the weights that the base lacks.
+        other: tasks whose saved heads differ from those of `base`.
 
     Returns:
-        the model, ready to be trained, and the weights that base and adapter lack.
+        the model, ready for training, and the weights that both base and adapter lack.
 
     Raises:
         MinBertError: the adapter lacks weights, or was trained on another encoder.
@@ -98,14 +104,14 @@ def load_adapted(
             set_peft_model_state_dict(model, {key: weights.get(key, value) for key, value in own.items()})
     if lost:
         raise MinBertError(
-            f"The adapter {name!r} lacks {len(lost)} of its weights, among them {lost[0]}. It was trained for other "
-            f"tasks with layers of their own, or on another model than it names."
+            f"The adapter {name!r} lacks {len(lost)} of its weights, among them {lost[0]}. It was trained for "
+            f"other tasks with private layers, or on another base model than it names."
         )
     return model, [key for key in missing if not _is_of(key, {*saved})]
 
 
 def merged(model: AdaptedModel) -> MinBertForMultiTask:
-    """The ordinary model that answers as the adapted one does, up to rounding. Takes the adapted one apart."""
+    """Merges the adapter into an ordinary model with the same outputs, up to rounding. Consumes the adapted model."""
     model.merge_adapter()
     plain = model.get_base_model()
     # By hand: peft's `merge_and_unload` takes a head that is saved whole for one layer, but with LoRA.
@@ -118,7 +124,7 @@ def merged(model: AdaptedModel) -> MinBertForMultiTask:
 
 
 def lacking(missing: Iterable[str]) -> set[str]:
-    """What a base lacks, heads and the shared encoder's pooler, by the module."""
+    """Returns the modules that a base lacks: heads and the shared encoder's pooler."""
     heads = {".".join(key.split(".")[:2]) for key in missing if key.startswith("heads.")}
     return heads | {key.partition(".pooler.")[0] + ".pooler" for key in missing if re.match(r"bert\..*pooler\.", key)}
 

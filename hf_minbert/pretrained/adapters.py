@@ -1,8 +1,7 @@
-"""Adapters: small trained parts on an encoder that stays as it is, by the library peft.
+"""Adapters: small trained modules on a frozen encoder, by the library peft.
 
-A run with `peft` saves those parts alone, with the heads that it trained; the model under them stays where it was. Who
-loads such a run for answers, or to train on without `peft`, gets an ordinary model, into whose weights the adapter is
-merged.
+A run with `peft` saves only the adapter and the heads that it trained, not the base model. Loading such a run for
+predictions, or for training without `peft`, gives an ordinary model with the adapter merged into its weights.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
 TARGETS = {"IA3": {"target_modules": ["key", "value", "output.dense"], "feedforward_modules": ["output.dense"]}}
 USUAL_TARGETS = {"target_modules": ["query", "value"]}
 #: Why not, where people will ask.
-_PROMPTS = "puts made-up tokens before the input, and poolings, packing and heads would take them for words"
+_PROMPTS = "adds virtual tokens before the input, and pooling, packing and heads would treat them as words"
 REFUSED: dict[str, str] = {
     "PROMPT_TUNING": _PROMPTS, "MULTITASK_PROMPT_TUNING": _PROMPTS, "P_TUNING": _PROMPTS,
     "PREFIX_TUNING": _PROMPTS, "ADAPTION_PROMPT": _PROMPTS, "CPT": _PROMPTS,
@@ -65,22 +64,23 @@ REFUSED: dict[str, str] = {
 
 
 def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None) -> tuple[str, dict[str, Any]]:
-    """The `peft_type` and the typed options of a recipe's `peft`, with the usual targets where it names none.
+    """Returns the `peft_type` and the typed options of a recipe's `peft`, with the usual targets by default.
 
-    These are the layers that make queries and values (Hu et al. 2021, arXiv:2106.09685, section 7.1). Where an encoder
-    of the library's makes queries, keys and values in one layer, they are that one: its adapter is on keys too.
+    The default targets are the layers that make queries and values (Hu et al. 2021, arXiv:2106.09685, section 7.1). In
+    a library encoder that makes queries, keys and values in one layer, the target is that layer, so the adapter covers
+    keys too.
 
     Args:
-        config: of the model, whose encoder may have other names for them than BERT; BERT's without one.
+        config: the model's config, because encoders name these layers differently. Without it, BERT's names are used.
 
     Raises:
-        MinBertError: the method or an option is unknown, or a value does not fit, or lets the adapter do nothing.
+        MinBertError: the method or an option is unknown, a value does not fit, or the adapter would have no effect.
     """
     given = dict(options)
     method = given.pop("peft_type", "LORA")
     if method not in METHODS:
         if method in REFUSED:
-            raise MinBertError(f"`peft.peft_type: {method}` is not supported: it {REFUSED[method]}. Take LORA.")
+            raise MinBertError(f"`peft.peft_type: {method}` is not supported: it {REFUSED[method]}. Use LORA.")
         raise unknown_name("`peft.peft_type`", method, METHODS)
     for name in given:
         if name not in METHODS[method]:
@@ -103,7 +103,7 @@ def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None
         found = parts_of(config.encoder_config).projections
         if method in TARGETS or not found:
             raise MinBertError(
-                f"`peft` needs `target_modules`: what {method} takes unless told are layers of BERT, and this encoder "
+                f"`peft` needs `target_modules`: the default targets of {method} are layers of BERT, and this encoder "
                 f"is a {config.family}. Give names of its layers, or `all-linear`."
             )
         typed["target_modules"] = [*found]
@@ -111,13 +111,13 @@ def read_options(options: Mapping[str, Any], config: MinBertConfig | None = None
 
 
 def full_options(options: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A recipe's `peft` with the value of every option, which is peft's own where it names none.
+    """Returns a recipe's `peft` with the values of all options, using peft's defaults.
 
     Args:
         config: the config.json of the run's model, as for `read_options`.
 
     Raises:
-        MinBertError: as `read_options`; the config is of no model; or peft refuses a value.
+        MinBertError: as `read_options`; the config does not belong to a model; or peft refuses a value.
     """
     with explain("Reading the config of a run with `peft`", "Put the right config.json back, or delete it."):
         model = MinBertConfig.from_dict(dict(config)) if config else None
@@ -128,7 +128,7 @@ def full_options(options: Mapping[str, Any], config: Mapping[str, Any] | None = 
 
 
 def check(options: Mapping[str, Any], config: MinBertConfig) -> None:
-    """Puts the adapter on a model without weights, so that what is wrong is said before data and weights are read.
+    """Adds the adapter to a model without weights. Errors then come before data and weights are loaded.
 
     Raises:
         MinBertError: as `read_options`; there is no such layer; or peft refuses a value.
@@ -138,44 +138,47 @@ def check(options: Mapping[str, Any], config: MinBertConfig) -> None:
 
 
 def check_run(settings: RunSettings, args: TrainingArguments) -> None:
-    """Raises `MinBertError` where a run with `peft` cannot do what else its recipe says."""
+    """Raises `MinBertError` if other settings of the recipe do not work with `peft`."""
     if settings.objective == "mlm":
         raise MinBertError("`peft` is for tasks: `objective: mlm` trains the encoder itself. Set `peft: null`.")
     options = args.gradient_checkpointing_kwargs
     if isinstance(options, dict) and options.get("use_reentrant"):
         raise MinBertError(
-            "`peft` does not go with checkpoints that re-enter the backward pass: above frozen embeddings nothing "
-            "would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+            "`peft` does not work with reentrant gradient checkpointing: layers above frozen embeddings would "
+            "get no gradient. Leave `gradient_checkpointing_kwargs` out."
         )
 
 
 def check_follows(before: RunSettings, settings: RunSettings, config: MinBertConfig) -> None:
-    """Raises `MinBertError` where a stage, whose model's config this is, cannot go on from that of the one before."""
+    """Raises `MinBertError` if a stage cannot continue from the model of the stage before.
+
+    `config` is the stage's model.
+    """
     follows = Path(settings.model_name_or_path) == Path(before.output_dir)
     if follows and before.peft and settings.objective == "mlm":
         raise MinBertError(
             "`objective: mlm` trains a whole model, and the stage before ends with an adapter. Put a stage without "
-            "`peft` between them, which makes the adapter part of the model."
+            "`peft` between them, which merges the adapter into the model."
         )
     if not (follows and before.peft and settings.peft):
         return
     if read_options(before.peft, config) != read_options(settings.peft, config):
         raise MinBertError(
-            f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft` an adapter is "
-            f"trained on; without (`peft: null`) it becomes part of the model. Give one of the two."
+            f"`peft` is {settings.peft}, and {before.peft} in the stage before. With the same `peft`, training "
+            f"of the adapter continues. With `peft: null` the adapter is merged into the model. Set one of the two."
         )
 
 
 def check_same(options: Mapping[str, Any], config: MinBertConfig, name: str, revision: str | None = None) -> None:
-    """Raises `MinBertError` unless a saved adapter is one that these options would have made."""
+    """Raises `MinBertError` if these options would not have made the saved adapter."""
     method, typed = read_options(options, config)
     now, then = _config(method, typed), read_adapter(name, revision)
     for key in ("peft_type", *METHODS[method]) if now.peft_type == then.peft_type else ("peft_type",):
         wanted, found = (_in_order(getattr(of, key)) for of in (now, then))
         if wanted != found:
             raise MinBertError(
-                f"The model {name!r} is an adapter with `{key}: {found}`, and `peft` says {wanted}. With the same "
-                f"`peft` it is trained on. For another one make a model of it first: `minbert merge`."
+                f"The model {name!r} is an adapter with `{key}: {found}`, and `peft` says {wanted}. Use the "
+                f"options of the adapter to continue its training, or merge it first: `minbert merge`."
             )
 
 
@@ -197,14 +200,14 @@ def add_adapter(
     heads: Iterable[str] = (),
     missing: Iterable[str] = (),
 ) -> AdaptedModel:
-    """A new adapter on a model, whose outputs stay as they are until it is trained.
+    """Adds a new adapter to a model. The outputs do not change until it is trained.
 
     Args:
-        model: changed in place: all it has stops being trained but the adapter and the heads.
-        options: of a recipe's `peft`.
-        base, revision: where the model came from, which the saved adapter names.
-        heads: tasks whose heads are trained and saved whole.
-        missing: names of weights that the base lacks, which must be saved too.
+        model: changed in place. Only the adapter and the heads are trained afterwards.
+        options: the `peft` of a recipe.
+        base, revision: the source of the model, which the saved adapter names.
+        heads: tasks whose heads are trained and saved completely.
+        missing: the names of weights that the base lacks, which must be saved too.
 
     Raises:
         MinBertError: as `check`.
@@ -225,7 +228,7 @@ def add_adapter(
         adapted = AdaptedModel(model, config)
     if not all(p.numel() for p in adapted.parameters() if p.requires_grad):
         raise MinBertError(
-            f"`peft`: this {method} has no number to train in one of the layers, as its blocks are of size 1. Found "
+            f"`peft`: this {method} has nothing to train in one of the layers, because its blocks have size 1. Found "
             f"{typed}. Give `oft_block_size` of 2 or more, or a smaller `r`."
         )
     return adapted
@@ -252,23 +255,24 @@ def _check_targets(modules: Iterable[tuple[str, nn.Module]], options: Mapping[st
 
 
 def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
-    """Several saved adapters on one copy of the model that they lie on; `set_adapter` says which of them is on.
+    """Loads several saved adapters onto one copy of their base model. `set_adapter` selects the active one.
 
     Args:
-        runs: a name for each, and the folder of its run. The first is on.
+        runs: a name and the folder of the run for each adapter. The first is active.
 
     Returns:
-        the model with the tasks of all. While a run's adapter is on, its tasks' answers are those of the run, up to
-        rounding.
+        the model with the tasks of all runs. While a run's adapter is active, the answers of its tasks equal those of
+        the run, up to rounding.
 
-    peft alone loads one adapter, heads included, onto a model that has the adapter's tasks:
+    peft alone loads one adapter, including heads, onto a model that has the adapter's tasks:
 
         config = MinBertConfig.from_pretrained("runs/lora")
         base = MinBertForMultiTask.from_pretrained("sentence-transformers/all-MiniLM-L6-v2", config=config)
         model = PeftModel.from_pretrained(base, "runs/lora")
 
     Raises:
-        MinBertError: they lie on different models, their kinds or tasks do not go together, or peft refuses a name.
+        MinBertError: the adapters have different base models, their kinds or tasks do not go together, or peft refuses
+            a name.
     """
     if not runs:
         raise MinBertError("There is no adapter to load. Give at least one.")
@@ -280,8 +284,8 @@ def load_adapters(runs: Mapping[str, str | Path]) -> AdaptedModel:
     for name, config in configs.items():
         if bases[name] != bases[first]:
             raise MinBertError(
-                f"{places[first]} lies on {bases[first][0]!r} and {places[name]} on {bases[name][0]!r}. Give adapters "
-                f"of one model."
+                f"{places[first]} has the base model {bases[first][0]!r}, and {places[name]} has "
+                f"{bases[name][0]!r}. Give adapters of one base model."
             )
         if config.private_layers or config.private_encoders:
             raise MinBertError(f"{places[name]} has layers for each task alone, which adapters cannot share.")

@@ -1,7 +1,7 @@
-"""The rows of a saved model's tasks, where its run read them.
+"""The rows of a saved model's tasks, from the places where its run read them.
 
-The recipe in its folder says where they lie, and `environment.json` what the recipe's paths are relative to; of a
-merged model `merge.json` says both.
+The recipe in the model's folder names the places, and `environment.json` the folder that the recipe's paths are
+relative to. For a merged model, `merge.json` has both.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ READ_FROM = "read_from"
 
 @dataclass(frozen=True)
 class RunData:
-    """Where the data of a saved model lies.
+    """The data of a saved model.
 
     Args:
-        recipe: the file that says so; `None` if the model's folder has none, or the model is not in a folder here.
-        lines: its plain values, of a run in stages those of the last one that has begun.
-        tasks: the recipe's, by name, with where their data lies.
-        data_dir: the folder that their files are relative to.
-        folders: task to its own such folder, of a merged model.
+        recipe: the recipe's file; `None` if the model's folder has none, or the model is not in a local folder.
+        lines: the recipe's plain values; for a run in stages, those of the last stage that has begun.
+        tasks: the recipe's tasks by name, with the places of their data.
+        data_dir: the folder that the files are relative to.
+        folders: for a merged model, the folder of each task.
     """
 
     recipe: Path | None
@@ -49,11 +49,11 @@ class RunData:
 
     @classmethod
     def of(cls, name: str | Path, data_dir: str | None = None) -> RunData:
-        """What a model's folder says.
+        """Reads the data settings from a model's folder.
 
         Args:
-            name: the folder, or an id on the Hub.
-            data_dir: in the place of the recipe's.
+            name: the folder, or a Hub id.
+            data_dir: replaces the folder in the recipe.
 
         Raises:
             MinBertError: the recipe cannot be read.
@@ -73,7 +73,7 @@ class RunData:
 
     @classmethod
     def _of_merged(cls, folder: Path, data_dir: str | None) -> RunData:
-        """What `merged_data` noted; nothing where it did not."""
+        """Returns the record of `merged_data`; empty if there is none."""
         noted = _json(folder / MERGED).get("data", {})
         saved = {task["name"]: Task.from_config(task) for task in _json(folder / "config.json").get("tasks") or ()}
         tasks, folders = {}, {}
@@ -84,36 +84,40 @@ class RunData:
         return cls(folder / MERGED if tasks else None, {}, tasks, data_dir, folders)
 
     def folder_of(self, task: str) -> str | None:
-        """The `data_dir` of a task."""
+        """Returns the `data_dir` of a task."""
         return self.folders.get(task, self.data_dir)
 
     def scored(self, tasks: Iterable[str]) -> list[str]:
-        """Those of the model's tasks that the run scored; all of them unless the recipe chooses some."""
+        """Returns the model's tasks that the run evaluated: all of them unless the recipe selects some."""
         chosen = self.lines.get("eval_tasks") or list(tasks)
         return [name for name in ([chosen] if isinstance(chosen, str) else chosen) if name in tasks]
 
     def knows(self, task: str) -> bool:
-        """Whether the recipe or, where it does not name the task, the package says where its data lies."""
+        """Whether the place of a task's data is known, from the recipe or from the package.
+
+        The package is used for a task that the recipe does not name.
+        """
         return task in self.tasks or task in TASKS
 
     def rows(self, task: Task, split: str) -> datasets.Dataset:
-        """The labelled rows of a split; see `hf_minbert.data.files.load_split`.
+        """Loads the labelled rows of a split; see `hf_minbert.data.files.load_split`.
 
-        Of `dev` those that the run scored its model on: not those that chose it (`select_on`).
+        With `select_on`, these are the `dev` rows that the run evaluated its model on, without those that selected it.
 
         Args:
-            task: one of the model's. It says what columns and labels there are, the recipe or the package where.
+            task: a task of the model. It determines columns and labels; the recipe or the package determines the
+                place.
 
         Raises:
-            MinBertError: nothing says where the rows lie, or they are not there or not as they must be.
+            MinBertError: the place of the rows is unknown, or the rows are missing or invalid.
         """
         from ..data.files import load_split
         from ..data.selection import chosen_and_rest
 
         if not self.knows(task.name):
             raise MinBertError(
-                f"Task {task.name!r} is not one of the package's, and the model's folder has no {RECIPE} that says "
-                f"where its data lies. Score it by minbert evaluate with --task {task.name} --input FILE."
+                f"Task {task.name!r} is not one of the package's, and the model's folder has no {RECIPE} that "
+                f"names its data. Evaluate it with minbert evaluate --task {task.name} --input FILE."
             )
         known = self.tasks.get(task.name) or TASKS[task.name]
         task = replace(task, **{name: getattr(known, name) for name in DATA_FIELDS})
@@ -130,9 +134,10 @@ class RunData:
 
 
 def load_plugins(folder: Path) -> None:
-    """Imports the plugins of the run in a folder, or of the models that the one there was merged from.
+    """Imports the plugins of the run in a folder, or of the models that a merged model was made from.
 
-    As `hf_minbert.settings.plugins.load_saved`: never a copy in the folder, and one that is missing is no error yet.
+    Works as `hf_minbert.settings.plugins.load_saved`: a copy in the folder is never imported, and a missing plugin is
+    not an error yet.
     """
     recipe, merge = recipe_of(folder), folder / "merge.json"
     if recipe is not None:
@@ -147,23 +152,23 @@ def load_plugins(folder: Path) -> None:
 
 
 def common_base(names: Sequence[str]) -> tuple[str, str | None]:
-    """The checkpoint that runs began from, by their recipes: a folder or a Hub id, and its revision.
+    """Returns the checkpoint that the runs started from, by their recipes: a folder or Hub id, and its revision.
 
-    Of a run in stages it is the one before all stages, unless a later stage names another.
+    For a run in stages it is the checkpoint before the first stage, unless a later stage names another.
 
     Args:
-        names: folders of the runs.
+        names: the folders of the runs.
 
     Raises:
-        MinBertError: a run has no recipe that says it, or they began from different ones.
+        MinBertError: a run has no recipe with a checkpoint, or the runs started from different ones.
     """
     bases = [_base_of(name) for name in names]
     for name, base in zip(names, bases, strict=True):
         if base != bases[0]:
             first, other = (f"{found}{f' ({revision})' if revision else ''}" for found, revision in (bases[0], base))
             raise MinBertError(
-                f"{names[0]} began from {first} and {name} from {other}, so what they learned cannot be added. Give "
-                f"runs from one checkpoint. If both are the same weights, name them by --base."
+                f"{names[0]} was trained from {first} and {name} from {other}, so their task vectors cannot be "
+                "added. Give runs from one checkpoint. If both are the same weights, name them by --base."
             )
     return bases[0]
 
@@ -176,17 +181,17 @@ def _base_of(name: str) -> tuple[str, str | None]:
     base = lines.get("model_name_or_path")
     if recipe is None or base is None:
         raise MinBertError(
-            f"{name} has no {RECIPE} here that says what the model was trained from. Say it by --base: a folder or a "
-            f"Hub id."
+            f"{name} has no {RECIPE} here that says what the model was trained from. Name it with --base: a "
+            f"folder or a Hub id."
         )
     folder = Path(_json(recipe.with_name("environment.json")).get(READ_FROM, ""), base)
     return str(folder.resolve()) if folder.is_dir() else base, lines.get("model_revision")
 
 
 def merged_data(members: Iterable[RunData], tasks: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What `merge.json` notes of where the tasks' data lies: as the first member says whose recipe names the task.
+    """Returns the data settings for `merge.json`. For each task, the first member with the task in its recipe decides.
 
-    Members may move or go: nobody follows their paths later.
+    The settings are copied, because the members' folders may be moved or deleted later.
     """
     first = {name: member for member in reversed([*members]) for name in member.tasks}
     noted: dict[str, dict[str, Any]] = {}
@@ -205,7 +210,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def calibration_of(folder: Path, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """What `CALIBRATION` says of those tasks that still have what was fitted then: a model may be trained on."""
+    """Returns the entries of `CALIBRATION` for tasks that still have the fitted values.
+
+    Further training may change them.
+    """
     older = {"notes": [], "was": {key: TASK_DEFAULTS[key] for key in ("temperature", "thresholds")}}  # lacks these
     return {
         name: older | found
@@ -216,13 +224,13 @@ def calibration_of(folder: Path, tasks: Mapping[str, Task]) -> dict[str, Any]:
 
 
 def last_stage(folder: Path) -> Path:
-    """The folder of a run's last stage that has begun; the run's own where it has none."""
+    """Returns the folder of a run's last stage that has begun, or the run's own folder if it has none."""
     begun = [path for _, path in stage_folders(folder) if (path / RECIPE).is_file()]
     return begun[-1] if begun else folder
 
 
 def stage_folders(folder: Path) -> list[tuple[str, Path]]:
-    """Name and folder of the stages of a run that have begun, in their order."""
+    """Returns the name and folder of each stage of a run that has begun, in their order."""
     numbered = [(re.fullmatch(r"(\d+)-(.+)", path.name), path) for path in (folder / "stages").glob("*")]
     folders = sorted((int(found[1]), found[2], path) for found, path in numbered if found and path.is_dir())
     return [(name, path) for _, name, path in folders]

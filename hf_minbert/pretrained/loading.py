@@ -1,4 +1,4 @@
-"""A checkpoint in a folder or on the Hub: its config, its tokenizer and its weights, each checked as it is read."""
+"""Loads a checkpoint from a folder or the Hub: its config, its tokenizer and its weights, each with checks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ REMEDY = "Give the folder of an encoder's checkpoint or of a finished run, or an
 
 
 def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBertConfig:
-    """The checkpoint's config. It costs no weights, so what depends on it can be checked before they are loaded.
+    """Loads the checkpoint's config. No weights are loaded, so that all checks on the config can come first.
 
     Raises:
-        MinBertError: there is no such checkpoint, or not one of an encoder.
+        MinBertError: there is no such checkpoint, or it is not an encoder.
     """
     path = Path(name)
     if not path.exists() and not _is_id(name):
@@ -58,13 +58,13 @@ def load_config(name: str, revision: str | None = None, **changes: Any) -> MinBe
 
 
 def _place(name: str, revision: str | None) -> str:
-    """Where to load `name` from: what the quickstart keeps stands for its name on the Hub."""
+    """Returns where to load `name` from. The quick start's copy of its model replaces the Hub's."""
     kept = kept_weights() if name == MODEL and revision is None and not Path(name).exists() else None
     return name if kept is None else str(kept)
 
 
 def _is_id(name: str) -> bool:
-    """Whether it could be a name on the Hub; `../run` is none."""
+    """Whether it could be a name on the Hub. `../run` could not."""
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -73,7 +73,7 @@ def _is_id(name: str) -> bool:
 
 
 def _why_not_on_hub(name: str, revision: str | None) -> str | None:
-    """Why neither the Hub nor its cache on this machine can be asked for `name`; `None` if one can."""
+    """Returns why neither the Hub nor its cache can be used for `name`; `None` if one can."""
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return None
     if constants.HF_HUB_OFFLINE:
@@ -82,7 +82,9 @@ def _why_not_on_hub(name: str, revision: str | None) -> str | None:
 
 
 def _beside(path: Path) -> str:
-    """A sentence on where a folder was looked for that is not there; of a name on the Hub, on weights without it."""
+    """Returns a sentence about where a missing folder was searched; for a name on the Hub, about weights without the
+    Hub.
+    """
     if not path.parent.is_dir() or path.parent == Path():
         return f"For small weights without the Hub run `minbert quickstart`: it keeps them as {MODEL}. "
     folders = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
@@ -91,7 +93,7 @@ def _beside(path: Path) -> str:
 
 
 def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
-    """The tasks that a saved model has. Raises `MinBertError` if it has none."""
+    """Returns the tasks of a saved model. Raises `MinBertError` if it has none."""
     if not config.tasks:
         raise MinBertError(f"The model {name!r} has no tasks: it is a plain encoder. Train it with `minbert train`.")
     with explain(f"Reading the tasks of {name!r}", REMEDY):
@@ -99,11 +101,11 @@ def tasks_of(config: MinBertConfig, name: str) -> dict[str, Task]:
 
 
 def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The checkpoint's tokenizer. With `truncation=True` it cuts to the model's own length.
+    """Loads the checkpoint's tokenizer. With `truncation=True` it truncates to the model's own length.
 
     Raises:
-        MinBertError: there is none, it has more tokens than the model, it adds no special tokens that part a pair, it
-            names none for padding, or another one than the model counts positions from.
+        MinBertError: there is none; it has more tokens than the model; it adds no special tokens between the sentences
+            of a pair; or its padding token is missing or differs from that of the model's position ids.
     """
     place = _place(name, revision)
     lacking = MinBertError(
@@ -132,7 +134,7 @@ def load_tokenizer(name: str, config: MinBertConfig, revision: str | None = None
     if config.position_offset and tokenizer.pad_token_id != config.pad_token_id:
         raise MinBertError(
             f"The tokenizer of {name!r} pads with the id {tokenizer.pad_token_id}, and its model has `pad_token_id` "
-            f"{config.pad_token_id}, behind which the positions of a {config.family} are counted. They do not belong "
+            f"{config.pad_token_id}, from which a {config.family} counts positions. They do not belong "
             f"together. {REMEDY}"
         )
     tokenizer.model_max_length = length_of(config)  # the file may say more than the model has positions
@@ -156,14 +158,15 @@ def _check_special_tokens(name: str, tokenizer: PreTrainedTokenizerBase) -> None
 def load_weights(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[MinBertForMultiTask, list[str]]:
-    """The model in float32 (in half precision it would be trained so), and the weights that the checkpoint lacks.
+    """Loads the model in float32, and returns it with the weights that the checkpoint lacks.
 
-    A head that the checkpoint has for another architecture, other labels or another range counts as lacking, and
-    starts anew. An adapter is merged into the model that it lies on.
+    float32 is used because the model would otherwise be trained in half precision. A head in the checkpoint with
+    another architecture, other labels or another range counts as missing, and a new one is made. An adapter is merged
+    into its base model.
 
     Raises:
-        MinBertError: there are no weights, the file is broken, a weight has another shape than the config says, or
-            the model under an adapter cannot be loaded.
+        MinBertError: there are no weights, the file is broken, a weight has another shape than in the config, or the
+            base model of an adapter cannot be loaded.
     """
     if is_adapter(name, revision):
         from .adapted import merged  # here, as it imports peft
@@ -176,7 +179,7 @@ def load_weights(
 
 
 def is_adapter(name: str, revision: str | None = None) -> bool:
-    """Whether a folder or an id on the Hub holds an adapter, which is loaded with the model that it lies on."""
+    """Whether a folder or a Hub id contains an adapter, which is loaded with its base model."""
     place = _place(name, revision)
     with explain(f"Looking for an adapter in {name!r}", REMEDY):
         return find_adapter_config_file(place, revision=revision) is not None
@@ -185,7 +188,10 @@ def is_adapter(name: str, revision: str | None = None) -> bool:
 def load_adapter(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[AdaptedModel, list[str]]:
-    """As `load_weights`, with the adapter as a part that can be trained on. What is missing, base and adapter lack."""
+    """Does the same as `load_weights`, but keeps the adapter as a trainable part.
+
+    Returns the model with the weights that base and adapter lack.
+    """
     from .adapted import load_adapted, read_adapter  # as above
 
     adapter, saved = read_adapter(name, revision), _saved_tasks(name, revision)
@@ -193,10 +199,10 @@ def load_adapter(
     try:
         load_config(base, base_revision)
         if is_adapter(base, base_revision):
-            raise MinBertError("it is an adapter itself. Make a model of it: `minbert merge`.")
+            raise MinBertError("it is an adapter itself. Merge it first: `minbert merge`.")
         model, missing, other = _load_plain(base, config, base_revision, attn_implementation)
     except MinBertError as error:
-        raise MinBertError(f"The adapter {name!r} lies on the model {base!r}: {error}") from error
+        raise MinBertError(f"The base model {base!r} of the adapter {name!r}: {error}") from error
     kept = [task for task in saved if task["name"] in config.task_names]
     differing = {task["name"] for task in kept if head_difference(task, config.get_task(task["name"])) is not None}
     trained = {part.removeprefix("heads.") for part in adapter.modules_to_save or ()} - differing
@@ -211,7 +217,7 @@ def load_adapter(
 def _load_plain(
     name: str, config: MinBertConfig, revision: str | None, attn_implementation: str | None
 ) -> tuple[MinBertForMultiTask, list[str], set[str]]:
-    """What `load_weights` gives, of a model that is no adapter, and the tasks whose heads were others."""
+    """Does the same as `load_weights` for a model without adapter. Also returns the tasks whose saved heads differ."""
     saved = _saved_tasks(name, revision)
     model, report = _load(MinBertForMultiTask, name, config, revision, attn_implementation)
     mismatched = sorted(report["mismatched_keys"])
@@ -232,16 +238,22 @@ def _saved_tasks(name: str, revision: str | None) -> list[dict[str, Any]]:
 
 def _tell_of_other_heads(name: str, tasks: set[str]) -> None:
     for task in sorted(tasks):
-        logger.warning("%s: the head of %r is for another architecture or other labels; it starts anew.", name, task)
+        logger.warning(
+            "%s: the saved head of %r has another architecture or other labels, so a new head is trained.", name, task
+        )
 
 
 def load_masked_lm(
     name: str, config: MinBertConfig, revision: str | None = None, attn_implementation: str | None = None
 ) -> tuple[MinBertForMaskedLM, list[str]]:
-    """As `load_weights`, the model that predicts words, with a pooler if the checkpoint has one. Takes no adapter."""
+    """Does the same as `load_weights` for the model that predicts words. It has a pooler if the checkpoint has one.
+
+    Adapters are not accepted.
+    """
     if is_adapter(name, revision):
         raise MinBertError(
-            f"{name!r} is an adapter, and `objective: mlm` trains a whole model. Make one of it: `minbert merge`."
+            f"{name!r} is an adapter, and `objective: mlm` trains a whole model. Merge the adapter first: "
+            f"`minbert merge`."
         )
     model, report = _load(MinBertForMaskedLM, name, config, revision, attn_implementation, add_pooling_layer=True)
     _check_shapes(name, sorted(report["mismatched_keys"]))
@@ -252,7 +264,7 @@ def load_masked_lm(
 
 
 def check_encoder(name: str, missing: list[str]) -> None:
-    """Raises `MinBertError` if the checkpoint lacks weights of the encoder, beside the pooler's."""
+    """Raises `MinBertError` if the checkpoint lacks weights of the encoder other than the pooler's."""
     encoder = [key for key in missing if key.startswith("bert.") and ".private." not in key and ".pooler." not in key]
     if encoder:
         raise MinBertError(
@@ -285,7 +297,7 @@ def _load(
 
 
 def _attention(config: MinBertConfig, wanted: str | None) -> str | None:
-    """What is asked for; `eager` instead of `sdpa`, which a recipe asks for unless told, where there is no other."""
+    """Returns the attention implementation. If the encoder has no `sdpa`, the default of a recipe, it is `eager`."""
     if config.encoder_config is None or wanted != "sdpa" or parts_of(config.encoder_config).fused:
         return wanted
     return "eager"
@@ -305,7 +317,7 @@ def _in_heads(key: str, tasks: set[str]) -> bool:
 
 
 def _renew_head(model: MinBertForMultiTask, task: str) -> list[str]:
-    """Puts a fresh head in the place of the task's; the names of its weights."""
+    """Replaces the task's head by a new one. Returns the names of its weights."""
     head = build_head(model.config, model.config.get_task(task))
     for module in head.modules():
         model._init_weights(module)

@@ -1,6 +1,6 @@
-"""Several saved models made one: averages of their weights, sums of what they learned, and ensembles.
+"""Merges several saved models: averages of weights, sums of task vectors, and ensembles.
 
-An ensemble keeps each task's own encoder; the others have one encoder for all tasks.
+In an ensemble each task keeps its own encoder. The other methods produce one encoder for all tasks.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ VECTOR_METHODS: dict[str, dict[str, float]] = {
 
 
 def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | None = None) -> MinBertForMultiTask:
-    """The weighted mean of models that were trained from one start, a "model soup" (arXiv:2203.05482).
+    """Averages models that were fine-tuned from one checkpoint, a "model soup" (arXiv:2203.05482).
 
-    The result has every task of any model, in the order in which they come. A task's head is the mean over the models
-    that have it. Nothing can tell whether the models had one start; without it their mean is noise. Where the models
-    differ in settings of training, such as dropout, the result has those of the first; but the longest
-    `max_input_length`, so that no text is cut that a model was trained to read.
+    The result has all tasks of all models, in the order of the models. A task's head is the mean over the models that
+    have it. The function cannot check that the models come from one checkpoint; otherwise their mean is noise. If
+    training settings such as dropout differ, the result has those of the first model. It has the longest
+    `max_input_length`, so that no text is truncated that a model was trained to read.
 
     Args:
-        models: of one encoder size, without private layers or encoders.
-        weights: one per model, not negative; only their proportions count. Equal unless given.
+        models: models of one encoder size, without private layers or encoders.
+        weights: one for each model, not negative. Only their proportions matter. By default they are equal.
 
     Raises:
         MinBertError: the models do not go together, or the weights are wrong.
@@ -63,16 +63,17 @@ def average(models: Sequence[MinBertForMultiTask], weights: Sequence[float] | No
 def greedy_soup(
     models: Sequence[MinBertForMultiTask], score: Callable[[MinBertForMultiTask], float]
 ) -> tuple[MinBertForMultiTask, list[int]]:
-    """The average of those models that do not make it worse (arXiv:2203.05482, recipe 1).
+    """Averages the models that do not lower the score (arXiv:2203.05482, recipe 1).
 
-    The best model begins; the others follow by their score, each kept if the average with it scores no less.
+    It starts with the best model and tries the others in the order of their scores. A model is kept if the average
+    with it scores at least as high.
 
     Args:
-        models: as for `average`, all with the same tasks: scores of different tasks cannot be compared.
-        score: of a model on held-out rows; more is better.
+        models: as for `average`, all with the same tasks, because scores of different tasks cannot be compared.
+        score: returns the score of a model on held-out rows. Higher is better.
 
     Returns:
-        the average, and the places of the models in it, in the order in which they came.
+        the average, and the positions of its models in `models`, in the order in which they were added.
 
     Raises:
         MinBertError: the models do not go together.
@@ -96,29 +97,29 @@ def add_task_vectors(
     density: float | None = None,
     seed: int | None = None,
 ) -> MinBertForMultiTask:
-    """The checkpoint that the models were fine-tuned from, plus what each learned on its own tasks.
+    """Adds to a checkpoint what each model fine-tuned from it learned on its own tasks.
 
     A task vector is a model's encoder minus the base's. The result's encoder is `base + scale * merged`. By `method`,
     `merged` is
 
     - `task_arithmetic`: the sum of the vectors (arXiv:2212.04089, section 2);
-    - `ties`: their mean where they agree (arXiv:2306.01708, section 4). Each vector keeps the share `density` of its
-      numbers that are largest in magnitude, counted over the whole encoder. The sign of a place is that whose
-      magnitudes sum to more, plus if they sum to the same. The mean is over the numbers kept there with that sign;
-    - `dare`: the sum of the vectors, of which each number was kept with the probability `density` and divided by it,
-      or else set to 0 (arXiv:2311.03099).
+    - `ties`: their mean over agreeing signs (arXiv:2306.01708, section 4). Each vector keeps the share `density` of
+      its numbers with the largest magnitudes, over the whole encoder. Each position gets the sign with the larger sum
+      of magnitudes, and plus if the sums are equal. The mean is over the kept numbers with that sign;
+    - `dare`: the sum of the vectors after random dropping (arXiv:2311.03099). Each number is kept with the probability
+      `density` and divided by it; otherwise it is set to 0.
 
-    Heads are as in `average`: a task's is the mean over the models that have it. So is a weight that the base lacks,
-    as a pooler often is: it started from random numbers and has no task vector. Sums are in float32, on the CPU. The
-    models' order changes their rounding; with `dare` it also says which numbers are dropped. The result has tasks,
-    settings and length as in `average`.
+    Heads are averaged as in `average`. So are weights that the base lacks, often a pooler: they started from random
+    numbers and have no task vector. Sums are computed in float32 on the CPU. The order of the models changes the
+    rounding; with `dare` it also changes which numbers are dropped. Tasks, settings and length of the result are as in
+    `average`.
 
     Args:
         models: as for `average`.
-        base: the encoder's weights before training, by our names; see `load_base`.
-        method: one of `VECTOR_METHODS`, which has the defaults of `scale` and `density`.
-        density: above 0, at most 1; not for `task_arithmetic`.
-        seed: of what `dare` drops, 0 unless given. The same numbers are dropped on every machine.
+        base: the encoder's weights before fine-tuning, by our names; see `load_base`.
+        method: one of `VECTOR_METHODS`, which defines the defaults of `scale` and `density`.
+        density: above 0 and at most 1. Not for `task_arithmetic`.
+        seed: the seed for `dare`; 0 by default. The same numbers are dropped on every machine.
 
     Raises:
         MinBertError: the models do not go together or with the base, or a number is wrong.
@@ -140,19 +141,21 @@ def add_task_vectors(
 
 
 def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None = None) -> dict[str, Tensor]:
-    """The encoder's weights in a checkpoint, by our names, without those that it lacks, as a pooler may be.
+    """Loads the encoder's weights from a checkpoint, by our names.
+
+    Weights that it lacks, such as a pooler, are left out.
 
     Args:
-        name: a folder or an id on the Hub.
-        configs: of the models that were fine-tuned from it.
+        name: a folder or a Hub id.
+        configs: the configs of the models that were fine-tuned from it.
 
     Raises:
-        MinBertError: it cannot be loaded, has private layers or encoders, or the models are of another size.
+        MinBertError: it cannot be loaded, has private layers or encoders, or the models have another size.
     """
     try:
         config = load_config(name, revision)
     except MinBertError as error:
-        raise MinBertError(f"The base of the models: {error} If it has moved, say where it is by --base.") from error
+        raise MinBertError(f"The base of the models: {error} If it has moved, give its place with --base.") from error
     if config.private_layers or config.private_encoders:
         raise MinBertError(
             f"The base {name} has private layers or encoders, from which no task vector is taken. Average the models."
@@ -162,7 +165,7 @@ def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None 
         if ours != theirs:
             raise MinBertError(
                 f"The base {name} and the models do not go together: `{key}` is {ours!r} in it and {theirs!r} in "
-                f"them. Say by --base which checkpoint of their size they were trained from, or average them."
+                f"them. Name the checkpoint that they were trained from with --base, or average them."
             )
     if not config.tasks:  # a model has a head, here one that is not used
         config.rearrange(tasks=configs[0].tasks)
@@ -172,15 +175,15 @@ def load_base(name: str, configs: Sequence[MinBertConfig], revision: str | None 
 
 
 def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | None = None) -> MinBertForMultiTask:
-    """One model in which each task has the whole encoder of the model that it comes from (report 001, figure 1).
+    """Makes one model in which each task has the complete encoder of its original model (report 001, figure 1).
 
-    For the same batches a task's outputs are those of its model, bit for bit on one machine (docs/exactness.md),
-    where the models are in float32 and have one attention function, as this package loads them. Each task has an
-    encoder: two tasks of one model get two copies. It keeps the length of its model.
+    For the same batches, a task's outputs equal those of its original model, bit for bit on one machine
+    (docs/exactness.md). This requires float32 and one attention function, as this package loads models. Each task has
+    its own encoder, so two tasks of one model get two copies. Each task keeps the input length of its model.
 
     Args:
-        models: of one encoder size, without private layers.
-        take: task to the place in `models` of the one to take it from, for tasks that several have.
+        models: models of one encoder size, without private layers.
+        take: for tasks that several models have, the position in `models` of the one to use.
 
     Raises:
         MinBertError: the models do not go together, or several have a task and `take` does not choose.
@@ -199,13 +202,15 @@ def ensemble(models: Sequence[MinBertForMultiTask], take: Mapping[str, int] | No
 
 
 def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | None = None) -> list[dict[str, Any]]:
-    """The tasks of the average of models with these configs. Raises what `average` would."""
+    """Returns the tasks of the average of models with these configs. Raises the errors of `average`."""
     _check_encoders(configs)
     shares = _checked_weights(weights, len(configs))
     tasks: dict[str, dict[str, Any]] = {}
     for number, config in enumerate(configs, 1):
         if config.private_layers or config.private_encoders:
-            raise MinBertError(f"Model {number} has private layers or encoders, which have no mean: leave it out.")
+            raise MinBertError(
+                f"Model {number} has private layers or encoders, which cannot be averaged. Leave it out."
+            )
         for task in config.tasks or ():
             _check_heads(tasks.setdefault(task["name"], task), task, number)
     for name in tasks:
@@ -217,19 +222,21 @@ def averaged_tasks(configs: Sequence[MinBertConfig], weights: Sequence[float] | 
 
 
 def _with_answers(task: dict[str, Any], configs: Sequence[MinBertConfig]) -> dict[str, Any]:
-    """The task with the temperature and thresholds that all models have, else with none: the mean is another model."""
+    """Returns the task with temperature and thresholds if all models have the same, otherwise without them."""
     name, changed = task["name"], {}
     for key in ("temperature", "thresholds"):
         if any(config.get_task(name)[key] != task[key] for config in configs if name in config.task_names):
             changed[key] = TASK_DEFAULTS[key]
             logger.info(
-                "%s: `%s` differs between the models, so the average has none. Fit it by minbert calibrate.", name, key
+                "%s: `%s` differs between the models, so the average has none. Fit it with minbert calibrate.",
+                name,
+                key,
             )
     return {**task, **changed}
 
 
 def check_same_tasks(configs: Sequence[MinBertConfig]) -> None:
-    """Raises what `greedy_soup` would on models with these configs."""
+    """Raises the errors of `greedy_soup` for models with these configs."""
     averaged_tasks(configs)
     first = configs[0].task_names
     for number, config in enumerate(configs[1:], 2):
@@ -243,10 +250,12 @@ def check_same_tasks(configs: Sequence[MinBertConfig]) -> None:
 def task_owners(
     configs: Sequence[MinBertConfig], take: Mapping[str, int] | None = None, names: Sequence[str] | None = None
 ) -> dict[str, int]:
-    """Task to the place of the model that an ensemble takes it from. Raises what `ensemble` would.
+    """Returns, for each task, the position of the model that an ensemble takes it from.
+
+    Raises the errors of `ensemble`.
 
     Args:
-        names: what errors call the models; their numbers, from 1, unless given.
+        names: the names of the models in errors; by default their numbers, from 1.
     """
     _check_encoders(configs)
     called = dict(enumerate(names or map(str, range(1, len(configs) + 1))))
@@ -264,8 +273,8 @@ def task_owners(
         if len(places) > 1 and name not in take:
             them = " and ".join(called[place] for place in places)
             raise MinBertError(
-                f"Models {them} each have the task {name!r}. Say by `take` (--take {name}=MODEL on the command "
-                f"line) which one to take it from."
+                f"Models {them} each have the task {name!r}. Choose one with `take` (--take {name}=MODEL on the "
+                f"command line)."
             )
     return {name: take.get(name, places[0]) for name, places in having.items()}
 
@@ -273,7 +282,7 @@ def task_owners(
 def vector_settings(
     method: str, scale: float | None = None, density: float | None = None, seed: int | None = None
 ) -> dict[str, Any]:
-    """What `add_task_vectors` goes by: the method and its numbers, with their defaults. Raises what it would."""
+    """Returns the method and numbers of `add_task_vectors` with their defaults. Raises its errors."""
     if method not in VECTOR_METHODS:
         raise unknown_name("method", method, VECTOR_METHODS)
     usual = VECTOR_METHODS[method]
@@ -323,8 +332,8 @@ def _check_heads(first: Mapping[str, Any], task: Mapping[str, Any], number: int)
     key = head_difference(first, task)
     if key is not None:
         raise MinBertError(
-            f"Task {task['name']!r}: `{key}` is {first[key]!r} in one model and {task[key]!r} in number {number}, so "
-            f"their heads have no mean. Leave one of them out."
+            f"Task {task['name']!r}: `{key}` is {first[key]!r} in one model and {task[key]!r} in number "
+            f"{number}, so their heads cannot be averaged. Leave one of them out."
         )
 
 
@@ -373,7 +382,7 @@ def _vector(key: str, state: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
 def _vector_merge(
     given: Mapping[str, Any], keys: Sequence[str], states: Sequence[Mapping[str, Tensor]], base: Mapping[str, Tensor]
 ) -> Callable[[list[Tensor]], Tensor]:
-    """What makes one vector of those that the models have for a weight."""
+    """Returns a function that merges the models' vectors of one weight."""
     density = given.get("density", 1)
     if given["method"] == "ties":
         floors = [_trim_floor([_vector(key, state, base) for key in keys], density) for state in states]

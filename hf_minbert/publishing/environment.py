@@ -1,4 +1,4 @@
-"""Where a run ran, and with what versions."""
+"""The environment of a run: machine and versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("hf_minbert", "torch", "transformers", "accelerate", "datasets", "to
 
 
 def environment(args: TrainingArguments) -> dict[str, Any]:
-    """Seed, processes, device and versions, as `environment.json` and the model card have them."""
+    """Returns seed, processes, device and versions, for `environment.json` and the model card."""
     device = args.device
     return {
         "seed": args.seed,

@@ -1,4 +1,4 @@
-"""A saved model in the forms that other tools load."""
+"""Exports a saved model to forms that other tools load."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ FORMS = {
 
 
 def export(name: str, to: str, folder: str | Path, *, overwrite: bool = False, **options: Any) -> dict[str, Any]:
-    """Writes a model of this package in a form that other tools load. Weights load last, after all checks.
+    """Exports a model of this package to a form that other tools load. Weights are loaded last, after all checks.
 
     Args:
-        name: a finished run's folder, or an id on the Hub.
+        name: the folder of a finished run, or a Hub id.
         to: a name from `FORMS`.
-        folder: a new one; it gets its name when all that is in it has been written and checked.
+        folder: a new folder. It gets its name when all files in it have been written and checked.
         overwrite: replace an earlier export.
-        options: of the form; see its class.
+        options: the options of the form; see its class.
 
     Returns:
-        what `export.json` says: among it `notes`, sentences on what the form does not hold, and `largest_difference`
-        from the model.
+        the content of `export.json`, including `notes`, sentences about what the form cannot express, and
+        `largest_difference` from the model.
 
     Raises:
-        MinBertError: the form cannot express the model, something is missing or in the way, or what was written does
-            not answer as the model does.
+        MinBertError: the form cannot express the model, something is missing, a folder would be overwritten, or the
+            export's answers differ from the model's.
     """
     if to == "bert":
         logger.warning("`bert` is the former name of the form `encoder`.")
@@ -73,7 +73,7 @@ def export(name: str, to: str, folder: str | Path, *, overwrite: bool = False, *
 
 
 def check_destination(folder: Path, overwrite: bool) -> None:
-    """Refuses a folder that cannot be written, and one whose contents would be lost."""
+    """Refuses a folder that cannot be written, and a folder whose contents would be lost."""
     check_writable(folder / RECORD)
     folder = folder.resolve()
     check_writable(folder.parent / f".{folder.name}.part" / RECORD)  # where it is made

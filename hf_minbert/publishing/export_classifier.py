@@ -1,4 +1,5 @@
-"""One task as the library's own classifier of sequences or, with tags, of tokens: `BertForSequenceClassification`.
+"""Exports one task as the transformers classifier of sequences or, with tags, of tokens:
+`BertForSequenceClassification`.
 
 Letters in shapes: H hidden size, N size of the layer before the last, C outputs of the task.
 """
@@ -53,16 +54,16 @@ PROBLEMS = {
 
 
 class ToClassifier:
-    """A folder of the library's classifier with the answers of one task: config, weights, tokenizer.
+    """Writes a transformers classifier with the answers of one task: config, weights, tokenizer.
 
-    All classes for sequences put linear layer, activation and linear layer on the first token. The activation is tanh
-    in most, ReLU in DistilBERT's and GELU in ELECTRA's. Those for tokens put one linear layer on each. A task with
-    another shape is refused.
+    All classes for sequences apply a linear layer, an activation and a linear layer to the first token. The activation
+    is tanh in most classes, ReLU in DistilBERT's and GELU in ELECTRA's. Classes for tokens apply one linear layer to
+    each token. Tasks with other heads are refused.
 
     Args:
-        task: which; to be named if there are several.
-        logits: of a binary task with the logit z: 2 writes the two outputs (0, z), whose softmax is the sigmoid of z,
-            so that both labels have one; 1 writes z alone. 2 unless given.
+        task: the task. It is required if there are several.
+        logits: the number of outputs for a binary task with the logit z. With 2, the default, they are (0, z), whose
+            softmax is the sigmoid of z. Both labels then have an output. With 1, the output is z.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class ToClassifier:
             self.notes.append(f"The other tasks are not exported ({others}): a {self.kind} has one head.")
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
-        """Fills the folder. Raises `MinBertError` if what was written does not answer as the model does."""
+        """Fills the folder. Raises `MinBertError` if the answers of the export differ from the model's."""
         model, name, length = predictor.model, self.task.name, predictor.lengths[self.task.name]
         plain = self.auto.from_config(self._config(model.config))
         weights = {f"{plain.base_model_prefix}.{key}": value for key, value in encoder_weights(model, name).items()}

@@ -1,4 +1,4 @@
-"""The encoder in the library's own class of it, alone or as a model of sentence-transformers."""
+"""Exports the encoder in its own transformers class, alone or as a sentence-transformers model."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FIRST_NAMES = "sentence_transformers.models"
 
 
 class ToEncoder:
-    """A folder of the encoder's own class, such as `BertModel`: config, weights, tokenizer. Heads stay behind.
+    """Writes the encoder in its own class, such as `BertModel`: config, weights, tokenizer. Heads are left out.
 
     Args:
-        task: whose encoder; to be named where tasks have layers, or whole encoders, of their own.
+        task: the task whose encoder is written. It is required if tasks have separate layers or encoders.
     """
 
     def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
@@ -51,7 +51,7 @@ class ToEncoder:
                 self.notes.append(f"{one.name} reads the token states by {reads}, which belongs to its head.")
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
-        """Fills the folder. Raises `MinBertError` if what was written does not encode as the model does."""
+        """Fills the folder. Raises `MinBertError` if the hidden states of the export differ from the model's."""
         difference = write_encoder(predictor, self.task, folder)
         notes = "\n".join(f"- {note}" for note in self.notes)
         length = predictor.lengths[self.task]
@@ -60,13 +60,13 @@ class ToEncoder:
 
 
 class ToSentenceTransformers:
-    """A folder for sentence-transformers: the encoder, the pooling that the task was trained with, what is behind it.
+    """Writes a sentence-transformers model: the encoder, the pooling of the task's training, and the layers after it.
 
-    Written by hand, and not by the library: its newest version writes names that older ones, and other servers, do
-    not know.
+    The files are not written by the library, because its newest version writes names that older versions and other
+    servers do not know.
 
     Args:
-        task: whose vectors; to be named where tasks' encoders or poolings differ.
+        task: the task whose vectors are written. It is required if the tasks' encoders or pooling methods differ.
     """
 
     def __init__(self, name: str, config: MinBertConfig, tasks: Mapping[str, Task], *, task: str | None = None):
@@ -95,7 +95,7 @@ class ToSentenceTransformers:
         self.readers = [one for one in tasks.values() if readings[one.name] == readings[self.task.name]]
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
-        """Fills the folder. Raises `MinBertError` if its encoder does not encode as the model does."""
+        """Fills the folder. Raises `MinBertError` if the hidden states of the export differ from the model's."""
         model = predictor.model
         difference = write_encoder(predictor, self.task.name, folder)
         length = predictor.lengths[self.task.name]
@@ -120,7 +120,7 @@ class ToSentenceTransformers:
         return {"task": self.task.name, "largest_difference": difference, "notes": notes}
 
     def _layers(self, model: MinBertForMultiTask) -> list[tuple[nn.Linear, type[nn.Module]]]:
-        """What comes after the pooling."""
+        """Returns the layers after the pooling."""
         layers: list[tuple[nn.Linear, type[nn.Module]]] = []
         pooler: Any = model.encoder_of(self.task.name).pooler
         if self.task.pooling == "pooler" and pooler is not None:
@@ -131,7 +131,7 @@ class ToSentenceTransformers:
         return layers
 
     def _notes(self, model: MinBertForMultiTask) -> list[str]:
-        """What a cosine says of each task that is read so."""
+        """Returns the meaning of a cosine for each task that uses these vectors."""
         heads = {task.name: model.heads.get(task.name) for task in self.readers}
         notes = [
             f"{name}: {_meaning(name, head, model)}" for name, head in heads.items() if isinstance(head, CosineHead)
@@ -202,7 +202,7 @@ What a cosine says:
 
 
 def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
-    """Saves the encoder of a task as the library's class of it, with its tokenizer, loads it again, and compares.
+    """Saves the encoder of a task in its transformers class, with its tokenizer, loads it again and compares it.
 
     Returns:
         the largest difference in hidden states at real tokens, and in the pooler's output if the class has a pooler.
@@ -228,7 +228,7 @@ def write_encoder(predictor: Predictor, task: str, folder: Path) -> float:
 
 
 def encoder_weights(model: MinBertForMultiTask, task: str) -> dict[str, torch.Tensor]:
-    """The weights of a task's encoder without its pooler, by their names in the library's class of it."""
+    """Returns the weights of a task's encoder without its pooler, by their names in the transformers class."""
     encoder, family = model.encoder_of(task), FAMILIES[model.config.family]
     layers = {f"encoder.layer.{n}": layer for n, layer in enumerate(encoder.layers_of(task))}
     parts: dict[str, nn.Module] = {"embeddings": encoder.embeddings, **layers}
@@ -237,7 +237,10 @@ def encoder_weights(model: MinBertForMultiTask, task: str) -> dict[str, torch.Te
 
 
 def save_tokenizer(predictor: Predictor, task: str, folder: Path) -> None:
-    """Saves the tokenizer. It cuts to the task's length, and gives no segments to an encoder that has one kind."""
+    """Saves the tokenizer.
+
+    It truncates to the task's length. For an encoder with one segment it returns no segments.
+    """
     tokenizer = predictor.tokenizer
     tokenizer.model_max_length = predictor.lengths[task]
     if not tells_segments(predictor.model.config):
@@ -247,7 +250,7 @@ def save_tokenizer(predictor: Predictor, task: str, folder: Path) -> None:
 
 
 def published_sample(config: MinBertConfig, rows: int, length: int) -> dict[str, torch.Tensor]:
-    """As `sample`, without segments where there are fewer than two."""
+    """Does the same as `sample`, without segments if there are fewer than two."""
     inputs = sample(config, rows, length)
     if config.type_vocab_size < 2:  # some take no segments, and others have one
         del inputs["token_type_ids"]
@@ -269,7 +272,7 @@ def _has_pooler(config: MinBertConfig) -> bool:
 
 
 def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) -> dict[str, torch.Tensor]:
-    """Random inputs to compare two models on, [rows, length] or [rows, 2, length], each padded to another length."""
+    """Returns random inputs to compare two models on, [rows, length] or [rows, 2, length], with varying padding."""
     draw = torch.Generator().manual_seed(rows * length)
     shape = (rows, length) if sentences == 1 else (rows, sentences, length)
     ids = torch.randint(config.vocab_size, shape, generator=draw)
@@ -280,7 +283,7 @@ def sample(config: MinBertConfig, rows: int, length: int, sentences: int = 1) ->
 
 
 def largest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The largest difference; of numbers above 1 the relative one."""
+    """Returns the largest difference. For numbers above 1 it is relative."""
     return ((ours - theirs).abs() / ours.abs().clamp(min=1)).max().item()
 
 
@@ -302,7 +305,7 @@ def _has_own_vectors(task: Task) -> bool:
 
 
 def choose_task(tasks: Mapping[str, Task], wanted: str | None, readings: Mapping[str, Any], why: str) -> str:
-    """The task that was named, or any if all are read alike."""
+    """Returns the named task, or any task if all are read in the same way."""
     if wanted is not None and wanted not in tasks:
         raise unknown_name("task", wanted, tasks)
     if wanted is None and len(set(readings.values())) > 1:

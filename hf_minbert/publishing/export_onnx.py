@@ -1,8 +1,8 @@
-"""The whole model as ONNX graphs, checked against onnxruntime, and an int8 variant.
+"""Exports the whole model as ONNX graphs, checked against onnxruntime, with an optional int8 variant.
 
-There is a graph for each way to read: `model.onnx` for tasks that read one input per example, a text or a joined
-pair, and `model_bi.onnx` for those that read a pair's sentences apart. One for both would want both inputs from
-whoever has one.
+There is one graph for each input format: `model.onnx` for tasks with one input per example, a text or a joined pair,
+and `model_bi.onnx` for tasks that encode the sentences of a pair separately. A single graph would require both inputs
+in every call.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ QUANTIZED = "_quantized"  # behind the name of a graph, as the Hub's tools have 
 
 
 class ToOnnx:
-    """ONNX graphs of all heads, with an output per task under its name, for batches of any size and length.
+    """Writes ONNX graphs of all heads for batches of any size and length, with an output for each task under its name.
 
-    Beside them: the tokenizer, `tasks.json` with labels and ranges, and a README with the lines that use them.
+    The folder also has the tokenizer, `tasks.json` with labels and ranges, and a README with example code.
 
     Args:
-        quantize: a second variant whose matrices are int8 (onnxruntime's dynamic quantization). Both are scored on
-            the dev rows that the run's recipe names.
-        data_dir: with `quantize`, the folder with the tasks' files, or sample, or hub, in the recipe's place.
+        quantize: add a variant with int8 matrices (onnxruntime's dynamic quantization). Both variants are evaluated on
+            the dev rows of the run's recipe.
+        data_dir: with `quantize`, the folder with the tasks' files, or sample, or hub. It replaces that of the recipe.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ToOnnx:
         self.rows = _dev_rows(name, tasks, data_dir) if quantize else {}
 
     def write(self, predictor: Predictor, folder: Path) -> dict[str, Any]:
-        """Fills the folder. Raises `MinBertError` if a graph does not answer as the model does."""
+        """Fills the folder. Raises `MinBertError` if the answers of a graph differ from the model's."""
         model, differences = predictor.model, {}
         for name, tasks in self._graphs().items():
             write_graph(model, tasks, folder / f"{name}.onnx")
@@ -98,7 +98,7 @@ class ToOnnx:
         return graphs
 
     def _describe(self, lengths: Mapping[str, int]) -> dict[str, Any]:
-        """What `tasks.json` says."""
+        """Returns the content of `tasks.json`."""
         tasks = {}
         for name, task in self.tasks.items():
             files = {"file": f"{graph_of(task)}.onnx"}
@@ -125,12 +125,12 @@ class ToOnnx:
 
 
 def graph_of(task: Task) -> str:
-    """The name of the graph that answers a task."""
+    """Returns the name of the graph that answers a task."""
     return "model_bi" if task.pair_encoding == "bi" else "model"
 
 
 class Answers(nn.Module):
-    """The answers of tasks that read alike, as a graph has them: one after the other, without names.
+    """The answers of tasks with the same input format, as a graph returns them: one after the other, without names.
 
     Tasks with the same layers share a pass. Outputs are divided by the task's temperature.
     """
@@ -155,10 +155,12 @@ class Answers(nn.Module):
 
 
 def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> None:
-    """Writes the graph that answers these tasks: `INPUTS` [B, T], or [B, 2, T], to an output [B, C] of each.
+    """Writes the graph for these tasks.
+
+    Its inputs are `INPUTS` [B, T], or [B, 2, T], and it has an output [B, C] for each task.
 
     Raises:
-        MinBertError: torch cannot export the model, or wrote a graph for inputs of one length.
+        MinBertError: torch cannot export the model, or wrote a graph for inputs of a fixed length.
     """
     inputs = sample(model.config, 2, min(9, model.config.max_position_embeddings), _sentences(model, tasks))
     batch, length = torch.export.Dim("batch"), torch.export.Dim("length", max=model.config.max_position_embeddings)
@@ -189,7 +191,7 @@ def write_graph(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) ->
 
 @contextmanager
 def _one_line(family: str) -> Generator[None]:
-    """What torch cannot export it says in pages, with the graph so far; the reason is in a line of the cause."""
+    """Returns the line with the reason from torch's error, which has pages of text and the graph so far."""
     try:
         yield
     except torch.onnx.OnnxExporterError as error:
@@ -201,7 +203,7 @@ def _one_line(family: str) -> Generator[None]:
 
 
 def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:
-    """Names a graph's outputs after the tasks, and nothing else in it: the exporter itself calls values `cat`."""
+    """Names only the graph's outputs after the tasks. The exporter itself names inner values such as `cat`."""
     inner = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
     for value in inner:
         if value.name in tasks:
@@ -211,7 +213,7 @@ def _name_outputs(graph: Any, tasks: Sequence[str]) -> None:
 
 
 def compare(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> float:
-    """The largest difference of a graph's answers from the model's, on padded batches of several shapes.
+    """Returns the largest difference between the answers of graph and model, on padded batches of several shapes.
 
     Raises:
         MinBertError: it is above `TOLERANCE`.
@@ -231,7 +233,7 @@ def compare(model: MinBertForMultiTask, tasks: Sequence[str], path: Path) -> flo
 
 
 def quantize_graph(source: Path, target: Path) -> None:
-    """Writes a graph whose weight matrices are int8, and whose activations become so as they come."""
+    """Writes a graph with int8 weight matrices. Activations are quantized dynamically."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     external = source.with_name(f"{source.name}.data").exists()  # above 2 GB
@@ -240,17 +242,17 @@ def quantize_graph(source: Path, target: Path) -> None:
 
 
 def open_graph(path: Path) -> Any:
-    """An `onnxruntime.InferenceSession` of a graph, on the CPU."""
+    """Opens a graph as an `onnxruntime.InferenceSession` on the CPU."""
     import onnxruntime
 
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
 class OnnxModel(nn.Module):
-    """An export in the place of the model that it was made from, for `Predictor`.
+    """An export with the interface of the original model, for `Predictor`.
 
     Args:
-        variant: what stands behind the names of its graphs.
+        variant: the suffix of the names of its graphs.
     """
 
     def __init__(self, config: MinBertConfig, folder: Path, variant: str = ""):
@@ -273,7 +275,10 @@ class OnnxModel(nn.Module):
         token_type_ids: Tensor,
         packing: dict[str, Any] | None = None,
     ) -> dict[str, Tensor]:
-        """As `MinBertForMultiTask.logits_of`. `packing` says what the mask says, and is not looked at."""
+        """Does the same as `MinBertForMultiTask.logits_of`.
+
+        `packing` repeats the information of the mask and is not used.
+        """
         given = dict(zip(INPUTS, (input_ids, attention_mask, token_type_ids), strict=True))
         found = self.sessions[tasks[0]].run(list(tasks), {name: value.numpy() for name, value in given.items()})
         return dict(zip(tasks, map(torch.from_numpy, found), strict=True))
@@ -284,10 +289,11 @@ def _sentences(model: MinBertForMultiTask, tasks: Sequence[str]) -> int:
 
 
 def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dict[str, Any]:
-    """The dev rows of those tasks of which somebody says where they lie.
+    """Returns the dev rows of the tasks whose data is known.
 
     Raises:
-        MinBertError: rows of `data_dir` cannot be read. Those that the recipe names are left out then, and said.
+        MinBertError: rows of `data_dir` cannot be read. If rows of the recipe cannot be read, they are left out with a
+            message.
     """
     data, found = RunData.of(name, data_dir), {}
     if data_dir is None and data.recipe is None:
@@ -310,7 +316,7 @@ def _dev_rows(name: str, tasks: Mapping[str, Task], data_dir: str | None) -> dic
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """Hides what the libraries say to their developers. That the graph is right is checked afterwards."""
+    """Hides messages of the libraries for their developers. The graph is checked afterwards."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # at the root: torch traces its own work in detail where a handler listens
     try:
@@ -421,7 +427,7 @@ def _readme(described: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]
 
 
 def score_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """The scores of both variants, in Markdown."""
+    """Returns the scores of both variants, in Markdown."""
     lines = ["| task | metric | full | quantized | difference |", "|---|---|---|---|---|"]
     for name, of in scores.items():
         numbers = f"{of['full']:.4f} | {of['quantized']:.4f} | {of['difference']:+.4f}"

@@ -1,4 +1,4 @@
-"""What of a model's folder goes to the Hub: the files that are listed here and no others, without local paths."""
+"""Selects the files of a model's folder that are uploaded to the Hub. Only listed files are, without local paths."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ LISTED = ("config.json", *WEIGHTS, *ADAPTER, *TOKENIZER, *RECORDS, *TEACHERS, *P
 
 @dataclass(frozen=True)
 class Upload:
-    """A file that goes up: its path in the repository, and its text or where it lies."""
+    """A file to upload: its path in the repository, and its text or its local path."""
 
     path: str
     content: bytes | Path
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The number of bytes."""
         return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
 
     def read(self) -> bytes:
@@ -54,15 +54,15 @@ class Upload:
 
 
 def collect(folder: Path, adapter_only: bool = False, base_model: str | None = None) -> list[Upload]:
-    """The files of a model's folder that go up, without the card.
+    """Returns the files of a model's folder to upload, without the card.
 
     Args:
-        adapter_only: the adapter instead of the model's weights.
-        base_model: the Hub id of the model under the adapter, where the adapter names a folder.
+        adapter_only: upload the adapter instead of the model's weights.
+        base_model: the Hub id of the base model, if the adapter names a folder.
 
     Raises:
-        MinBertError: the folder lacks weights, its config or its tokenizer, a file of weights is cut, or an adapter
-            lies on a model that nobody else has; or `base_model` is no Hub id.
+        MinBertError: the folder lacks weights, its config or its tokenizer; a file of weights is truncated; the base
+            model of an adapter is not on the Hub; or `base_model` is not a Hub id.
     """
     _check(folder, adapter_only)
     check_base_model(base_model)
@@ -76,7 +76,7 @@ def collect(folder: Path, adapter_only: bool = False, base_model: str | None = N
 
 
 def is_adapter_alone(folder: Path) -> bool:
-    """Whether the folder holds an adapter and no weights of a whole model."""
+    """Whether the folder has an adapter and no weights of a complete model."""
     there = _files(folder)
     return all(name in there for name in ADAPTER) and not any(is_listed(path, WEIGHTS) for path in there)
 
@@ -86,7 +86,7 @@ def is_listed(path: str, patterns: Iterable[str] = LISTED) -> bool:
 
 
 def left_here(folder: Path, uploads: Iterable[Upload]) -> list[str]:
-    """What of the folder does not go up; a folder within it by its name alone."""
+    """Returns what is not uploaded from the folder. A subfolder is listed by its name only."""
     sent = {upload.path.split("/")[0] for upload in uploads}
     return sorted(path.name for path in folder.iterdir() if path.name not in sent)
 
@@ -98,7 +98,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _code(folder: Path) -> list[str]:
-    """The files by which the model loads without this package: those that its config names, and what they import."""
+    """Returns the files that load the model without this package: those that its config names, and their imports."""
     if not (folder / "config.json").is_file():  # an adapter's folder may have none
         return []
     from transformers.dynamic_module_utils import get_relative_import_files, get_relative_imports
@@ -195,14 +195,14 @@ def _without_paths(file: Path) -> bytes | Path:
 
 
 def plain_recipe(file: Path) -> dict[str, Any]:
-    """A recipe's lines, with plain values; names of files as they stand there."""
+    """Returns the lines of a recipe with plain values. File names are not changed."""
     return {key: value.value for key, value in read_lines(file).items()}
 
 
 def portable(value: Any) -> Any:
-    """The value with every local path in it cut to its last part: nobody else has the rest, or is to see it.
+    """Shortens every local path in the value to its last part, because the rest is private and useless to others.
 
-    A token that somebody wrote into a recipe is left out, at any depth.
+    A token in a recipe is removed, at any depth.
     """
     if isinstance(value, dict):
         short: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def portable(value: Any) -> Any:
 
 
 def is_local_path(text: str) -> bool:
-    """Whether the text is a path that means something on one machine only. A Hub id and `data/a.csv` are none."""
+    """Whether the text is a path on this machine. A Hub id and `data/a.csv` are not."""
     outside = text.startswith(("~", "../", "..\\", "file://"))
     absolute = outside or PurePosixPath(text).is_absolute() or PureWindowsPath(text).is_absolute()
     return absolute and _last(text) != ""  # the root itself says nothing
@@ -239,12 +239,12 @@ def _last(path: str) -> str:
 
 
 def hub_name(name: str) -> str:
-    """The name on the Hub, where the package knows it, of a checkpoint that lies in a folder; else the name."""
+    """Returns the Hub name of a checkpoint in a folder, if the package knows it; otherwise the given name."""
     return MODEL if Path(name).name == MODEL.split("/")[1] else name
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether the name of a model is that of one on the Hub, and not of a folder."""
+    """Whether the name of a model is a Hub id, and not a folder."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -256,7 +256,7 @@ def is_on_hub(name: str) -> bool:
 
 
 def check_base_model(name: str | None) -> None:
-    """Raises `MinBertError` for a base model that was named and that the Hub could not have."""
+    """Raises `MinBertError` for a given base model that cannot be on the Hub."""
     if name is not None and not is_on_hub(name):
         raise MinBertError(
             f"The base model {portable(name)!r} is no name on the Hub, where others load it from: give owner/name "

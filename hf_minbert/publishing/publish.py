@@ -1,4 +1,4 @@
-"""A model's folder pushed to the Hub: in one commit, with an answer in one line where the Hub will not have it."""
+"""Uploads a model's folder to the Hub in one commit. If the Hub refuses it, the error is one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GO_ON = "Run the same command to continue: complete files are not sent again."
 
 @dataclass(frozen=True)
 class Publication:
-    """What goes up: the files with the card last; and what stays, the names in the folder."""
+    """The files to upload, with the card last, and the names of the files that are not uploaded."""
 
     folder: Path
     repo_id: str
@@ -37,7 +37,7 @@ class Publication:
 
 
 def check_repo_id(repo_id: str) -> None:
-    """Raises `MinBertError` unless the Hub could have a model of this name."""
+    """Raises `MinBertError` unless this is a valid name for a model on the Hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -57,16 +57,16 @@ def prepare(
     license: str | None = None,
     language: str | None = None,
 ) -> Publication:
-    """Everything that would go up; nothing is written or sent.
+    """Collects everything to upload. Nothing is written or sent.
 
     Args:
-        folder: of a run, or of another model that this package saved.
+        folder: the folder of a run, or of another model that this package saved.
         repo_id: `owner/name`, or `name` for the owner of the token.
-        adapter_only: send the adapter that lies there, not the model's weights.
+        adapter_only: upload the adapter in the folder, not the model's weights.
         base_model, license, language: see `card.model_card`.
 
     Raises:
-        MinBertError: the name is none, or the folder holds no whole model.
+        MinBertError: the name is invalid, or the folder has no complete model.
     """
     check_repo_id(repo_id)
     folder = Path(folder)
@@ -82,18 +82,18 @@ def prepare(
 
 
 def push(publication: Publication, *, private: bool = False, token: str | None = None) -> str:
-    """Creates the repository if need be and sends everything in one commit. Returns the model's address.
+    """Creates the repository if necessary and uploads everything in one commit. Returns the model's address.
 
-    What lies there of an earlier push and is not part of this one is deleted by the same commit; files of other
-    names stay.
+    Files of an earlier upload that are not in this one are deleted by the same commit. Files with other names are
+    kept.
 
     Args:
-        private: whether a new repository is private. One that is there keeps what it is.
-        token: unless given, the one of `hf auth login` or `$HF_TOKEN`.
+        private: whether a new repository is private. An existing repository is not changed.
+        token: by default, the token of `hf auth login` or `$HF_TOKEN`.
 
     Raises:
-        MinBertError: there is no token, no right or no network, `private` is asked for and the repository is public,
-            or the upload was cut off.
+        MinBertError: there is no token, no permission or no network; `private` is set and the repository is public; or
+            the upload was interrupted.
     """
     from huggingface_hub import HfApi
 
@@ -104,7 +104,7 @@ def push(publication: Publication, *, private: bool = False, token: str | None =
 
 
 def create(repo_id: str, folder: Path, *, private: bool = False, token: str | None = None) -> RepoUrl:
-    """The repository, made if need be; it keeps what it has. Arguments and errors are those of `push`."""
+    """Creates the repository if it does not exist. An existing repository is not changed. See `push`."""
     from huggingface_hub import HfApi, get_token
 
     if not (token or get_token()):
@@ -124,7 +124,7 @@ def create(repo_id: str, folder: Path, *, private: bool = False, token: str | No
 def commit(
     api: Any, repo_id: str, uploads: Iterable[Upload], message: str, *, revision: str | None = None, **given: Any
 ) -> CommitInfo:
-    """One commit that makes the repository's listed files these. `given` goes to `HfApi.create_commit`."""
+    """Makes the repository's listed files equal to these in one commit. `given` is passed to `HfApi.create_commit`."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     sent = {upload.path: upload.content for upload in uploads}
@@ -139,10 +139,10 @@ def commit(
 
 @contextmanager
 def in_words(repo_id: str, folder: Path, go_on: str = GO_ON) -> Generator[None]:
-    """Says in one line why the Hub would not have it, whichever of its libraries' errors says so.
+    """Turns the errors of the Hub's libraries into one line with the reason.
 
     Args:
-        go_on: how the person can try again.
+        go_on: a sentence that says how to try again.
     """
     try:
         yield

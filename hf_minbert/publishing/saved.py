@@ -1,4 +1,4 @@
-"""What a model's folder says of how the model came about."""
+"""Reads from a model's folder how the model was made."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Data:
     """Rows that a model was trained on.
 
     Args:
-        task: the task that they trained.
-        name: the dataset's id on the Hub, or in words what the rows are.
-        on_hub: whether `name` is such an id.
+        task: the task that they were used for.
+        name: the dataset's Hub id, or a description of the rows.
+        on_hub: whether `name` is a Hub id.
         revision: its commit.
-        licence: as far as the package knows.
-        files: the names of the files, where they are files.
+        licence: the licence, if the package knows it.
+        files: the names of the files, if the rows come from files.
         config: the dataset's configuration on the Hub.
-        dev: what the dataset calls its dev split.
-        english: whether its texts are known to be.
+        dev: the dataset's name of its dev split.
+        english: whether its texts are known to be English.
     """
 
     task: str
@@ -50,13 +50,13 @@ class Data:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A saved model with what its folder records; a record that is not there is empty.
+    """A saved model with the records in its folder. A missing record is empty.
 
     Args:
-        tasks: the model's, by name; none for an encoder that was only pre-trained.
+        tasks: the model's tasks by name. An encoder that was only pre-trained has none.
         recipe: the lines of `recipe.yaml`, with plain values.
-        calibration: what `minbert calibrate` wrote of the temperatures and thresholds that the model still has.
-        merge: what `minbert average` or `ensemble` wrote of what the model was made from.
+        calibration: the record of `minbert calibrate`, for temperatures and thresholds that the model still has.
+        merge: the record of `minbert average` or `ensemble`: what the model was made from.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class SavedModel:
 
     @classmethod
     def of(cls, folder: Path) -> SavedModel:
-        """Reads a folder. Raises `MinBertError` if it holds no model of this package, or a record is damaged."""
+        """Reads a folder. Raises `MinBertError` if it has no model of this package, or a record is damaged."""
         if not (folder / "config.json").is_file() and not (folder / ADAPTER_CONFIG).is_file():
             raise MinBertError(
                 f"The folder {folder} holds no model: it has no config.json. Give that of a finished run, or of "
@@ -92,19 +92,19 @@ class SavedModel:
 
     @property
     def runs(self) -> list[dict[str, Any]]:
-        """The recipe of each of the run's stages, or of the one run; none without a recipe."""
+        """Returns the recipe of each stage, or of the single run. Empty without a recipe."""
         whole = {key: value for key, value in self.recipe.items() if key != "stages"}
         stages = self.recipe.get("stages") or ([{}] if whole else [])
         return [{**whole, **stage} for stage in stages]
 
     @property
     def teachers(self) -> list[str | dict[str, Any]]:
-        """The entries of `teachers`, each once: saved models, and recipes that were trained before it."""
+        """Returns the entries of `teachers`, each once: saved models, and recipes that were trained first."""
         entries = [entry for run in self.runs for entry in run.get("teachers") or ()]
         return [entry for place, entry in enumerate(entries) if entry not in entries[:place]]
 
     def without_labels(self, task: str) -> dict[str, Any]:
-        """The keys of a task, with their values, that give it training rows without labels."""
+        """Returns the keys of a task, with their values, that add training rows without labels."""
         found: dict[str, Any] = {}
         for run in self.runs:
             for each in get_tasks(run.get("tasks") or default_of(OURS["tasks"])):
@@ -114,7 +114,7 @@ class SavedModel:
 
     @property
     def parents(self) -> list[str]:
-        """Folders or Hub ids of the models that this one began with, or was merged from; a base last."""
+        """Returns the models that this one was trained from or merged from, as folders or Hub ids. A base is last."""
         names = [*(self.merge.get("kept") or self.merge.get("models") or ())]
         names += [self.merge["base"]] if "base" in self.merge else []
         if not names and "model_name_or_path" in self.recipe:
@@ -122,12 +122,12 @@ class SavedModel:
         return names
 
     def bases(self) -> list[str]:
-        """What it was fine-tuned from in the end: followed back through the folders of other runs."""
+        """Returns the original checkpoints of the model, found by following the folders of other runs."""
         found = (name for saved in self.line() for name in saved.parents if _folder(name, saved.folder) is None)
         return [*dict.fromkeys(map(hub_name, found))]
 
     def line(self) -> Iterator[SavedModel]:
-        """This model and, as far as they are here, those that it comes from."""
+        """Returns this model and the models that it comes from, as far as they are available here."""
         yield self
         for name in self.parents:
             folder = _folder(name, self.folder)
@@ -135,7 +135,7 @@ class SavedModel:
                 yield from SavedModel.of(folder).line()
 
     def data(self) -> list[Data]:
-        """What it and the models that it comes from were trained on."""
+        """Returns the training data of this model and of the models that it comes from."""
         found = [data for saved in self.line() for run in saved.runs for data in _data_of(run)]
         return [*dict.fromkeys(found)]
 
@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _data_of(run: dict[str, Any]) -> Iterator[Data]:
-    """The training rows of one run's recipe; of one that only predicts words, its texts."""
+    """Returns the training rows of one run's recipe. For masked language modelling, these are its texts."""
     data_dir = run.get("data_dir")
     tasks = {task.name: task for task in get_tasks(run.get("tasks") or default_of(OURS["tasks"]))}
     trained = run.get("train_tasks") or list(tasks)

@@ -1,4 +1,4 @@
-"""The part of a model card that says how good the model is: scores with intervals, baselines, calibration."""
+"""The model card's sections on quality: scores with intervals, baselines, calibration."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .saved import SavedModel
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A table in Markdown."""
+    """Returns a table in Markdown."""
     lines = [[*header]]
     lines += [["---"] * len(lines[0]), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
-    """Task, its metric and the value, of those that were measured."""
+    """Returns task, metric and value of each score that was measured."""
     return [
         (name, task, metric, saved.metrics[f"eval_{name}_{metric}"])
         for name, task in saved.tasks.items()
@@ -31,7 +31,7 @@ def measured(saved: SavedModel) -> list[tuple[str, Task, str, float]]:
 
 
 def row_counts(saved: SavedModel, split: str) -> dict[str, Any]:
-    """How many rows of a split each task had, as far as the run recorded it; `unlabelled` ones by origin."""
+    """Returns the number of rows of a split for each task, if the run recorded it; `unlabelled` rows by origin."""
     return (saved.metrics.get("rows") or {}).get(split) or {}
 
 
@@ -101,7 +101,7 @@ def _about_baselines(baselines: dict[str, dict[str, Any]]) -> str:
 
 
 def calibration(saved: SavedModel) -> str:
-    """What was fitted to the dev rows after training."""
+    """Returns a section on what was fitted to the dev rows after training."""
     if not saved.calibration:
         return ""
     rows, said = [], []

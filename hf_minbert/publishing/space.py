@@ -1,4 +1,4 @@
-"""The page of `demo.py` as a folder for a Hugging Face Space, which needs torch, transformers and gradio only."""
+"""Writes the page of `demo.py` as a Hugging Face Space. It needs only torch, transformers and gradio."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ python app.py
 
 
 def export_space(model: str, folder: Path) -> None:
-    """Writes app.py, requirements.txt, README.md, the page's code and, unless `model` is an id of the Hub, the model.
+    """Writes app.py, requirements.txt, README.md, the page's code and, unless `model` is a Hub id, the model.
 
-    Versions are those that are installed here.
+    The versions in requirements.txt are the installed ones.
 
     Raises:
-        MinBertError: there is no such model, it has no tasks, or the folder holds such files already.
+        MinBertError: there is no such model, it has no tasks, or the folder already has such files.
     """
     check_writable(folder / "app.py")
     there = [name for name in WRITTEN if (folder / name).exists()]

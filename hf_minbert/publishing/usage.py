@@ -1,4 +1,4 @@
-"""The part of a model card that says how to use the model: code for each of its tasks, with inputs that fit it."""
+"""The model card's section on using the model: code for each of its tasks, with inputs that fit them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TRANSFORMERS = (
 
 
 def usage(saved: SavedModel, repo_id: str, paths: Iterable[str]) -> str:
-    """How to use a whole model: with this package, with transformers, and exported as a stock model.
+    """Returns code for a complete model: with this package, with transformers, and exported as a stock model.
 
     Args:
-        paths: of the repository's files.
+        paths: the paths of the repository's files.
     """
     if not saved.tasks:
         loading = _loading(repo_id, "AutoModelForMaskedLM")
@@ -51,7 +51,7 @@ def _further(saved: SavedModel, repo_id: str) -> list[str]:
 
 
 def adapter_usage(saved: SavedModel, repo_id: str, under: str) -> str:
-    """How to use an adapter on the model `under`: with this package, and with transformers and peft."""
+    """Returns code for an adapter on the model `under`: with this package, and with transformers and peft."""
     loading = [
         "from peft import PeftModel",
         "from transformers import AutoConfig, AutoTokenizer",
@@ -82,7 +82,7 @@ def code_block(language: str, *lines: str) -> str:
 
 
 def one_line(label: str) -> str:
-    """A label as it can stand in a table and a comment."""
+    """Returns a label in a form that fits in a table and a comment."""
     return " ".join(label.split())
 
 
@@ -138,7 +138,7 @@ def _exported(saved: SavedModel, repo_id: str) -> list[str]:
 
 
 def _form(saved: SavedModel, name: str) -> str:
-    """The form of `minbert export` that keeps the task's answers in a class that other tools have; else `onnx`."""
+    """Returns the form of `minbert export` that keeps the task's answers in a stock class; otherwise `onnx`."""
     config, task = MinBertConfig.from_dict(saved.config), saved.tasks[name]
     form, make = "classifier", ToClassifier
     if task.pair_encoding == "bi" and task.head == "cosine":

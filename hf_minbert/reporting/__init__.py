@@ -1,1 +1,1 @@
-"""A run on a page: what its folder holds, said and drawn."""
+"""The report of a run: what its folder contains, as text and pictures."""

@@ -1,4 +1,4 @@
-"""Which tasks train well together: the matrix of what each gains from others, and what can be said of it."""
+"""Which tasks train well together: the matrix of gains, and the conclusions from it."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Group:
     """Tasks that were trained together.
 
     Args:
-        together: their mean score, and how far it lies above that of each alone.
-        gains: each task's own score, and how far it lies above its score alone.
-        conflict, cosine: of a pair's gradients; `None` where that was not measured.
+        together: their mean score, and its difference from the mean of the tasks trained alone.
+        gains: the score of each task, and its difference from the task trained alone.
+        conflict, cosine: the values of a pair's gradients; `None` if they were not measured.
     """
 
     tasks: tuple[str, ...]
@@ -75,14 +75,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Affinity:
-    """What a comparison of tasks alone and together came to.
+    """The result of comparing tasks alone and together.
 
     Args:
         metrics: the main metric of each task.
-        alone: each task's score by itself.
-        groups: the pairs, and behind them all tasks where these are more than two.
-        measured: where conflicts were measured; empty where they were not.
-        missing: what is not there and why, a sentence each.
+        alone: the score of each task trained alone.
+        groups: the pairs and, for more than two tasks, all tasks together at the end.
+        measured: where conflicts were measured; empty if they were not.
+        missing: sentences that say what is missing and why.
     """
 
     study: Study
@@ -102,12 +102,12 @@ class Affinity:
 def summarize(
     study: Study, root: Path, failed: Mapping[tuple[str, int], str], conflicts: Mapping[str, float] | None = None
 ) -> Affinity:
-    """What the runs that have finished came to.
+    """Summarizes the finished runs.
 
     Args:
-        study: as `run.affinity.study_of` made it.
-        failed: why a run has failed, by row and seed.
-        conflicts: as `measure_conflicts` gives them, for where the runs with all tasks log none.
+        study: the result of `run.affinity.study_of`.
+        failed: the reason of each failed run, by row and seed.
+        conflicts: the result of `measure_conflicts`, for the case that the runs with all tasks log none.
     """
     runs, missing = finished_runs(study, root, failed)
     rows = {row.name: tuple(row.keys["train_tasks"]) for row in study.rows}
@@ -140,10 +140,10 @@ def _gains(task: str, metric: str, rows: Mapping[str, tuple[str, ...]], runs: Ma
 
 
 def _together(runs: Sequence[Run], alone: Mapping[str, Sequence[Run]]) -> Cell:
-    """The mean score of tasks trained together, beside that of one model for each.
+    """Compares the mean score of tasks trained together with that of one model for each task.
 
-    The mean over models of one seed is a score of that seed, whose dev rows are those of all tasks: so the estimate
-    of `evaluation.effects` is that of two rows.
+    The mean over the models of one seed is treated as a score of that seed on the dev rows of all tasks. The estimate
+    of `evaluation.effects` for two rows therefore applies.
     """
     scored = [run for run in runs if score(run, "overall") is not None]
     scores = [(run.seed, float(value)) for run in scored if (value := score(run, "overall")) is not None]
@@ -191,7 +191,7 @@ ADVICE = {HIGHER: "train them together", LOWER: "train them apart", OPEN: "canno
 
 
 def verdict(group: Group) -> str:
-    """One sentence on whether tasks should train together."""
+    """Returns one sentence on whether tasks should train together."""
     cell, name = group.together, group.name
     if cell.effect is None:
         return f"{name}: no result, because its runs have not finished."
@@ -212,7 +212,7 @@ def _would_tell(cell: Cell) -> str:
 
 
 def _by_task(group: Group) -> str:
-    """The tasks of which something can be told by themselves, where they say more than the mean does."""
+    """Returns the tasks with a verdict of their own, if these verdicts say more than that of the mean."""
     of = {said: [task for task, cell in group.gains.items() if cell.verdict == said] for said in (HIGHER, LOWER)}
     parts = [
         f"{listed(tasks)} {'gain' if said == HIGHER else 'lose'}{'s' * (len(tasks) == 1)} by "
@@ -223,7 +223,7 @@ def _by_task(group: Group) -> str:
 
 
 def whole_verdict(made: Affinity) -> str:
-    """One sentence on all tasks, or, of two, on the pair."""
+    """Returns one sentence on all tasks or, for two tasks, on the pair."""
     said = verdict(made.groups[-1])
     told = [group.name for group in made.pairs if group.together.verdict == HIGHER]
     apart = [group.name for group in made.pairs if group.together.verdict == LOWER]
@@ -237,7 +237,7 @@ def whole_verdict(made: Affinity) -> str:
 
 
 def records(made: Affinity) -> Iterator[dict[str, Any]]:
-    """A flat record for each group and task of it, and for the mean of its tasks."""
+    """Returns a flat record for each group and task, and for the mean of the group's tasks."""
     for group in made.groups:
         for task, cell in {**group.gains, "": group.together}.items():
             effect, told = cell.effect, cell.seeds_to_tell is not None and math.isfinite(cell.seeds_to_tell)
@@ -253,7 +253,10 @@ def records(made: Affinity) -> Iterator[dict[str, Any]]:
 
 
 def write(made: Affinity, root: Path) -> None:
-    """Writes affinity.md, affinity.html, affinity.csv and affinity.json. Raises `MinBertError` where it cannot."""
+    """Writes affinity.md, affinity.html, affinity.csv and affinity.json.
+
+    Raises `MinBertError` if a file cannot be written.
+    """
     flat, text = [*records(made)], io.StringIO()
     lines_of = csv.DictWriter(text, fieldnames=list(flat[0]), lineterminator="\n")
     lines_of.writeheader()
@@ -296,7 +299,7 @@ def _document(made: Affinity) -> Document:
 
 
 def matrix(made: Affinity) -> Table:
-    """A row for each task; what it gains beside each other task, and beside all."""
+    """Returns a row for each task: its gain when trained with each other task, and with all tasks."""
     return _matrix(made, lambda cell: f"{_gain(cell)} ({interval_text(cell.effect)}), {cell.said}")
 
 
@@ -335,7 +338,7 @@ def _groups_table(made: Affinity) -> Table:
 
 
 def lines(made: Affinity) -> list[str]:
-    """The matrix for a terminal, and the verdicts."""
+    """Returns the matrix and the verdicts for a terminal."""
     shown = _matrix(made, lambda cell: _gain(cell) + MARKS.get(cell.verdict, "  "))
     cells = [shown.header, *shown.rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -1,4 +1,4 @@
-"""Makes sections and pictures so that one that fails costs itself alone."""
+"""Builds sections and pictures. An error in one does not affect the others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Builder:
     """Collects the sections of a report.
 
     Args:
-        ordered: tasks whose labels are steps of a scale, beside those known to be.
-        examples: rows in full text per class and kind of error.
-        seed: of what the bootstrap draws.
+        ordered: further tasks whose labels are steps of a scale.
+        examples: the number of rows shown in full text for each class and kind of error.
+        seed: the seed of the bootstrap.
     """
 
     def __init__(self, ordered: Sequence[str] = (), examples: int = 3, seed: int = 0):
@@ -32,7 +32,7 @@ class Builder:
         return is_ordered(task) or task.name in self.ordered
 
     def section(self, key: str, title: str, make: Callable[[], Sequence[Block]], level: int = 2) -> None:
-        """Adds the section that `make` gives the blocks of, or one that says why there is none."""
+        """Adds a section with the blocks that `make` returns, or with the reason why it failed."""
         blocks: list[Block]
         try:
             blocks = list(make())
@@ -45,7 +45,7 @@ class Builder:
         self.sections.append(Section(key, title, blocks, level))
 
     def picture(self, name: str, alt: str, draw: Callable[..., bytes], *arguments: Any, **options: Any) -> Block:
-        """The picture, or why there is none."""
+        """Returns the picture, or the reason why it failed."""
         try:
             return Picture(name, alt, draw(*arguments, **options))
         except Exception as error:  # see `section`

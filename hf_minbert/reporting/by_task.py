@@ -1,4 +1,4 @@
-"""What a report says of one task: its classes or scores, its texts, its errors."""
+"""The report's sections on one task: its classes or scores, its texts, its errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .words import listed, number, percent, quoted, signed
 
 
 def task_sections(build: Builder, run: Run, answers: Answers) -> None:
-    """All sections of a task whose labels are known and whose predictions are finite."""
+    """Returns all sections of a task whose labels are known and whose predictions are finite."""
     name, of_tags = answers.task.name, answers.task.traits.is_tags
     build.section(name, title_of(answers), lambda: (tagged.opening if of_tags else opening)(answers))
     if of_tags:
@@ -120,7 +120,7 @@ def neighbours(answers: Answers) -> list:
 
 
 def fitted(build: Builder, run: Run, answers: Answers) -> list:
-    """How probabilities, and answers with a threshold, were before something was fitted on dev, and are."""
+    """Compares probabilities, and answers with a threshold, before and after a fit on the dev rows."""
     name, found = answers.task.name, run.calibration[answers.task.name]
     both = found["before"], found["after"]
     names = MEASURES | ({found["metric"]: found["metric"]} if found["metric"] else {})
@@ -307,7 +307,7 @@ def _examples(answers: Answers, title: str, rows: list[int]) -> Examples:
 
 
 def shown_value(answers: Answers, row: int) -> str:
-    """What was predicted of a row, as `remark` says it."""
+    """Returns the prediction of a row as `remark` shows it."""
     return _shown(answers, answers.values[row])
 
 
@@ -316,7 +316,7 @@ def _shown(answers: Answers, value: float) -> str:
 
 
 def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
-    """What is right and what was said of a row; by two models if `other` is given."""
+    """Returns the label and the prediction of a row; the predictions of two models if `other` is given."""
     said = [f"label: {_shown(answers, answers.labels[row])}"]
     for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
         sure = "" if of.is_score else f" ({of.probabilities[row].max():.2f})"

@@ -1,4 +1,4 @@
-"""What a report says of several runs: the seeds of one recipe, and the differences between two models on one set."""
+"""The report's sections on several runs: the seeds of one recipe, and the differences between two models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .words import number, p_value, signed
 
 
 def seeds(runs: Sequence[Run]) -> list[Block]:
-    """Mean and spread of the runs that have the first one's recipe; and how far other recipes lie from it."""
+    """Returns mean and spread of the runs with the first run's recipe, and how other recipes differ from it."""
     groups: list[list[Run]] = []
     for run in runs:
         group = next((group for group in groups if group[0].differences(run) == []), None)
@@ -59,7 +59,7 @@ def seeds(runs: Sequence[Run]) -> list[Block]:
 
 
 def comparison(build: Builder, run: Run, other: Run) -> list[Block]:
-    """The second run's scores less the first's, task by task, and the rows where they differ."""
+    """Returns the differences of the second run's scores from the first's by task, and the rows where they differ."""
     rows, blocks = [], []
     for name, answers in run.answers.items():
         theirs = other.answers.get(name)
@@ -110,7 +110,7 @@ def _differences(answers: Answers, theirs: Answers) -> list[list[str]]:
 
 
 def _changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list[Block]:
-    """How many rows changed, and those of them that changed most."""
+    """Returns the number of changed rows, and the rows that changed most."""
     task, labels = answers.task, answers.labels
     if task.traits.is_tags:
         return tagged.changes(build, answers, theirs, name)

@@ -1,4 +1,4 @@
-"""Rows of runs beside each other: what each scored over its seeds, and how far it lies from another."""
+"""Compares rows of runs: their scores over seeds, and their differences from a reference."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Cell:
     """A row of runs in one metric.
 
     Args:
-        scores: seed and score of each run that has one.
-        against: the row that it is compared with; empty of a reference.
-        is_same: whether both are the same training, and so have no difference.
-        reported: what others report.
-        effect: how far the mean lies from that of the other row; `None` where nothing can be said.
-        p: by Holm's correction over all rows that have a verdict in this metric.
+        scores: the seed and the score of each run that has one.
+        against: the row that it is compared with; empty for a reference.
+        is_same: whether both rows are the same training, so that there is no difference.
+        reported: the score that others report.
+        effect: the difference of the means; `None` if it cannot be estimated.
+        p: the p-value after Holm's correction over all rows with a verdict in this metric.
         verdict: see `evaluation.effects.verdict`.
-        seeds_to_tell: of each row, where the verdict is open; infinity where no number would tell, not a number where
-            there are fewer than `FEWEST_SEEDS`, whose variance is too uncertain to say.
-        claimed: the difference between the reported scores, and `claim` what becomes of it.
-        without_rows: why the interval is of the seeds alone.
+        seeds_to_tell: the number of seeds of each row that would decide an open verdict. It is infinity if no number
+            is enough, and NaN below `FEWEST_SEEDS` seeds, where the variance is too uncertain.
+        claimed: the difference between the reported scores; `claim` is its judgement.
+        without_rows: the reason why the interval is for the seeds only.
     """
 
     scores: Sequence[tuple[Any, float]]
@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def said(self) -> str:
-        """The verdict, or why there is none."""
+        """The verdict, or the reason why there is none."""
         if self.is_same:
             return SAME
         if self.effect is None or self.verdict:
@@ -109,15 +109,15 @@ def compare(
     groups: Mapping[str, Sequence[Run]], against: Mapping[str, str], metric: str, reduction: str = "best",
     reported: Mapping[str, Mapping[str, float]] | None = None, same: Mapping[str, str] | None = None,
 ) -> Cells:  # fmt: skip
-    """Each row's scores in a metric and its difference from another.
+    """Returns the scores of each row in a metric and its difference from another row.
 
     Args:
-        groups: the runs of each row, of different seeds.
-        against: the row that each is compared with; of a reference none.
-        metric: as `sst_accuracy`, `overall` or `train_sst_accuracy`.
-        reduction: what a run's score is, one of `settings.study.REDUCTIONS`.
-        reported: by row and metric.
-        same: of rows that are the same training as one before them, that one.
+        groups: the runs of each row, with different seeds.
+        against: the row that each row is compared with. A reference has none.
+        metric: such as `sst_accuracy`, `overall` or `train_sst_accuracy`.
+        reduction: how a run's score is computed, one of `settings.study.REDUCTIONS`.
+        reported: reported scores by row and metric.
+        same: for each row that is the same training as an earlier row, that row.
     """
     theirs = {name: of[metric] for name, of in (reported or {}).items() if metric in of}
     first = {name: (same or {}).get(name, name) for name in groups}
@@ -138,7 +138,7 @@ def compare(
 
 
 def judged(cells: Cells) -> Cells:
-    """With verdicts, by Holm's method over all cells: of the rows of which both sources of chance are known."""
+    """Adds verdicts by Holm's method over all cells for which both sources of chance are known."""
     found = {name: cell.effect for name, cell in cells.items() if cell.effect is not None}
     told = {name: effect for name, effect in found.items() if effect.over_seeds and effect.over_rows}
     for (name, effect), p in zip(told.items(), holm([effect.p for effect in told.values()]), strict=True):
@@ -151,7 +151,7 @@ def judged(cells: Cells) -> Cells:
 
 
 def _of_reported(cell: Cell) -> str:
-    """What becomes of the difference that is reported; `""` where none is."""
+    """Judges the reported difference; `""` if there is none."""
     return _judge(cell, HIGHER if cell.claimed > 0 else LOWER, abs(cell.claimed)) if cell.claimed else ""
 
 
@@ -166,14 +166,14 @@ def _judge(cell: Cell, direction: str, size: float = MARGIN, within: float | Non
 
 
 def judgement(claim: Claim, cell: Cell) -> str:
-    """What becomes of a claim in words: as of the reported difference, unless it has a direction or margin alone."""
+    """Judges a claim in words: by its direction or margin if it has one, otherwise by the reported difference."""
     if claim.finds or claim.within is not None:
         return _judge(cell, claim.finds, within=claim.within)
     return _of_reported(cell)
 
 
 def score(run: Run, metric: str, reduction: str = "best") -> float | None:
-    """A run's score; `None` where it has none, or one that is not finite."""
+    """Returns a run's score; `None` if it has none, or one that is not finite."""
     key = metric if metric.startswith("train_") else f"eval_{metric}"
     if reduction == "best":
         values = [run.metrics.get(key)]
@@ -187,7 +187,7 @@ def score(run: Run, metric: str, reduction: str = "best") -> float | None:
 
 
 def weights(metric: str, tasks: Mapping[str, Task]) -> dict[tuple[str, str], float]:
-    """The tasks and their metrics that a metric is a sum of, with their weights; empty where it is no such sum."""
+    """Returns the tasks, metrics and weights of the sum that this metric is. Empty if it is no such sum."""
     single = {f"{name}_{own}": (name, own) for name, task in tasks.items() for own in metrics_of(task)}
     if metric in single:
         return {single[metric]: 1.0}
@@ -215,7 +215,7 @@ def _parts(run: Run, metric: str) -> dict[tuple[str, str], float]:
 
 
 def why_not(run: Run, first: Run, metric: str) -> str:
-    """Why a run's dev rows cannot be set beside those of another; `""` where they can."""
+    """Returns the reason why the dev rows of two runs cannot be compared; `""` if they can."""
     parts = _parts(run, metric)
     if not parts or parts != _parts(first, metric):
         return f"{metric} is of no predictions that are kept, or of other tasks in either row"
@@ -231,7 +231,7 @@ def why_not(run: Run, first: Run, metric: str) -> str:
 
 
 def influence_of(runs: Sequence[Run], parts: Mapping[tuple[str, str], float]) -> list[np.ndarray]:
-    """What the dev rows add to a sum of metrics, for each of its parts [S, N]. See `weights`."""
+    """Returns the influence of the dev rows on each part of a sum of metrics, [S, N]. See `weights`."""
     found = []
     for (task, own), weight in parts.items():
         answers = [run.answers[task] for run in runs]
@@ -265,13 +265,13 @@ IN_WORDS = (
 
 
 def only_against(cells: Cells) -> str:
-    """The row that all others are compared with; `""` where these are several."""
+    """Returns the row that all others are compared with; `""` if there are several."""
     found = {cell.against for cell in cells.values() if cell.against}
     return found.pop() if len(found) == 1 else ""
 
 
 def table(metric: str, cells: Cells) -> Table:
-    """The rows in one metric, with the columns for which there is something to say."""
+    """Returns the rows in one metric, without empty columns."""
     only = only_against(cells)
     columns = {
         metric: lambda name, cell: name,

@@ -1,6 +1,6 @@
-"""A report as sections of blocks, and the two ways to write them: one HTML page, and Markdown beside its pictures.
+"""A report as sections of blocks, and its two formats: one HTML page, and Markdown with picture files.
 
-The page needs nothing but itself: pictures are in it as base64, there is no script, and all text is escaped.
+The page is self-contained: pictures are embedded as base64, there is no script, and all text is escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What could not be made, and why."""
+    """A message about something that could not be made, with the reason."""
 
     text: str
     kind: str = "trouble"
@@ -37,7 +37,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of cells that are text already; the first column names the rows."""
+    """A table with cells of text. The first column names the rows."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -45,7 +45,10 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Of each column whether its cells are numbers, most of those that say something; never of the first."""
+        """For each column, whether most of its cells that are not empty are numbers.
+
+        The first column never counts as numeric.
+        """
         found = [False]
         for column in [*zip(*self.rows, strict=True)][1:]:
             said = [cell for cell in column if cell]
@@ -58,9 +61,9 @@ class Picture:
     """A picture.
 
     Args:
-        name: of its file, without `.png`.
-        alt: what it shows, for who does not see it.
-        folder: of its file, beside the Markdown.
+        name: the name of its file, without `.png`.
+        alt: a description for people who do not see it.
+        folder: the folder of its file, beside the Markdown.
     """
 
     name: str
@@ -80,7 +83,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Example:
-    """A row in full text, with what is to be said of it."""
+    """A row in full text with a remark."""
 
     texts: tuple[str, ...]
     remark: str
@@ -88,7 +91,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows under a title of their own."""
+    """Rows with a common title."""
 
     title: str
     rows: Sequence[Example]
@@ -104,7 +107,7 @@ class Section:
 
     Args:
         key: its anchor in the page.
-        level: 2, or 3 for a part of the one before.
+        level: 2, or 3 for a part of the section before.
     """
 
     key: str
@@ -114,12 +117,12 @@ class Section:
 
     @property
     def is_half(self) -> bool:
-        """Whether half the page's width will do: a picture with a paragraph."""
+        """Whether half the page's width is enough: a picture with a paragraph."""
         kinds = [block.kind for block in self.blocks]
         return self.level > 2 and set(kinds) <= {"text", "picture", "trouble"} and kinds.count("picture") < 2
 
     def groups(self) -> list[tuple[str, list[Block]]]:
-        """The blocks with those of one kind that follow each other together: pictures stand side by side."""
+        """The blocks, with consecutive blocks of one kind grouped, so that pictures are shown side by side."""
         return [(kind, list(blocks)) for kind, blocks in groupby(self.blocks, key=lambda block: block.kind)]
 
 
@@ -128,8 +131,8 @@ class Document:
     """The whole report.
 
     Args:
-        notes: what is missing, at its beginning.
-        page: the file's name; the Markdown has the same, with `.md`.
+        notes: what is missing; shown at the beginning.
+        page: the file's name. The Markdown file has the same name with `.md`.
     """
 
     title: str
@@ -142,10 +145,10 @@ class Document:
         return [block for section in self.sections for block in section.blocks if isinstance(block, Picture)]
 
     def write(self, folder: Path) -> Path:
-        """Writes page, Markdown and pictures, each whole. Gives the page's path.
+        """Writes page, Markdown and pictures, each atomically. Returns the page's path.
 
         Raises:
-            MinBertError: something cannot be written.
+            MinBertError: a file cannot be written.
         """
         for picture in self.pictures():
             write_atomically(folder / picture.path, picture.png)
@@ -174,7 +177,7 @@ class Document:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is: no markup, no HTML, no line break."""
+    """Escapes text for Markdown: no markup, no HTML, no line break."""
     text = re.sub(r"([\\`*_{}\[\]<>#|~$])", r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
     # Lists, rules and underlines of titles begin a line. 0.459 and -0.1 are none of them, and stay easy to read.
     return re.sub(r"^(\d*)([-+.)](?=\s|$)|[-=](?=[-=\s]*$))", r"\1\\\2", text)

@@ -1,4 +1,4 @@
-"""What a report says of a task whose rows have any number of labels: each label by itself, the rows farthest off."""
+"""The report's sections on a `kind: labels` task: scores by label, and the rows with the largest errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def opening(answers: Answers) -> list[Block]:
 
 
 def labels(answers: Answers) -> list[Block]:
-    """Each label by itself."""
+    """Returns the scores of each label."""
     task, words = answers.task, ("never answered", "never occurs", "neither occurs nor is answered")
     thresholds = np.broadcast_to(np.asarray(task.thresholds), len(task.labels))
     rows = []
@@ -48,7 +48,7 @@ def distribution(build: Builder, answers: Answers) -> list[Block]:
 
 
 def calibration(build: Builder, answers: Answers) -> list[Block]:
-    """How often labels hold by their probability, over all rows and labels."""
+    """Compares probabilities with frequencies, over all rows and labels."""
     name, shares = answers.task.name, answers.values.ravel()
     bins = analysis.binned(shares, answers.labels.ravel() > 0, analysis.equal_edges(0, 1, 10))
     error = sum(of.rows * abs(of.y - of.x) for of in bins) / len(shares)
@@ -61,7 +61,7 @@ def calibration(build: Builder, answers: Answers) -> list[Block]:
 
 
 def errors(build: Builder, answers: Answers) -> list[Block]:
-    """The rows whose labels the model held for least likely."""
+    """Returns the rows whose labels the model considered least likely."""
     worst = analysis.worst_of_sets(answers.task, answers.values, answers.labels, 4 * build.examples)
     if not worst:
         return [Text("There is no error.")]
@@ -70,7 +70,7 @@ def errors(build: Builder, answers: Answers) -> list[Block]:
 
 
 def changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list[Block]:
-    """How many rows another model has nearer to the labels or farther from them, and those that changed most."""
+    """Returns how many rows another model predicts better or worse, and those that changed most."""
     task = answers.task
     both = [answered(task, of.values, answers.labels) for of in (answers, theirs)]
     before, now = ((said != right).sum(axis=1) for said, right in both)
@@ -90,7 +90,7 @@ def changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> lis
 
 
 def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
-    """What is right and what was said of a row; by two models if `other` is given."""
+    """Returns the labels and the predictions of a row; the predictions of two models if `other` is given."""
     said = [f"labels: {_named(answers.task, answers.labels[row])}"]
     for who, of in (("predicted", answers),) if other is None else (("before", answers), ("now", other)):
         said.append(f"{who}: {_named(of.task, of.values[row])}")
@@ -98,7 +98,7 @@ def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
 
 
 def _named(task: Task, row: np.ndarray) -> str:
-    """The labels of a row, those that are answered with their probabilities."""
+    """Returns the labels of a row; predicted labels have their probabilities."""
     found = names_of(task, row[None])[0]
     places = [task.labels.index(name) for name in found]
     sure = ["" if row[place] == 1 else f" ({row[place]:.2f})" for place in places]

@@ -1,4 +1,4 @@
-"""What a report says of a run as a whole: scores beside baselines, curves, gradients, time."""
+"""The report's sections on the whole run: scores with baselines, curves, gradients, time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], 
 
 
 def _overall(run: Run, drawn: Mapping[str, np.ndarray | None]) -> list[list[str]]:
-    """Over all tasks: from the predictions if all are there, else as recorded; nothing of a single task."""
+    """Returns the score over all tasks, from the predictions if all exist, otherwise as recorded.
+
+    Empty for a single task.
+    """
     tasks = [answers.task for answers in run.answers.values()]
     if set(drawn) != set(run.tasks):
         return _recorded_rows(run, "overall", "as recorded")
@@ -118,7 +121,7 @@ def _why_not(answers: Answers) -> list[Block]:
 
 
 def _recorded_rows(run: Run, name: str, why: str = "no labels here") -> list[list[str]]:
-    """What metrics.json says of a task, or of `overall`; and why there is no interval."""
+    """Returns the scores of a task, or `overall`, in metrics.json, and the reason why there is no interval."""
     prefix = f"eval_{name}"
     others = tuple(f"eval_{other}_" for other in run.tasks if other.startswith(f"{name}_"))  # sst_films, beside sst
     found = {
@@ -130,7 +133,7 @@ def _recorded_rows(run: Run, name: str, why: str = "no labels here") -> list[lis
 
 
 def _recorded(run: Run) -> list[Block]:
-    """All scores of metrics.json; those of the last evaluation in the log where there is none."""
+    """Returns all scores of metrics.json. If there is none, returns those of the last evaluation in the log."""
     metrics = run.metrics
     if not metrics and run.stages:
         logged = [
@@ -192,7 +195,7 @@ def _baselines(run: Run) -> list[Block]:
 
 
 def curves(build: Builder, runs: Sequence[Run]) -> list[Block]:
-    """Training loss and dev score of each task over steps, all runs in one picture."""
+    """Shows training loss and dev score of each task over steps, for all runs in one picture."""
     tasks = {name: task for run in runs for name, task in run.tasks.items()}
     found: list[Block] = []
     for name, task in tasks.items():
@@ -261,7 +264,7 @@ def _curve(
 
 
 def conflicts(build: Builder, run: Run) -> list[Block]:
-    """Cosines and rates over time, if the run logged them."""
+    """Shows cosines and conflict rates over time, if the run logged them."""
     named = [key.removeprefix("cosine_") for key in run.logged() if key.startswith("cosine_") and "/" not in key]
     pairs = [pair for pair in named if run.series(f"cosine_{pair}")[1] and run.series(f"conflict_{pair}")[1]]
     if named and not pairs:
@@ -318,7 +321,7 @@ def _pair(run: Run, pair: str) -> str:
 
 
 def _thinned(steps: Sequence[float], values: Sequence[float]) -> plots.Points:
-    """Means of neighbours, where there are many."""
+    """Averages neighbouring values if there are many."""
     pieces = min(len(steps), LOGGED_POINTS)
 
     def means(x: Sequence[float]) -> list[float]:
@@ -331,7 +334,7 @@ def _thinned(steps: Sequence[float], values: Sequence[float]) -> plots.Points:
 
 
 def costs(runs: Sequence[Run]) -> list[Block]:
-    """What each run took, a column each."""
+    """Returns time and memory of each run, one column each."""
     lines = {
         "device": lambda run: run.environment.get("device"),
         "processes": lambda run: run.environment.get("processes"),

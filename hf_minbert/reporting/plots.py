@@ -1,8 +1,8 @@
-"""The pictures of a report: each shows one thing, with labelled axes, and comes as the bytes of a PNG.
+"""The pictures of a report, as bytes of a PNG. Each shows one thing and has labelled axes.
 
-Drawn with matplotlib's Figure and the Agg canvas: no pyplot, no screen, and nothing of a person's own settings.
-Colours are those of Okabe and Ito (https://jfly.uni-koeln.de/color/) and viridis, which people with any colour vision
-tell apart; lines differ in their marks too. Sizes are chosen for a phone: 10 points on a width of 4.6 inches.
+They are drawn with matplotlib's Figure and the Agg canvas, without pyplot, a screen or personal settings. Colours are
+those of Okabe and Ito (https://jfly.uni-koeln.de/color/) and viridis, which people with any colour vision can
+distinguish. Lines also have different markers. Sizes are chosen for a phone: 10 points on a width of 4.6 inches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Points = tuple[Sequence[float], Sequence[float]]
 
 
 def check_matplotlib() -> None:
-    """Raises `MinBertError` where matplotlib is not installed."""
+    """Raises `MinBertError` if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -43,7 +43,7 @@ def check_matplotlib() -> None:
 
 
 def drawn(draw: Callable[..., None]) -> Callable[..., bytes]:
-    """Makes of a function that draws on axes one that gives the PNG."""
+    """Converts a function that draws on axes to one that returns the PNG."""
 
     @wraps(draw)
     def png(*args: Any, **options: Any) -> bytes:
@@ -70,7 +70,7 @@ def drawn(draw: Callable[..., None]) -> Callable[..., bytes]:
 
 
 def _legend(axes: Axes, entries: int) -> None:
-    """Above the axes, where it hides nothing."""
+    """Draws the legend above the axes, where it hides nothing."""
     if entries > 1:
         columns = entries if entries <= 3 else 2
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, handlelength=1.4, columnspacing=1)
@@ -87,12 +87,12 @@ def curves(
     level: tuple[str, float] | None = None,
     boundaries: Sequence[float] = (),
 ) -> None:
-    """Values over steps, a line per name.
+    """Draws values over steps, one line for each name.
 
     Args:
-        dashed: further lines, in the colours of `lines` in their order.
-        level: name and height of a line across.
-        boundaries: steps at which something new began.
+        dashed: further lines, dashed, in the colours of `lines`.
+        level: the name and height of a horizontal line.
+        boundaries: steps at which a new stage began.
     """
     for place, (name, (x, y)) in enumerate(lines.items()):
         marker = MARKS[place % len(MARKS)] if len(x) <= 40 else None
@@ -113,7 +113,7 @@ def curves(
 
 @drawn
 def confusion(axes: Axes, matrix: np.ndarray, names: Sequence[str]) -> None:
-    """Rows by label and prediction; the colour is the share of the label's rows."""
+    """Draws the number of rows by label and prediction. The colour is the share of the label's rows."""
     support = matrix.sum(axis=1, keepdims=True)
     shares = np.divide(matrix, support, out=np.zeros(matrix.shape), where=support > 0)
     image = axes.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto")
@@ -133,7 +133,7 @@ def confusion(axes: Axes, matrix: np.ndarray, names: Sequence[str]) -> None:
 
 @drawn
 def scatter(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[float, float]) -> None:
-    """Predicted scores over labels; where many rows would hide each other, how many lie where."""
+    """Draws predicted scores over labels. Where many rows would overlap, it draws their density."""
     low, high = min(bounds[0], values.min()), max(bounds[1], values.max())
     axes.plot(bounds, bounds, color=COLOURS[1], linewidth=1.2, label="as labelled", zorder=3)
     if len(labels) > 3000:
@@ -148,7 +148,7 @@ def scatter(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[fl
 
 @drawn
 def class_counts(axes: Axes, names: Sequence[str], labels: Sequence[int], values: Sequence[int]) -> None:
-    """How many rows have each class, and how many were given it."""
+    """Draws the number of rows with each class as label and as prediction."""
     places = np.arange(len(names))
     axes.bar(places - 0.2, labels, 0.4, color=COLOURS[0], label="labels")
     axes.bar(places + 0.2, values, 0.4, color=COLOURS[4], label="predictions", hatch="//", edgecolor="white")
@@ -161,7 +161,7 @@ def class_counts(axes: Axes, names: Sequence[str], labels: Sequence[int], values
 
 @drawn
 def score_counts(axes: Axes, labels: np.ndarray, values: np.ndarray, bounds: tuple[float, float]) -> None:
-    """How many rows lie where on the scale, labelled and predicted; predictions beyond its ends count at the ends."""
+    """Draws histograms of labels and predictions on the scale. Predictions outside the scale count at its ends."""
     edges = equal_edges(*bounds, bins=25).tolist()
     axes.hist(labels, edges, color=COLOURS[0], alpha=0.55, label="labels")
     axes.hist(np.clip(values, *bounds), edges, color=COLOURS[1], histtype="step", linewidth=1.8, label="predictions")
@@ -179,11 +179,11 @@ def bins(
     level: tuple[str, float] | None = None,
     diagonal: tuple[float, float] | None = None,
 ) -> None:
-    """The mean by bins, with its 95 % interval.
+    """Draws the mean in bins, with its 95 % interval.
 
     Args:
-        level: name and height of a line across.
-        diagonal: from where to where to draw the line on which mean and x are equal.
+        level: the name and height of a horizontal line.
+        diagonal: the start and end of the line on which mean and x are equal.
     """
     x, y = np.array([b.x for b in found]), np.array([b.y for b in found])
     bounds = np.array([b.interval or (b.y, b.y) for b in found])
@@ -199,10 +199,10 @@ def bins(
 
 @drawn
 def study_scores(axes: Axes, metrics: Mapping[str, Cells]) -> None:
-    """Scores of a study's rows, a panel for each metric: points, means, and intervals of the differences.
+    """Draws the scores of a study's rows, a panel for each metric: points, means, and intervals of the differences.
 
-    A dotted line is at the mean that a row is compared with: one for all, or, where not all have the same, one a row,
-    whose label says which.
+    A dotted line marks the mean of the reference. If rows have different references, each row has its own line, and
+    the row's label names its reference.
     """
     from matplotlib.figure import Figure
 

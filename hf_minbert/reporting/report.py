@@ -1,4 +1,4 @@
-"""`report`: the folders of runs go in, a page comes out."""
+"""`report`: makes a report from the folders of runs."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ def report(
     examples: int = 3,
     seed: int = 0,
 ) -> tuple[Path, list[str]]:
-    """Writes the report of a run: a page, Markdown, and the pictures of both.
+    """Writes the report of a run: a page, Markdown, and pictures.
 
     Args:
-        run: its folder.
-        compare: folders of runs to compare it with.
-        output_dir: where the report goes; `report` in the run's folder unless given.
-        data_dir: where the data of the runs lies now; where each run's recipe says unless given.
+        run: the folder of the run.
+        compare: the folders of runs to compare it with.
+        output_dir: the folder of the report; by default `report` in the run's folder.
+        data_dir: the current folder of the runs' data; by default that of each run's recipe.
         ordered: tasks whose labels are steps of a scale.
-        examples: rows in full text per class; of scores and comparisons twice as many per direction.
-        seed: of what the bootstrap draws.
+        examples: the number of rows in full text for each class. Scores and comparisons show twice as many in each
+            direction.
+        seed: the seed of the bootstrap.
 
     Returns:
-        the page's path; and what could not be made, a sentence each.
+        the page's path; and a sentence for each thing that could not be made.
 
     Raises:
-        MinBertError: a folder holds no run, a file in it is broken, a task is unknown, matplotlib is missing, or the
+        MinBertError: a folder has no run, a file in it is broken, a task is unknown, matplotlib is missing, or the
             report cannot be written.
     """
     check_matplotlib()
@@ -63,7 +64,7 @@ def report(
 
 
 def _named(runs: list[Run]) -> list[Run]:
-    """The runs with names of their own: as much of their paths as it takes."""
+    """Returns the runs with unique names, as short a part of their paths as possible."""
     paths = [run.path.resolve() for run in runs]
     if len(set(paths)) < len(paths):
         raise MinBertError("A run is given twice. Give each folder once.")

@@ -1,4 +1,4 @@
-"""What a run's folder holds, finished or not, as a report needs it. What is not there is noted, in a sentence."""
+"""Reads the folder of a finished or unfinished run for a report. Missing parts are noted in sentences."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ Entry = dict[str, Any]
 
 @dataclass
 class Answers:
-    """What a model said to the dev rows of a task, and what is right.
+    """A model's predictions for the dev rows of a task, with the labels.
 
     Args:
-        task: the task, with where its data lies.
-        ids: of the rows, [N].
-        values: class ids, int64 [N], or scores, float64 [N]; of kind `labels` the probabilities; of tags [N] arrays
-            [words], -1 where a word was not read.
-        probabilities: float64 [N, C]; C = 0 of a score, and of tags.
-        labels: class ids or scores, [N]; of kind `labels` a 0 or 1 for each, [N, C]; of tags [N] arrays [words]; empty
-            where the data is not there.
-        texts: one or two of each row; empty where the data is not there.
-        missing: why `labels` and `texts` are not there.
+        task: the task, with the place of its data.
+        ids: the ids of the rows, [N].
+        values: class ids, int64 [N], or scores, float64 [N]; for `kind: labels` the probabilities; for tags [N] arrays
+            [words], -1 for a word that was not read.
+        probabilities: float64 [N, C]; C is 0 for a score and for tags.
+        labels: class ids or scores, [N]; for `kind: labels` [N, C], 0 or 1; for tags [N] arrays [words]. Empty if the
+            data is not available.
+        texts: the one or two texts of each row. Empty if the data is not available.
+        missing: the reason why `labels` and `texts` are missing.
     """
 
     task: Task
@@ -66,34 +66,34 @@ class Answers:
 
     @property
     def unit(self) -> str:
-        """What has a label."""
+        """The name of what has a label: row or word."""
         return "dev word" if self.task.traits.is_tags else "dev row"
 
     def by_word(self) -> Answers:
-        """Those of a task with tags, with a row for each word that is labelled."""
+        """The answers of a task with tags, with a row for each labelled word."""
         values, labels = by_words(self.values, self.labels)
         return replace(self, values=values, labels=labels)
 
     @property
     def usable(self) -> bool:
-        """Whether predictions can be set beside labels."""
+        """Whether there are labels to compare the predictions with."""
         return len(self.labels) > 0 and not self.broken
 
     @property
     def broken(self) -> int:
-        """How many predictions are not finite."""
+        """The number of predictions that are not finite."""
         numbers = self.values[:, None] if self.is_score else self.probabilities  # of tags there are finite ones alone
         return int((~np.isfinite(numbers)).any(axis=1).sum())
 
 
 @dataclass
 class Stage:
-    """What one of a run's stages logged; a run without stages is one of no name.
+    """The log of one stage of a run. A run without stages has one stage without a name.
 
     Args:
-        start: the steps of the stages before it.
-        log: its entries, in order.
-        metrics: what it came to; `None` unless it has finished.
+        start: the number of steps in the stages before it.
+        log: its log entries, in order.
+        metrics: its metrics; `None` if it has not finished.
     """
 
     name: str
@@ -104,17 +104,16 @@ class Stage:
 
 @dataclass
 class Run:
-    """A run's folder, read.
+    """The contents of a run's folder.
 
     Args:
-        name: what the report calls it.
-        recipe: the values of its recipe.yaml; empty where there is none.
-        metrics, environment, config: of metrics.json, environment.json and config.json; empty where they are not
-            there.
-        data: where its data lies.
-        answers: by task, in the order of the tasks.
-        notes: what is missing or odd, a sentence each.
-        calibration: by task, what was fitted to its probabilities and answers; see `run.calibrate`.
+        name: its name in the report.
+        recipe: the values of its recipe.yaml; empty if there is none.
+        metrics, environment, config: the contents of metrics.json, environment.json and config.json; empty if missing.
+        data: the place of its data.
+        answers: the predictions of each task, in the order of the tasks.
+        notes: sentences about what is missing or unusual.
+        calibration: for each task, what was fitted to its probabilities and answers; see `run.calibrate`.
     """
 
     path: Path
@@ -135,7 +134,10 @@ class Run:
         return self.metrics.get("seed", self.environment.get("seed"))
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of what was logged under a name, over all stages; values that are not finite left out."""
+        """Returns steps and values that were logged under a name, over all stages.
+
+        Values that are not finite are left out.
+        """
         steps, values = [], []
         for stage in self.stages:
             for entry in stage.log:
@@ -145,7 +147,7 @@ class Run:
         return steps, values
 
     def broken(self) -> dict[str, int]:
-        """What was logged with a value that is not finite, and at which step first."""
+        """Returns the names that were logged with a value that is not finite, and the first step of each."""
         found: dict[str, int] = {}
         for stage in self.stages:
             for entry in stage.log:
@@ -155,13 +157,13 @@ class Run:
         return found
 
     def logged(self) -> list[str]:
-        """All names in the log, in the order in which they come up."""
+        """Returns all names in the log, in the order of their first appearance."""
         return list(dict.fromkeys(key for stage in self.stages for entry in stage.log for key in entry))
 
     def differences(self, other: Run) -> list[str] | None:
-        """In which keys the recipes differ, but for seeds and places, and `training rows` where these differ.
+        """Returns the keys in which the recipes differ, and `training rows` if these differ.
 
-        `None` where one has no recipe.
+        Seeds and paths are ignored. It is `None` if one run has no recipe.
         """
         if not (self.recipe and other.recipe):
             return None
@@ -182,7 +184,10 @@ class Run:
         return [*whole, *parts]
 
     def training_rows(self) -> list[dict[str, str]]:
-        """Digests of the training rows by task, of the run or of each stage, but for rows that the seed draws."""
+        """Returns digests of the training rows by task, for the run or each stage.
+
+        Rows that the seed draws are ignored.
+        """
         folders, found = dict(stage_folders(self.path)), []
         for name, recipe in stage_recipes(self.recipe) or [("", self.recipe)]:
             began = self.environment
@@ -194,7 +199,7 @@ class Run:
         return found
 
     def training_texts(self, task: Task) -> list[tuple[str, ...]] | None:
-        """The texts of the task's own training rows; `None` if there are none.
+        """Returns the texts of the task's own training rows; `None` if there are none.
 
         Raises:
             MinBertError: they cannot be read.
@@ -207,11 +212,11 @@ def read_run(path: str | Path, data_dir: str | None = None) -> Run:
     """Reads a run's folder.
 
     Args:
-        path: the folder; one of a run that has not finished, or of a merged model, will do.
-        data_dir: where the data lies now; where the recipe says unless given.
+        path: the folder, which may belong to an unfinished run or a merged model.
+        data_dir: the current folder of the data; by default that of the recipe.
 
     Raises:
-        MinBertError: it is no folder with a run, or a file in it is broken.
+        MinBertError: the folder has no run, or a file in it is broken.
     """
     path = Path(path)
     if not checkpoints(path) and not any((path / name).exists() for name in SIGNS):
@@ -252,11 +257,11 @@ def _differing(
     configs: Sequence[Mapping[str, Any]],
     of_stages: bool = False,
 ) -> list[str]:
-    """In which keys two recipes mean something else, leaving out stages, seeds and places.
+    """Returns the keys whose meaning differs between two recipes, without stages, seeds and paths.
 
     Args:
-        configs: of the models that the runs saved, each recipe's own or, `of_stages`, that of the last stage. Its
-            encoder is every stage's, but not its lengths and dropout.
+        configs: the configs of the models that the runs saved. With `of_stages` they belong to the last stage: all
+            stages have its encoder, but not its lengths and dropout.
     """
     hints, found = get_type_hints(MultiTaskTrainingArguments), []
     for recipe, config in zip((ours, theirs), configs, strict=True):
@@ -308,7 +313,7 @@ def _stages(path: Path, notes: list[str]) -> Iterator[Stage]:
 
 
 def _log(path: Path, notes: list[str]) -> list[Entry]:
-    """log.jsonl or, where there is none, the history in the newest checkpoint that has one."""
+    """Returns log.jsonl or, if there is none, the history in the newest checkpoint that has one."""
     file = path / "log.jsonl"
     if file.is_file():
         entries = []
@@ -342,10 +347,10 @@ def _saved_tasks(path: Path, notes: list[str]) -> dict[str, Task]:
 
 
 def read_predictions(path: str | Path, task: Task) -> Answers:
-    """What `write_predictions` wrote.
+    """Reads a file that `write_predictions` wrote.
 
     Raises:
-        MinBertError: the file is not of that form, or not of this task.
+        MinBertError: the file has another form, or belongs to another task.
     """
     if task.traits.is_tags:
         return _read_tags(Path(path), task)
@@ -353,9 +358,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
         with Path(path).open(encoding="utf-8", newline="") as file:
             header, *rows = list(csv.reader(file)) or [[]]
         expected = csv_columns(task)
-        # Older files lack the mean of ordered classes, or that and the name of the predicted class.
-        read = [name for name in expected if name not in ("label", EXPECTED)]
-        if header not in (expected, [name for name in expected if name != EXPECTED], read) or not rows:
+        if header not in _headers(task) or not rows:
             raise MinBertError(
                 f"{path} must have the columns {', '.join(expected)} and a row or more. Found "
                 f"{', '.join(header) or 'none'} and {counted(len(rows), 'row')}. Delete it, or write it again with "
@@ -368,7 +371,7 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                 "write it again with minbert predict."
             )
         ids = [row[0] for row in rows]
-        places = [header.index(name) for name in read[1:] if name != "labels"]
+        places = [place for place, name in enumerate(header) if name not in ("id", "label", "labels", EXPECTED)]
         numbers = np.array([[row[place] for place in places] for row in rows], dtype=np.float64)
         if task.traits.is_set:
             return Answers(task, ids, numbers, numbers)
@@ -381,6 +384,18 @@ def read_predictions(path: str | Path, task: Task) -> Answers:
                     f"Delete the file, or write it again with minbert predict."
                 )
     return Answers(task, ids, values, numbers[:, 1:])
+
+
+def _headers(task: Task) -> list[list[str]]:
+    """All headers that files of predictions may have.
+
+    Older files name probabilities by class id. They lack the mean of ordered classes, or that and the label.
+    """
+    return [
+        [name for name in csv_columns(task, by_id) if name not in missing]
+        for by_id in (False, True)
+        for missing in ((), (EXPECTED,), (EXPECTED, "label"))
+    ]
 
 
 def _read_tags(path: Path, task: Task) -> Answers:
@@ -402,7 +417,7 @@ def _read_tags(path: Path, task: Task) -> Answers:
 
 
 def _add_rows(answers: Answers, data: RunData) -> None:
-    """Adds labels and texts; or why there are none."""
+    """Adds labels and texts, or the reason why there are none."""
     task = answers.task
     try:
         with explain(f"Reading the dev rows of {task.name!r}", ""):

@@ -36,11 +36,11 @@ class TableRow:
     """A row of the table.
 
     Args:
-        seeds: of its finished runs.
-        missing: what is not there and why, a sentence each.
-        seconds, memory_gb: of training in the mean, and the most of a run; `None` where it was not logged.
-        conflicts: share of steps in which two tasks' gradients conflict, in the mean, by pair.
-        same: the row before it that is the same training.
+        seeds: the seeds of its finished runs.
+        missing: sentences that say what is missing and why.
+        seconds, memory_gb: the mean time of training, and the largest memory of a run; `None` if they were not logged.
+        conflicts: the mean share of steps in which two tasks' gradients conflict, by pair.
+        same: an earlier row that is the same training.
     """
 
     row: Row
@@ -59,13 +59,13 @@ class TableRow:
 
 @dataclass(frozen=True)
 class StudyTable:
-    """What a study came to.
+    """The results of a study.
 
     Args:
-        rows: in its order.
-        metrics: to all rows.
-        selection: what was chosen on what, a sentence each.
-        devices: what the runs trained on.
+        rows: the rows in the order of the study.
+        metrics: the metrics of all rows.
+        selection: sentences that say how the best models were selected.
+        devices: the devices of the runs.
     """
 
     study: Study
@@ -78,12 +78,12 @@ class StudyTable:
 def summarize(
     study: Study, root: Path, failed: Mapping[tuple[str, int], str], same: Mapping[str, str] | None = None
 ) -> StudyTable:
-    """The table of the runs that have finished.
+    """Makes the table of the finished runs.
 
     Args:
         root: the study's folder.
-        failed: why a run has failed, by row and seed.
-        same: of rows that are the same training as one before them, that one.
+        failed: the reason of each failed run, by row and seed.
+        same: for each row that is the same training as an earlier row, that row.
     """
     runs, missing = finished_runs(study, root, failed)
     made = [_table_row(row, runs[row.name], missing[row.name]) for row in study.rows]
@@ -100,7 +100,7 @@ def summarize(
 def finished_runs(
     study: Study, root: Path, failed: Mapping[tuple[str, int], str]
 ) -> tuple[dict[str, list[Run]], dict[str, list[str]]]:
-    """The runs of each row that have finished, and what is missing of it, a sentence each. See `summarize`."""
+    """Returns the finished runs of each row, and sentences about what is missing. See `summarize`."""
     runs: dict[str, list[Run]] = {row.name: [] for row in study.rows}
     missing: dict[str, list[str]] = {}
     for row in study.rows:
@@ -127,12 +127,12 @@ def _by_seed(rows: Sequence[Sequence[Run]]) -> list[list[Run]]:
 
 
 def devices(runs: Sequence[Run]) -> list[str]:
-    """What the runs trained on."""
+    """Returns the devices that the runs trained on."""
     return [*dict.fromkeys(str(run.environment["device"]) for run in runs if "device" in run.environment)]
 
 
 def _read(folder: Path) -> Run | str:
-    """A finished run, or why there is none."""
+    """Returns a finished run, or the reason why there is none."""
     if not (folder / "metrics.json").is_file():
         return "not finished"
     try:
@@ -162,7 +162,7 @@ def _table_row(row: Row, runs: Sequence[Run], missing: Sequence[str]) -> TableRo
 
 
 def selection(runs: Mapping[str, Sequence[Run]], reduction: str) -> list[str]:
-    """What was chosen on what; with the rows' names where not all are alike, but for the most of them."""
+    """Says how the best models were selected. If the rows differ, the sentences name the rows of the minority."""
     rows: dict[str, dict[str, None]] = defaultdict(dict)
     for name, of in runs.items():
         for run in of:
@@ -197,7 +197,7 @@ def _chosen(run: Run, reduction: str) -> str:
 
 
 def records(made: StudyTable) -> Iterator[dict[str, Any]]:
-    """A flat record for each row and metric."""
+    """Returns a flat record for each row and metric."""
     for row in made.rows:
         for metric, cells in made.metrics.items():
             cell, effect = cells[row.row.name], cells[row.row.name].effect
@@ -215,7 +215,7 @@ def records(made: StudyTable) -> Iterator[dict[str, Any]]:
 
 
 def claim_records(made: StudyTable) -> Iterator[dict[str, Any]]:
-    """A flat record for each claim in words and metric, with what becomes of it."""
+    """Returns a flat record for each claim in words and metric, with its judgement."""
     flat = {(line["row"], line["metric"]): line for line in records(made)}
     kept = ("row", "against", "metric", "n", "reported_difference", "difference", "low", "high", "p_holm")
     for claim in made.study.claims:
@@ -226,7 +226,7 @@ def claim_records(made: StudyTable) -> Iterator[dict[str, Any]]:
 
 
 def write(made: StudyTable, root: Path) -> None:
-    """Writes study.md, study.csv, study.json and study.html, and study.png where matplotlib is installed.
+    """Writes study.md, study.csv, study.json and study.html, and study.png if matplotlib is installed.
 
     Raises:
         MinBertError: a file cannot be written.
@@ -287,7 +287,9 @@ def _rows(made: StudyTable) -> Table:
 
 
 def _keys(keys: Mapping[str, Any]) -> str:
-    """Keys in words; without those of a machine, and of a path its last part: the page may be published."""
+    """Returns keys in words, without those of a machine, and only the last part of paths, because the page may be
+    published.
+    """
     shown = {key: keys[key] for key in keys if key not in names(scope=("machine", "secret"))}
     shown = {key: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
              for key, value in shown.items()}  # fmt: skip
@@ -308,7 +310,7 @@ def _claims_table(made: StudyTable) -> Table:
 
 
 def claimed(line: Mapping[str, Any]) -> str:
-    """What a record of a claim says is to be found."""
+    """Describes the claimed difference in a record."""
     if line["within"] is not None:
         return f"none, within {line['within']:g}"
     return line["finds"] or signed(line["reported_difference"])
@@ -323,7 +325,7 @@ def _chosen_blocks(made: StudyTable) -> list[Block]:
 
 
 def scores_table(made: StudyTable) -> Table:
-    """Mean and standard deviation of every row in every metric."""
+    """Returns mean and standard deviation of every row in every metric."""
     header = ["row", "n", *made.metrics]
     return Table(header, [[row.row.name, str(len(row.seeds)), *_means(made, row)] for row in made.rows])
 
@@ -375,7 +377,7 @@ MARKS = {HIGHER: " +", LOWER: " -", OPEN: " ?"}
 
 
 def lines(made: StudyTable) -> list[str]:
-    """The table for a terminal: mean ± standard deviation, and what can be told of each row."""
+    """Returns the table for a terminal: mean ± standard deviation, and the verdict for each row."""
     shown = scores_table(made)
     rows = next(iter(made.metrics.values()), {})
     only = only_against(rows) or made.study.reference

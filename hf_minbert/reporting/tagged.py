@@ -1,4 +1,4 @@
-"""What a report says of a task with tags: entities by type, tags by word, the sentences that are farthest off."""
+"""The report's sections on a task with tags: entities by type, tags by word, the sentences with the most errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def opening(answers: Answers) -> list:
 
 
 def entities(answers: Answers) -> list:
-    """Precision, recall and F1 of each type."""
+    """Returns precision, recall and F1 of each type."""
     rows = [
         [of.name, *(word if x is None else number(x) for x, word in zip((of.precision, of.recall, of.f1), WORDS,
                                                                        strict=True)),
@@ -46,7 +46,7 @@ def entities(answers: Answers) -> list:
 
 
 def errors(build: Builder, answers: Answers) -> list:
-    """The sentences with the most wrong words."""
+    """Returns the sentences with the most wrong words."""
     wrong = np.array([(ours != theirs).sum() for ours, theirs in zip(answers.values, answers.labels, strict=True)])
     worst = [int(row) for row in np.argsort(-wrong, kind="stable")[: 2 * build.examples] if wrong[row]]
     if not worst:
@@ -60,7 +60,7 @@ def errors(build: Builder, answers: Answers) -> list:
 
 
 def changes(build: Builder, answers: Answers, theirs: Answers, name: str) -> list:
-    """How many sentences another run tags better and worse, and those that change most."""
+    """Returns how many sentences another run tags better or worse, and those that change most."""
     ours, others = (analysis.right_words(of.values, answers.labels) for of in (answers, theirs))
     gain, task = others - ours, answers.task.name
     blocks: list = [
@@ -84,7 +84,7 @@ def _shown(answers: Answers, row: int) -> tuple[str, ...]:
 
 
 def remark(answers: Answers, row: int, other: Answers | None = None) -> str:
-    """What is right and what was said of a sentence; by two models if `other` is given."""
+    """Returns the tags and the predictions of a sentence; the predictions of two models if `other` is given."""
     ids = {"label": answers.labels[row], "predicted" if other is None else "before": answers.values[row]}
     if other is not None:
         ids["now"] = other.values[row]

@@ -22,8 +22,8 @@ def as_one(runs: Sequence[Run]) -> Run:
         for name in run.data.scored(run.tasks):
             if name in tasks:
                 raise MinBertError(
-                    f"`together` needs rows of different tasks. Found {name!r} in {run.path.parent.name!r} and in a row "
-                    "before it. Leave one out."
+                    f"`together` needs rows of different tasks. Found {name!r} in {run.path.parent.name!r} and in a "
+                    "row before it. Leave one out."
                 )
             tasks[name] = run.tasks[name]
             scores[name] = {metric: run.metrics[f"eval_{name}_{metric}"] for metric in metrics_of(tasks[name])}

@@ -1,4 +1,4 @@
-"""How numbers look in a report."""
+"""The form of numbers and lists in a report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name with a comma in quotes, so that it is not taken for two."""
+    """Quotes a name with a comma, so that it is not read as two names."""
     return f"“{name}”" if "," in name else name
 
 

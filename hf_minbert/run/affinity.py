@@ -1,4 +1,4 @@
-"""Which tasks train well together, as a study: every task alone, every pair, and all of them.
+"""Measures which tasks train well together, as a study: every task alone, every pair, and all tasks.
 
 runs/<task>/seed-<n>/            a task alone
 runs/<task>+<task>/seed-<n>/     a pair, and all
@@ -37,13 +37,13 @@ OWN_KEYS = {"max_steps": "--steps", "eval_tasks": "train_tasks, whose tasks are 
 
 
 def study_of(recipe: Path, words: Iterable[str], *, steps: int, seeds: int) -> Study:
-    """The study of a recipe's tasks; of those of `train_tasks`, where the recipe names some.
+    """Makes the study of a recipe's tasks, or of those in `train_tasks` if the recipe has this key.
 
-    Every run takes `steps` rounds, each with a batch of every task that it trains: a task takes the same batches in
-    the same order alone and beside others, and what differs is the company.
+    Every run has `steps` rounds. A round has a batch of every task in the run. A task has the same batches in the same
+    order alone and with others, so that only the other tasks differ.
 
     Raises:
-        MinBertError: there are fewer than two tasks, or the recipe's runs cannot be compared so.
+        MinBertError: there are fewer than two tasks, or the recipe's runs cannot be compared in this way.
     """
     read = read_words(words)
     for key in OWN_KEYS.keys() & read.keys():
@@ -90,14 +90,14 @@ def _check(values: Mapping[str, Any], given: Mapping[str, Any], trained: list[st
 
 
 def conflicts_of(runs: Sequence[Run], root: Path) -> dict[str, float]:
-    """How far the tasks' gradients conflict in the first steps of training them all; measured once.
+    """Measures once how much the tasks' gradients conflict in the first steps of training all tasks.
 
     Args:
-        runs: of the study, as `begin` gave them; they have finished.
+        runs: the finished runs of the study, from `begin`.
 
     Returns:
-        what `measure_conflicts` does; empty where the runs log it themselves, or there is nothing to measure, as no
-        two tasks share a weight that is trained.
+        the result of `measure_conflicts`. Empty if the runs log conflicts themselves, or if no two tasks share a
+        trained weight.
     """
     run = next(run for run in runs if run.row == runs[-1].row)  # of all tasks, with the first seed
     path = root / CONFLICTS

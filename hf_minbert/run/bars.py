@@ -1,4 +1,4 @@
-"""Progress bars of the libraries that a run uses: hidden where every process would show one, closed on an error."""
+"""Progress bars of the libraries in a run: hidden if every process would show one, and closed on an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import ProgressCallback, Trainer
 
 
 def hide_bars() -> None:
-    """Hides the bars of loading and tokenizing, which every process would show."""
+    """Hides the progress bars of loading and tokenizing, which every process would show."""
     import datasets
 
     transformers.logging.disable_progress_bar()
@@ -19,7 +19,7 @@ def hide_bars() -> None:
 
 @contextmanager
 def bar_closed(trainer: Trainer) -> Generator[None]:
-    """Ends the line of the progress bar whatever happens: what is printed next would stand behind it."""
+    """Ends the line of the progress bar in any case, so that the next message starts on a new line."""
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""A saved model's probabilities and thresholds, fitted on the dev rows that it is scored on and kept in its folder.
+"""Fits a saved model's probabilities and thresholds on its dev rows, and stores them in its folder.
 
-Weights stay as they are. What changes in the folder: the tasks in config.json, which the model reads; predictions and
-the scores of metrics.json, where they are; and `calibration.json`, how good each task was before and is after.
+Weights do not change. These files change: config.json, which has the fitted values of the tasks; existing predictions
+and the scores in metrics.json; and `calibration.json`, with the quality of each task before and after.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def calibrate(
     thresholds: ThresholdMetric | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Fits a temperature for each task that has one, a threshold for each binary one, or both.
+    """Fits a temperature for each task with probabilities, thresholds for binary tasks and `kind: labels`, or both.
 
     Args:
-        folder: of the model, which is changed.
-        predictor: of that model; it answers with what was fitted afterwards.
-        datasets: labelled rows by task. Those of other kinds are left alone.
-        thresholds: the metric to choose them by; `None` leaves them where the answers are as they were.
+        folder: the folder of the model. Its files are changed.
+        predictor: a predictor of that model. It uses the fitted values afterwards.
+        datasets: labelled rows by task. Tasks of other kinds are not changed.
+        thresholds: the metric for choosing thresholds. With `None` the answers do not change.
 
     Returns:
-        what `calibration.json` holds of these tasks, by name; see `evaluation.calibration.fit_and_measure`. `was` is
-        what the config had before the first fit, which `undo` restores.
+        the entries of `calibration.json` for these tasks, by name; see `evaluation.calibration.fit_and_measure`. `was`
+        has the values of the config before the first fit, which `undo` restores.
 
     Raises:
-        MinBertError: as `to_fit`, or the model's code in the folder knows no temperature.
+        MinBertError: as `to_fit`; or the model's code in the folder does not support temperatures.
     """
     chosen = to_fit(map(predictor.task, datasets), temperature, thresholds, "Give rows of such a task.")
     _check_code(folder)
@@ -74,7 +74,7 @@ def calibrate(
 
 
 def undo(folder: Path, predictor: Predictor, datasets: Mapping[str, Any], *, progress: bool = False) -> None:
-    """Gives tasks the temperature and thresholds back that they had before `calibrate`.
+    """Restores the temperatures and thresholds that tasks had before `calibrate`.
 
     Args:
         datasets: labelled rows of these tasks, which `calibration.json` names.
@@ -120,7 +120,7 @@ def _record(folder: Path, found: dict[str, Any]) -> None:
 
 
 def _keep(folder: Path, tasks: Mapping[str, Task]) -> None:
-    """Writes temperatures and thresholds into a model's config, and nothing else."""
+    """Writes only temperatures and thresholds into a model's config."""
     path = folder / "config.json"
     config = _json(path)
     for saved in config["tasks"]:
@@ -130,13 +130,13 @@ def _keep(folder: Path, tasks: Mapping[str, Task]) -> None:
 
 
 def answers_of(task: Task) -> dict[str, Any]:
-    """How a task's outputs become answers, as a config has it."""
+    """Returns the fields of a task in a config that turn outputs into answers."""
     saved = task.to_config()
     return {key: saved[key] for key in ("temperature", "thresholds")}
 
 
 def _check_code(folder: Path) -> None:
-    """Refuses a folder whose own code, which others run, was saved before there were temperatures."""
+    """Refuses a folder whose own code, which other people run, is older than temperatures."""
     code = folder / "inference.py"
     if code.is_file() and "temperature" not in code.read_text(encoding="utf-8"):
         raise MinBertError(
@@ -146,7 +146,7 @@ def _check_code(folder: Path) -> None:
 
 
 def _rescore(folder: Path, tasks: Mapping[str, Task], scores: Mapping[str, Mapping[str, float]]) -> None:
-    """Puts the scores of the model as it is now into metrics.json, where that has scores of these tasks."""
+    """Writes the current scores of the model to metrics.json, for tasks that have scores there."""
     metrics = _json(folder / "metrics.json")
     new = {f"eval_{name}_{metric}": value for name, of in scores.items() for metric, value in of.items()}
     if not metrics.keys() & new.keys():

@@ -1,4 +1,4 @@
-"""Whether the tasks of a recipe conflict, measured in its first steps."""
+"""Measures in the first steps of a recipe whether its tasks conflict."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from .inputs import load_data, load_model, model_config
 
 
 def measure_conflicts(values: Mapping[str, Value], steps: int, detail: ConflictDetail = "none") -> dict[str, float]:
-    """Trains on the sum of the losses for the first `steps` steps of a recipe, and measures the tasks' gradients.
+    """Trains on the sum of the losses for the first `steps` steps of a recipe and measures the tasks' gradients.
 
-    Nothing is kept of it. The schedule is that of the whole recipe.
+    The trained model is discarded. The learning-rate schedule is that of the whole recipe.
 
     Args:
         values: the recipe.
-        steps: how many.
+        steps: the number of steps.
         detail: as for `ConflictMeter`.
 
     Returns:
-        the means of `ConflictMeter`, where what is removed and turned is what PCGrad would, and `steps`, how many
-        there were.
+        the means of `ConflictMeter`, and `steps`, the number of steps. The removed parts and turns are those that
+        PCGrad would have made.
 
     Raises:
-        MinBertError: anything wrong before the first step, fewer than two tasks, or no weights that two tasks share.
+        MinBertError: there is an error before the first step, there are fewer than two tasks, or no two tasks share
+            weights.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)  # as in `train`
     plugins.load_named(values)

@@ -1,10 +1,10 @@
-"""The folder of a run: what may begin or resume there, and what stands in it.
+"""The folder of a run: checks whether a run may begin or resume there, and writes its records.
 
-It ends with the model or, with `peft`, the adapter, its tokenizer and `recipe.yaml`, `environment.json` (versions,
-seed, what was trained on), `log.jsonl` (every logged value), `predictions/<task>-dev.csv`, with `proximal_evaluate`
-the model of averaged weights in `averaged`, and, last of all, `metrics.json`: where it stands, the run finished.
-Its `timeline` is of the process that finished it.
-`minbert report` adds `report`.
+A finished folder has the tokenizer and the model or, with `peft`, the adapter. `recipe.yaml`, `environment.json`
+(versions, seed, training data), `log.jsonl` (all logged values) and `predictions/<task>-dev.csv` are records of the
+run. With `proximal_evaluate`, `averaged` has the model of averaged weights. `metrics.json` is written last: if it
+exists, the run has finished. Its `timeline` describes the process that finished the run. `minbert report` adds
+`report`.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ ARRANGED = (*MODELS, "max_input_length", "sep_token_id", "tasks", "active_task",
 
 
 class RunFolder(TrainerCallback):
-    """A run's folder. As a callback it becomes the run's own at the first step, and then keeps the log.
+    """A run's folder. As a callback, it claims the folder for the run at the first step, and then writes the log.
 
-    Not earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
+    Before the first step, errors are usually mistakes in the recipe, and the folder is not changed.
 
     Args:
-        settings: of the run; `pin` and `overwrite` change the copy kept here.
-        given: the training arguments that the recipe names.
-        args: all of them.
+        settings: the settings of the run; `pin` and `overwrite` change the copy kept here.
+        given: the training arguments in the recipe.
+        args: all training arguments.
     """
 
     def __init__(self, settings: RunSettings, given: Mapping[str, Any], args: MultiTaskTrainingArguments):
@@ -78,7 +78,7 @@ class RunFolder(TrainerCallback):
         return bool(checkpoints(self.path)) or any((self.path / name).exists() for name in RUN_FILES)
 
     def check(self) -> None:
-        """Refuses a folder that cannot be written, a run that would be lost, and one that cannot be gone on with."""
+        """Refuses a folder that cannot be written, whose run would be lost, or whose run cannot be continued."""
         if self.path.exists() and not self.path.is_dir():
             raise MinBertError(f"`output_dir` {self.path} is a file. Give the path of a folder.")
         check_writable(self.path / "metrics.json")
@@ -100,7 +100,7 @@ class RunFolder(TrainerCallback):
 
     @property
     def origin(self) -> Path:
-        """The folder of the run that is gone on with. It is another than this where a checkpoint of it is named."""
+        """The folder of the run that is continued. It is another folder if a checkpoint of another run is named."""
         checkpoint = self.args.resume_from_checkpoint
         return Path(checkpoint).resolve().parent if isinstance(checkpoint, str) else self.path
 
@@ -124,10 +124,10 @@ class RunFolder(TrainerCallback):
             raise MinBertError(f"`resume_from_checkpoint` {self.checkpoint}: {problem}. {remedy}")
 
     def check_same_run(self, finished: bool = False) -> None:
-        """Refuses to go on with a run that began with other values of what decides a step.
+        """Refuses to continue a run that began with other values of keys that decide a step.
 
         Args:
-            finished: the run has ended, and what comes after it goes on.
+            finished: the run has finished, and the next stage continues from it.
         """
         begun = self.begun_with()
         if begun is None:
@@ -170,7 +170,7 @@ class RunFolder(TrainerCallback):
             self._check_what_is_left(json.loads((self.checkpoint / "trainer_state.json").read_text(encoding="utf-8")))
 
     def _check_plugins(self, old: Mapping[str, str]) -> None:
-        """Refuses to go on with other plugins, or with the same ones after a change of their files."""
+        """Refuses to continue with other plugins, or with the same ones after their files have changed."""
         if {*old} - {*self.plugins()}:
             plugins.find_more((), "")  # it may be of an entry point, which is imported once a name is asked for
         new, named = self.plugins(), {*map(plugins.module_of, self.settings.plugins)}
@@ -187,10 +187,11 @@ class RunFolder(TrainerCallback):
         return plugins.load(self.settings.plugins) | plugins.installed()
 
     def _complete_by_models(self, old: dict[str, Any], new: dict[str, Any]) -> None:
-        """Sets the keys that two recipes leave to the models: that of the checkpoint, and the one that is named now.
+        """Completes keys that both recipes leave to the model, from the checkpoint's model and the one that is named
+        now.
 
         Raises:
-            MinBertError: the models are of another kind or shape.
+            MinBertError: the models have another kind or shape.
         """
         name, saved = self.settings.model_name_or_path, self.checkpoint or self.path
         config = begun = load_config(name, self.settings.model_revision)
@@ -209,10 +210,10 @@ class RunFolder(TrainerCallback):
             values |= {key: value for key, value in own.items() if values[key] is None}
 
     def _check_what_is_left(self, state: Mapping[str, Any]) -> None:
-        """Refuses what is to take effect in steps that the run does not come to.
+        """Refuses changes that would take effect only in steps that the run does not have.
 
         Args:
-            state: of the checkpoint.
+            state: the state of the checkpoint.
         """
         done, args, longer = state["global_step"], self.args, names(among=self.changed, resume="length")
         left = state["max_steps"] - done
@@ -254,7 +255,7 @@ class RunFolder(TrainerCallback):
             )
 
     def begun_with(self) -> tuple[tuple[RunSettings, dict[str, Any]], dict[str, Any]] | None:
-        """What the run that is gone on with began with, recipe and environment; `None` if nothing says it."""
+        """The recipe and environment with which the continued run began; `None` if they are not recorded."""
         recipe, environment = self.origin / "recipe.yaml", self.origin / "environment.json"
         if not (recipe.is_file() and environment.is_file()):
             return None
@@ -266,16 +267,19 @@ class RunFolder(TrainerCallback):
             return split, {**kept, "plugins": begun.get("plugins", {})}  # runs of before there were plugins
 
     def commits(self) -> dict[str, str]:
-        """The commits of the Hub's datasets that the run began with, for a run that resumes."""
+        """Returns the commits of the Hub's datasets at the beginning of the run, for a run that resumes."""
         begun = self.begun_with() if self.args.resume_from_checkpoint else None
         return {} if begun is None else begun[1]["datasets"]
 
     def pin(self, commits: Mapping[str, str]) -> None:
-        """Writes down which commits of the Hub's datasets are used, so that the recipe brings the same data again."""
+        """Records the commits of the Hub's datasets, so that the recipe loads the same data again."""
         self.settings = replace(self.settings, tasks=with_revisions(self.settings.tasks, commits))
 
     def check_rows(self, train: Mapping[str, Any]) -> None:
-        """Refuses to resume on other training rows. Compares the rows, not their place: a data folder may move."""
+        """Refuses to resume on other training rows.
+
+        It compares the rows and not their path, because a data folder may move.
+        """
         self.training_rows = _digests(train)
         begun = self.begun_with() if self.args.resume_from_checkpoint else None
         for name, digest in self.training_rows.items():
@@ -288,12 +292,12 @@ class RunFolder(TrainerCallback):
     # ---- On several processes --------------------------------------------------------------------------------
 
     def shared_recipe(self) -> dict[str, Any]:
-        """What must be the same on all of them."""
+        """The recipe without the keys that may differ between processes."""
         keys = {**vars(self.settings), **self.given}
         return {key: value for key, value in keys.items() if traits_of(key).scope not in ("machine", "secret")}
 
     def digests(self, data: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-        """Of the plugins and of the rows that were read, by the words for them."""
+        """Returns digests of the plugins and of the training rows, with descriptions for messages."""
         of_plugins = {f"the plugin {name!r} with digest": digest for name, digest in self.plugins().items()}
         words = {"train": "a digest of the training rows", "dev": "a digest of the dev rows"}
         of_rows = {f"{words[s]} of {name!r}": digest for s in words for name, digest in _digests(data[s]).items()}
@@ -334,7 +338,7 @@ class RunFolder(TrainerCallback):
                 file.write(json_line(state.log_history[-1]))
 
     def _take(self) -> None:
-        """Makes the folder this run's: deletes what is left of an older run, unless this one goes on with it."""
+        """Claims the folder for this run: deletes the files of an older run, unless this run continues it."""
         # First: it says that the run finished, and the rest may be cut off.
         (self.path / "metrics.json").unlink(missing_ok=True)
         if not self.args.resume_from_checkpoint:
@@ -358,12 +362,12 @@ class RunFolder(TrainerCallback):
 
 
 def all_values(settings: RunSettings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every key of a recipe with its value, those with their defaults that it does not name."""
+    """Returns the values of all keys of a recipe, including defaults."""
     return {**{f.name: default_of(f) for f in fields(MultiTaskTrainingArguments)}, **vars(settings), **given}
 
 
 def plain(value: Any) -> Any:
-    """As a recipe writes it."""
+    """Returns a value as a recipe writes it."""
     return value.value if isinstance(value, Enum) else value
 
 
@@ -380,7 +384,7 @@ def _counted(processes: int) -> str:
 
 
 def _rescaled(size: Any, processes: int, now: int) -> Any:
-    """The batch size, or those by task, that give `now` processes together what `processes` had; `None` if none do."""
+    """Returns the batch size, or sizes by task, with which `now` processes have the total of `processes`, if any."""
     if isinstance(size, Mapping):
         sizes = {task: _rescaled(own, processes, now) for task, own in size.items()}
         return None if None in sizes.values() else sizes
@@ -389,7 +393,7 @@ def _rescaled(size: Any, processes: int, now: int) -> Any:
 
 
 def _compared(config: MinBertConfig, key: str) -> Any:
-    """A field of a model's config in a form in which two models that go together have the same."""
+    """Returns a field of a model's config in a form that is equal for compatible models."""
     return meaning_of(config.encoder_config) if key == "encoder_config" else getattr(config, key)
 
 

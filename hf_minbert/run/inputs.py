@@ -1,4 +1,4 @@
-"""What goes into a run: its data, its tokenizer and its model."""
+"""Loads the inputs of a run: its data, its tokenizer and its model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def pinned_tasks(tasks: list[Task], folder: RunFolder) -> list[Task]:
-    """The tasks with the commits of their datasets on the Hub: those the run began with, or the newest."""
+    """Returns the tasks with the commits of their datasets on the Hub: those the run began with, or the newest."""
     args, by_name = folder.args, {task.name: task for task in tasks}
     trained = args.chosen_tasks("train_tasks", by_name)
     used, data_dir = {*trained, *args.chosen_tasks("eval_tasks", by_name)}, folder.settings.data_dir
@@ -41,16 +41,16 @@ def pinned_tasks(tasks: list[Task], folder: RunFolder) -> list[Task]:
 
 
 def load(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
-    """What a run reads, whatever its objective."""
+    """Loads the data of a run, for either objective."""
     return (pretraining.load_texts if settings.objective == "mlm" else load_data)(settings, args, tasks)
 
 
 def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task]) -> dict[str, dict[str, Any]]:
-    """What a run reads, and what its leak guard finds.
+    """Loads the data of a run and applies the leak guard.
 
     Returns:
-        `{"train": {task: Dataset}, "dev": {task: Dataset}}` of the tasks that are trained and scored, under `scored`
-        the dev rows that the saved model is scored on, and under `leaks` the counts of `load_training`.
+        `{"train": {task: Dataset}, "dev": {task: Dataset}}` for the trained and evaluated tasks; `scored`, the dev
+        rows that the saved model is evaluated on; and `leaks`, the counts of `load_training`.
     """
     by_name, data_dir, strict = {task.name: task for task in tasks}, settings.data_dir, settings.strict_data
     held_out = HeldOut.of_run(tasks, settings.held_out, data_dir)
@@ -68,7 +68,7 @@ def load_data(settings: RunSettings, args: MultiTaskTrainingArguments, tasks: li
 
 
 def model_config(settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
-    """The config of the model that the recipe asks for: the checkpoint's, with the recipe's tasks and changes.
+    """Returns the config of the model: the checkpoint's config with the recipe's tasks and changes.
 
     Raises:
         MinBertError: there is no such checkpoint, a task's head cannot be built, or `max_length` does not fit.
@@ -94,15 +94,15 @@ def arrange(config: MinBertConfig, settings: RunSettings, tasks: list[Task]) -> 
 def load_model(
     settings: RunSettings, config: MinBertConfig, trained: Sequence[str]
 ) -> tuple[PreTrainedTokenizerBase, MinBertForMultiTask | adapters.AdaptedModel]:
-    """The checkpoint's encoder with a head for each task of `config`, in float32, and its tokenizer.
+    """Loads the checkpoint's encoder with a head for each task of `config`, in float32, and its tokenizer.
 
-    With `peft`, an adapter lies on it: the one that the checkpoint is, or a new one.
+    With `peft`, the model has an adapter: that of the checkpoint, or a new one.
 
     Args:
-        trained: tasks whose heads an adapter's run trains.
+        trained: with an adapter, the tasks whose heads are trained.
 
     Raises:
-        MinBertError: the checkpoint lacks a tokenizer or weights of the encoder, or is another adapter.
+        MinBertError: the checkpoint lacks a tokenizer or weights of the encoder, or has an adapter of another kind.
     """
     name, revision, attention = settings.model_name_or_path, settings.model_revision, settings.attn_implementation
     tokenizer = load_tokenizer(name, config, revision)

@@ -1,4 +1,4 @@
-"""The trainer of further pre-training: one task, masked words, whose loss is a mean over tokens and not over rows."""
+"""The trainer of further pre-training. It predicts masked words, and its loss is a mean over tokens."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ TEXTS = "texts"  # the one task
 
 
 class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
-    """The stock Trainer, for texts in an order of their own and a perplexity over all tokens that are asked for.
+    """The stock Trainer with our own order of texts, and a perplexity over all masked tokens.
 
     Args:
-        held_out: how many texts of `eval_dataset` are of which source, in their order.
-        about: what the metrics of a training say of its texts.
+        held_out: the number of texts in `eval_dataset` from each source, in their order.
+        about: entries about the texts for the metrics of the training.
     """
 
     model: MinBertForMaskedLM
@@ -60,7 +60,7 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         self.model._keys_to_ignore_on_save = [*self.model.all_tied_weights_keys]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **kwargs: Any) -> TrainOutput:
-        """Trains. The metrics have the scores of the held-out texts, those from before as `eval_<name>_before`."""
+        """Trains. The metrics include the scores on held-out texts; `eval_<name>_before` are those before training."""
         resume_from_checkpoint = to_resume(resume_from_checkpoint, self.args)
         # Not by `evaluate` before training: only then do all processes have the first one's weights.
         self.args.eval_on_start = resume_from_checkpoint is None
@@ -99,10 +99,10 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """As the stock one; the last batch of a step averages the gradients over processes.
+        """Does the same as the stock method. The last batch of a step averages the gradients over processes.
 
-        DDP regroups gradients after its first step. Three processes or more then add them in another order, and a run
-        that resumes would round otherwise than one that was never stopped.
+        DDP regroups gradients after its first step. With three or more processes it then adds them in another order,
+        and a resumed run would round differently from an uninterrupted one.
         """
         if not self.model.training:
             model.train()  # only if needed: it visits every module
@@ -146,15 +146,15 @@ class MaskedLMTrainer(WholeCheckpoints, PushesToHub, Trainer):
         return self._gradients.clip(self.args.max_grad_norm)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """As the stock one, for the tokens that go through the encoder."""
+        """Does the same as the stock method, for the tokens that pass through the encoder."""
         return super().floating_point_ops(inputs) // inputs["input_ids"].numel() * tokens_through(inputs)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any
     ) -> tuple[None, torch.Tensor, torch.Tensor]:
-        """Each text's loss, summed over the tokens that are asked for, and how many these are, both [B].
+        """Returns the loss of each text, summed over its masked tokens, and the number of masked tokens, both [B].
 
-        The stock step would keep all logits, and its `eval_loss` would be a mean over batches.
+        The stock method would keep all logits, and its `eval_loss` would be a mean over batches.
         """
         inputs = self._prepare_inputs(inputs)
         asked = inputs["labels"] != IGNORED

@@ -1,7 +1,8 @@
-"""What `unlabelled_pairs` of a task asks for: new pairs of its sentences, near ones by the run's checkpoint.
+"""`unlabelled_pairs` of a task: makes new pairs of its sentences. The run's checkpoint finds similar sentences.
 
-The pairs depend on the checkpoint and the texts, not on the run's seed: students of one recipe have the same ones, and
-share their teachers' answers. They are kept in a file, as those who are nearest may be others on another processor.
+The pairs depend on the checkpoint and the texts, not on the run's seed. Students of one recipe therefore have the same
+pairs and share their teachers' outputs. The pairs are stored in a file, because the nearest sentences may differ on
+another processor.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ BATCH = 32
 def with_new_pairs(
     train: Mapping[str, datasets.Dataset], tasks: Sequence[Task], settings: RunSettings, keep_in: Path
 ) -> dict[str, datasets.Dataset]:
-    """The training rows with the new pairs that tasks ask for, which have the label `None` and come last.
+    """Adds the new pairs of `unlabelled_pairs` to the training rows. They have the label `None` and come last.
 
     Args:
-        train: rows by task, as `hf_minbert.data.leaks.load_training` gives them.
-        tasks: of the recipe, with where their data lies.
-        keep_in: the folder where the pairs are kept.
+        train: rows by task, from `hf_minbert.data.leaks.load_training`.
+        tasks: the tasks of the recipe, with the place of their data.
+        keep_in: the folder where the pairs are stored.
 
     Raises:
-        MinBertError: the checkpoint cannot be loaded, or the pairs that are kept cannot be read.
+        MinBertError: the checkpoint cannot be loaded, or the stored pairs cannot be read.
     """
     asked = [task for task in tasks if task.unlabelled_pairs and task.name in train]
     if not asked:
@@ -101,7 +102,7 @@ def _joined(rows: datasets.Dataset, pairs: list[Pair], task: Task) -> datasets.D
 
 
 class _Encoder:
-    """The encoder of a run's checkpoint, whose mean-pooled states are vectors of sentences."""
+    """The encoder of a run's checkpoint. Its mean-pooled states are the vectors of sentences."""
 
     def __init__(self, settings: RunSettings):
         name, revision = settings.model_name_or_path, settings.model_revision

@@ -1,8 +1,8 @@
-"""Further pre-training: a run with `objective: mlm` trains the encoder to predict words of the tasks' own texts.
+"""Further pre-training: a run with `objective: mlm` trains the encoder to predict masked words in the tasks' texts.
 
 (Devlin et al. 2019, arXiv:1810.04805; further on a task's texts: Sun et al. 2019, arXiv:1905.05583; Gururangan et al.
-2020, arXiv:2004.10964.) It is one task, so the stock Trainer does it: no rounds, no aggregator. The run's folder holds
-an ordinary checkpoint, encoder, pooler and word head, from which the next run starts.
+2020, arXiv:2004.10964.) There is one task, so the stock Trainer is used, without rounds and aggregators. The run's
+folder has an ordinary checkpoint with encoder, pooler and word head, from which the next run starts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TEXT = Task("texts", "score", ("text",), range=(0, 1))
 
 
 def check(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
-    """Checks what the arguments say for a run with `objective: mlm`.
+    """Checks the arguments of a run with `objective: mlm`.
 
     Raises:
         MinBertError: a task or a metric is unknown, or something is to be frozen.
@@ -64,13 +64,13 @@ def check(args: MultiTaskTrainingArguments, tasks: Mapping[str, Task]) -> None:
 
 
 def without_effect(args: MultiTaskTrainingArguments) -> list[str]:
-    """Our own training arguments that are given and that this run does not heed."""
+    """Returns those of our own training arguments that are set and have no effect in this run."""
     given = {f.name for f in fields(TrainingKeys) if getattr(args, f.name) != default_of(f)}
     return sorted(names(among=given, objectives="tasks"))
 
 
 def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:
-    """Makes of the config of the checkpoint's encoder one without tasks, nor a length: that is of tasks.
+    """Removes the tasks and the input length, which belongs to tasks, from the config of the checkpoint's encoder.
 
     Raises:
         MinBertError: it has private layers, or `max_length` does not fit.
@@ -96,16 +96,17 @@ def arrange(config: MinBertConfig, settings: RunSettings) -> MinBertConfig:
 def load_texts(
     settings: RunSettings, args: MultiTaskTrainingArguments, tasks: Sequence[Task]
 ) -> dict[str, dict[str, Any]]:
-    """The texts to train on and those to score, as datasets with the one column `text`.
+    """Loads the texts to train on and those to evaluate on, as datasets with the column `text`.
 
-    Both sentences of a pair are texts of their own. Each text is there once, under the first source that has it. What
-    stands in a dev or test row is not trained on, so that the encoder is scored on texts that it has not read.
+    The two sentences of a pair are separate texts. Each text occurs once, under the first source that has it. Texts of
+    dev or test rows are not trained on, so that the encoder is evaluated on unseen texts.
 
     Returns:
-        `train`, source to texts; `dev`, task to texts; and `leaks`, source to what `drop_leaks` counted.
+        `train`, the texts of each source; `dev`, the texts of each task; and `leaks`, the counts of `drop_leaks` for
+        each source.
 
     Raises:
-        MinBertError: a file cannot be read, or there are no texts at all.
+        MinBertError: a file cannot be read, or there are no texts.
     """
     by_name = {task.name: task for task in tasks}
     trained, scored = (args.chosen_tasks(option, by_name) for option in ("train_tasks", "eval_tasks"))
@@ -176,7 +177,7 @@ def make_trainer(
     data: Mapping[str, Mapping[str, Any]],
     callbacks: Sequence[TrainerCallback],
 ) -> MaskedLMTrainer:
-    """What trains and scores on the texts that `load_texts` gave. Says what has no effect, and what starts anew.
+    """Makes the trainer for the texts of `load_texts`. Logs which arguments have no effect and which weights are new.
 
     Raises:
         MinBertError: the checkpoint lacks a tokenizer with a mask token, or weights of the encoder.
@@ -215,7 +216,7 @@ def make_trainer(
 
 
 def _prepare_arguments(args: MultiTaskTrainingArguments) -> None:
-    """Says which have no effect, and gives those that mean tasks their meaning here."""
+    """Logs which arguments have no effect, and adapts those that name tasks."""
     if idle := without_effect(args):
         logger.warning("No effect with `objective: mlm`: %s.", ", ".join(f"`{key}`" for key in idle))
     if args.metric_for_best_model is not None:

@@ -1,4 +1,4 @@
-"""What came of the quickstart: a table beside the best constant answer, and answers to new sentences."""
+"""The results of the quick start: scores with the best constant answer, and predictions for new sentences."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 
 
 def constant_score(task: Task, labels: Sequence[float]) -> float:
-    """The best metric of a model that gives every row the same answer: the most frequent class. 0 for a correlation,
-    which a constant has not."""
+    """Returns the score of the best constant answer, the most frequent class. For a correlation it is 0."""
     return constant_answer(task, np.asarray(labels))[1][task.metric]
 
 
 def score_table(tasks: Iterable[Task], metrics: Mapping[str, float], labels: Mapping[str, Sequence[float]]) -> str:
-    """A line per task: its dev score, and what the same answer to every row would score."""
+    """Returns a line for each task: its dev score, and the score of the best constant answer."""
     rows = [("task", "metric", "dev rows", "one answer", "this model")]
     for task in tasks:
         here = labels[task.name]
@@ -40,7 +39,7 @@ def score_table(tasks: Iterable[Task], metrics: Mapping[str, float], labels: Map
 
 
 def answers(folder: str | Path, tasks: Iterable[Task]) -> str:
-    """What the saved model says to `QUESTIONS`, for those of the tasks that have one."""
+    """Returns the saved model's answers to `QUESTIONS`, for the tasks that have one."""
     from ..pretrained.prediction import Predictor
 
     predictor = Predictor.from_pretrained(folder)

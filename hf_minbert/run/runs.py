@@ -1,6 +1,6 @@
-"""A run that one command starts among others: its recipe, its folder, and whether both belong together.
+"""A run that a command starts among others: its recipe, its folder, and a check that they belong together.
 
-A study's rows, and the teachers of a recipe, are such runs. How they are carried out is in `hf_minbert.run.workers`.
+The rows of a study and the teachers of a recipe are such runs. `hf_minbert.run.workers` carries them out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .workers import FINISHED, RECIPE, failure
 
 @dataclass(frozen=True)
 class Run:
-    """A row, or a teacher, with a seed.
+    """A row or a teacher, with a seed.
 
     Args:
         values: its recipe.
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def whole(self) -> str:
-        """The same for runs that are the same training, but for their folders."""
+        """Returns the same value for runs that are the same training in different folders."""
         return said(self.folder, *split(self.values))
 
     def write_recipe(self, folder: Path | None = None) -> None:
@@ -58,11 +58,11 @@ class Run:
         write_recipe((folder or self.folder) / RECIPE, *split(self.values))
 
     def check_same(self, who: str, remedy: str) -> None:
-        """Refuses a folder whose run was begun with another recipe than it has now. One that failed is cleared.
+        """Refuses a folder whose run began with another recipe. A run that failed is cleared.
 
         Args:
-            who: begins the error.
-            remedy: ends it.
+            who: the beginning of the error.
+            remedy: the end of the error.
         """
         path = self.folder / RECIPE
         if not path.is_file():
@@ -82,12 +82,12 @@ class Run:
 
 
 def split(values: Mapping[str, Value]) -> tuple[RunSettings, dict[str, Any]]:
-    """A recipe's settings, and the training arguments that it names. Raises as `split_recipe`."""
+    """Splits a recipe into settings and training arguments. Raises the errors of `split_recipe`."""
     return split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
 
 
 def said(folder: Path, settings: RunSettings, given: Mapping[str, Any]) -> str:
-    """What a run or a stage is, however the run's folder is called."""
+    """Returns what defines a run or a stage, without its folder."""
     keys = {**vars(settings), **given}
     kept = {key: keys[key] for key in names(among=keys, scope=("run", "seed")) if key != "run_name"}
     return repr(sorted(kept.items())).replace(str(folder), "")

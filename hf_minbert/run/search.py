@@ -1,6 +1,6 @@
-"""A search over a recipe's keys: every trial an ordinary run in a folder of its own.
+"""A search over a recipe's keys. Every trial is an ordinary run in its own folder.
 
-What has happened is read from the trials' folders, so that the same command goes on with a search that was cut off:
+The state is read from the trials' folders, so that the same command continues an interrupted search:
 
     search.json           the recipe and the space; another one is refused
     teachers/             those that the recipe trains, each once for all trials; see `hf_minbert.run.teachers`
@@ -66,24 +66,24 @@ def search(
     parallel: int = 1,
     seed: int = 42,
 ) -> list[Trial]:
-    """Trains a recipe again and again with other values, or goes on with that.
+    """Searches over a recipe's keys, or continues an interrupted search.
 
     Args:
-        recipe: as `read_recipe` read it.
-        space: what may change; see `read_space`.
+        recipe: the result of `read_recipe`.
+        space: the keys and their values; see `read_space`.
         method: a name in `METHODS`.
         output_dir: the search's folder.
-        trials: how many there are to be in the end, those that are there included; 20 unless given, but for `grid` and
-            `coordinate`, which end by themselves.
-        metric: of `metrics.json`, as `eval_sst_accuracy`; the higher, the better.
-        parallel: how many run at a time. They share the GPUs that there are, one each as long as that goes.
-        seed: of what `random` and `optuna` draw. That of a run is the recipe's.
+        trials: the total number of trials, including existing ones. The default is 20. `grid` and `coordinate` end by
+            themselves.
+        metric: a key of `metrics.json`, such as `eval_sst_accuracy`. Higher is better.
+        parallel: the number of trials at a time. They share the GPUs, one GPU each if there are enough.
+        seed: the seed of `random` and `optuna`. The seed of a run is that of the recipe.
 
     Returns:
-        the trials, the best first and those that failed last.
+        the trials, the best first and failed ones last.
 
     Raises:
-        MinBertError: a value, the method or the metric does not fit, the folder holds another search, or no trial
+        MinBertError: a value, the method or the metric does not fit, the folder has another search, or no trial
             finished.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -122,7 +122,7 @@ def search(
 
 
 def _next(folder: SearchFolder, busy: Collection[int], limit: int | None, propose: Any) -> int | None:
-    """The trial to start: one that was cut off, or a new one; `None` if there is none now."""
+    """Returns the trial to start: an interrupted one or a new one; `None` if there is none now."""
     tried = folder.trials()
     for trial in tried:
         if trial.state == "begun" and trial.number not in busy:
@@ -152,13 +152,13 @@ def _say_how_it_ended(folder: SearchFolder, number: int, outcome: Outcome) -> No
 
 
 def known_metrics(recipe: Mapping[str, Value], whole: bool = False) -> list[str]:
-    """The metrics of a finished run with this recipe.
+    """Returns the metrics of a finished run with this recipe.
 
     Args:
-        whole: check too what the stages' data are.
+        whole: also check the data of the stages.
 
     Raises:
-        MinBertError: the recipe is wrong, or not one of several runs.
+        MinBertError: the recipe is wrong, or cannot be one of several runs.
     """
     settings, given = split_recipe(recipe, typing.get_type_hints(MultiTaskTrainingArguments))
     stages = plan(recipe)
@@ -190,7 +190,7 @@ def in_words(values: Mapping[str, Any]) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """Returns a value as a table shows it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -198,11 +198,11 @@ def cell(value: Any) -> str:
 
 
 class SearchFolder:
-    """What stands in a search's folder.
+    """The contents of a search's folder.
 
     Args:
         path: the folder.
-        recipe, space, metric: of the search.
+        recipe, space, metric: the recipe, space and metric of the search.
     """
 
     def __init__(self, path: str | Path, recipe: Mapping[str, Value], space: Space, metric: str):
@@ -213,10 +213,10 @@ class SearchFolder:
                 raise MinBertError(f"`{key}` is for a single run. Leave it out: the same command continues a search.")
 
     def check(self, method: str) -> None:
-        """Checks the folder, and the recipe with each value of the space (of a range, its ends) by itself.
+        """Checks the folder, and the recipe with each value of the space. For a range, its ends are checked.
 
         Raises:
-            MinBertError: the folder cannot be written or holds another search, or a value or the metric does not fit.
+            MinBertError: the folder cannot be written or has another search, or a value or the metric does not fit.
         """
         check_writable(self.path / "search.json")
         stages = self.recipe["stages"].value if "stages" in self.recipe else None
@@ -257,7 +257,7 @@ class SearchFolder:
             )
 
     def _identity(self, method: str) -> dict[str, Any]:
-        """What a search is of; as JSON gives it back."""
+        """Returns what defines a search, in the form that JSON returns."""
         space = {key: asdict(c) if isinstance(c, Range) else c for key, c in self.space.items()}
         recipe = {key: value.value for key, value in self.recipe.items() if key not in names(scope="secret")}
         return json.loads(json.dumps({"method": method, "space": space, "recipe": recipe}))
@@ -279,7 +279,7 @@ class SearchFolder:
         write_recipe(path, settings, {key: value for key, value in given.items() if key not in names(scope="secret")})
 
     def recipe_of(self, number: int) -> dict[str, Value]:
-        """The recipe of a trial's run."""
+        """Returns the recipe of a trial's run."""
         folder, values = self.of_trial(number), self.trial(number).values
         own = {"disable_tqdm": as_value(True)}
         if "teachers" in self.recipe:  # whose answers the trials share
@@ -303,18 +303,18 @@ class SearchFolder:
         return Trial(number, values, "finished", metrics[self.metric], metrics=metrics)
 
     def trials(self) -> list[Trial]:
-        """Those that there are, by number."""
+        """Returns the existing trials, by number."""
         found = (self.path / TRIALS).glob("*/trial.json")
         return [self.trial(number) for number in sorted(int(path.parent.name) for path in found)]
 
     # ---- Results ---------------------------------------------------------------------------------------------
 
     def ranked(self) -> list[Trial]:
-        """The best first, those without a score last; equal ones by number."""
+        """Returns the trials, best first and those without a score last. Equal ones are ordered by number."""
         return sorted(self.trials(), key=lambda trial: (trial.score is None, -(trial.score or 0.0)))
 
     def write_results(self) -> None:
-        """trials.csv, trials.json and best.yaml of what has ended so far."""
+        """Writes trials.csv, trials.json and best.yaml for the trials that have ended."""
         trials = self.ranked()
         write_json(self.path / "trials.json", [asdict(trial) for trial in trials])
         text = io.StringIO()
@@ -328,7 +328,7 @@ class SearchFolder:
             self._write_recipe(self.path / "best.yaml", self._of_trial(best.values, self.path / "best"))
 
     def finish(self) -> list[Trial]:
-        """Writes the results and the plot, and gives the trials, ranked."""
+        """Writes the results and the plot, and returns the ranked trials."""
         self.write_results()
         trials = self.ranked()
         if best_of(trials) is None:
@@ -342,7 +342,7 @@ class SearchFolder:
 
 
 def plot(path: Path, space: Space, trials: Sequence[Trial], metric: str) -> None:
-    """The score by trial, with the best so far, and by the values of each key. Says so where matplotlib is missing."""
+    """Plots the score by trial with the best so far, and by the values of each key. Logs if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure  # without pyplot, which would look for a screen
         from matplotlib.ticker import MaxNLocator

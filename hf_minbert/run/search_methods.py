@@ -1,7 +1,7 @@
-"""What a search tries: the space of a recipe's keys, and the methods that choose the next point of it.
+"""The search space, and the methods that choose its next point.
 
-A method is a function of the trials that there are. It keeps nothing, so a search that was cut off goes on as if it
-had not been, also where trials were deleted to have them run again.
+A method is a function of the existing trials and keeps no state. An interrupted search therefore continues as if
+nothing had happened, even if trials were deleted so that they run again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OF_THE_SEARCH = names(scope="start")
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from `low` to `high`, both included.
+    """All numbers from `low` to `high`, including both.
 
     Args:
-        low, high: the ends. Where both are whole numbers, all values are.
-        log: drawn evenly in the logarithm: as many between 1e-6 and 1e-5 as between 1e-5 and 1e-4.
+        low, high: the ends. If both are whole numbers, all values are.
+        log: draw uniformly in the logarithm: as many values between 1e-6 and 1e-5 as between 1e-5 and 1e-4.
     """
 
     low: float
@@ -54,7 +54,7 @@ class Range:
 
 
 def rounded(value: float) -> float:
-    """To six digits, so that what a table shows is what was trained."""
+    """Rounds to six digits, so that a table shows exactly the values that were used."""
     return float(f"{value:.6g}")
 
 
@@ -67,12 +67,12 @@ class Trial:
     """One run of a search.
 
     Args:
-        number: its folder's name.
-        values: what stands for each key of the space.
-        state: `begun` also where it was cut off and waits to go on.
+        number: the name of its folder.
+        values: the value of each key of the space.
+        state: `begun` is also the state of an interrupted trial that will be continued.
         score: the metric of the search, if it finished.
-        error: what went wrong, if it failed.
-        metrics: what its `metrics.json` holds, if it finished.
+        error: the reason, if it failed.
+        metrics: the contents of its `metrics.json`, if it finished.
     """
 
     number: int
@@ -84,7 +84,7 @@ class Trial:
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """The one with the highest score, of equal ones the first; `None` if none has finished."""
+    """Returns the trial with the highest score, the first of equal ones; `None` if none has finished."""
     finished = [trial for trial in trials if trial.state == "finished"]
     return max(finished, key=lambda trial: trial.score or 0.0, default=None)
 
@@ -93,10 +93,10 @@ def best_of(trials: Sequence[Trial]) -> Trial | None:
 
 
 def read_space(given: str) -> Space:
-    """A space from a YAML file, from the name of one in the package, or from YAML on the command line.
+    """Reads a space from a YAML file, from the name of one in the package, or from YAML on the command line.
 
     Raises:
-        MinBertError: it is none of these, or one of its entries is neither a list of values nor a range.
+        MinBertError: it is none of these, or an entry is neither a list of values nor a range.
     """
     path = find_packaged(given, SPACE_FILE)
     text = given if path is None else path.read_text(encoding="utf-8-sig")
@@ -122,7 +122,7 @@ def read_space(given: str) -> Space:
 
 
 def keys_of(entry: str) -> list[str]:
-    """The recipe's keys that an entry of the space stands for."""
+    """Returns the recipe's keys that an entry of the space sets."""
     return [key.strip() for key in entry.split(",")]
 
 
@@ -149,7 +149,7 @@ def _choices(where: str, given: Any) -> list[Any] | Range:
 
 
 def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
-    """The space, if it has no range. Raises `MinBertError` otherwise."""
+    """Returns the space if it has no range. Raises `MinBertError` otherwise."""
     lists = {}
     for entry, choices in space.items():
         if isinstance(choices, Range):
@@ -162,7 +162,7 @@ def only_lists(space: Space, method: str) -> dict[str, list[Any]]:
 
 
 def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[str, Value]:
-    """The recipe with a point of the space in it. Raises as `set_key`."""
+    """Returns the recipe with a point of the space. Raises the errors of `set_key`."""
     changed = dict(recipe)
     for entry, raw in values.items():
         for key in keys_of(entry):
@@ -171,7 +171,7 @@ def with_values(recipe: Mapping[str, Value], values: Mapping[str, Any]) -> dict[
 
 
 def own_values(recipe: Mapping[str, Value], space: Space) -> dict[str, Any]:
-    """What the recipe itself says of the space's keys; without those of which it says nothing."""
+    """Returns the recipe's own values of the space's keys. Keys that it does not set are left out."""
     found = {}
     for entry in space:
         said = [value_of(recipe, key, f"`--space`: `{key}`") for key in keys_of(entry)]
@@ -188,7 +188,7 @@ Method = Callable[[Space, Sequence[Trial], Mapping[str, Any], int], dict[str, An
 
 
 def grid(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
-    """Every combination, the last key's values changing fastest."""
+    """Every combination. The values of the last key change fastest."""
     for combination in itertools.product(*only_lists(space, "grid").values()):
         values = dict(zip(space, combination, strict=True))
         if _of(values, trials) is None:
@@ -197,7 +197,7 @@ def grid(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: in
 
 
 def draw(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
-    """Each key by itself, none before the others; a combination that was tried is drawn anew."""
+    """Random values for each key, independent of the others. A combination that was tried is drawn again."""
     if _exhausted(space, trials):
         return None
     generator = random.Random(f"{seed} {len(trials)}")  # a text: numbers near each other seed alike
@@ -211,9 +211,9 @@ def draw(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: in
 
 
 def coordinate(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
-    """One key after the other, each with the best values of those before it.
+    """One key after the other, each with the best values of the keys before it.
 
-    Keys that come later are as in the recipe. Where the recipe says them, a point that two keys share is one trial.
+    Later keys have the values of the recipe. If the recipe sets them, a point that two keys share is one trial.
     """
     fixed = dict(own)
     for key, choices in only_lists(space, "coordinate").items():
@@ -231,7 +231,7 @@ def coordinate(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], se
 
 
 def optuna(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
-    """What the library's tree-structured Parzen estimator proposes after the finished trials."""
+    """The proposals of optuna's tree-structured Parzen estimator, based on the finished trials."""
     library = import_optuna()
     if _exhausted(space, trials):
         return None
@@ -253,7 +253,7 @@ def optuna(space: Space, trials: Sequence[Trial], own: Mapping[str, Any], seed: 
 
 
 def import_optuna() -> Any:
-    """The library. Raises `MinBertError` where it is not installed."""
+    """Imports the library. Raises `MinBertError` if it is not installed."""
     try:
         import optuna as library
     except ModuleNotFoundError as error:
@@ -299,7 +299,7 @@ ENDING = ("grid", "coordinate")
 
 
 def method_named(name: str) -> Method:
-    """Raises `MinBertError` for one that is not there, or whose library is not."""
+    """Returns a method. Raises `MinBertError` if it is unknown, or its library is not installed."""
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     if name == "optuna":

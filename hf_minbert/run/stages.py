@@ -1,8 +1,8 @@
-"""A recipe in stages: runs that follow each other, each from the weights that the one before it ended with.
+"""A recipe in stages: runs that follow each other. Each starts from the final weights of the one before.
 
-A stage is an ordinary run with a folder of its own, `<output_dir>/stages/<number>-<name>`, so it is resumed, read and
-published like any other. When the last one has ended, its model and results stand in `output_dir` too, whose
-`metrics.json` has those of all stages.
+A stage is an ordinary run in its own folder, `<output_dir>/stages/<number>-<name>`, so it is resumed, read and
+published like any other. After the last stage, its model and results are copied to `output_dir`, whose `metrics.json`
+has the metrics of all stages.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Stage:
     """One of a recipe's stages.
 
     Args:
-        name: its own, or its number.
-        values: the recipe of its run, but for whether it resumes.
-        settings, given, args: those values, typed.
+        name: its name, or its number.
+        values: the recipe of its run, without `resume_from_checkpoint`.
+        settings, given, args: these values, typed.
     """
 
     name: str
@@ -71,15 +71,15 @@ class Stage:
         return Path(self.settings.output_dir)
 
     def metrics(self) -> dict[str, Any] | None:
-        """What it came to; `None` unless it has finished."""
+        """Its metrics; `None` if it has not finished."""
         path = self.folder / "metrics.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
     def goes_on(self, is_last: bool) -> bool:
-        """Whether this stage, which has finished, has more to do with the recipe now: the last one may be made longer.
+        """Whether this finished stage has more steps in the current recipe, because the last stage may be made longer.
 
         Raises:
-            MinBertError: the recipe says something else of it.
+            MinBertError: the recipe has other values for it.
         """
         run = RunFolder(self.settings, self.given, self.args)
         try:
@@ -91,10 +91,10 @@ class Stage:
 
 
 def plan(values: Mapping[str, Value]) -> list[Stage]:
-    """The stages of a recipe as `read_recipe` read it; none where it has no `stages`.
+    """Returns the stages of a recipe from `read_recipe`; none if it has no `stages`.
 
     Raises:
-        MinBertError: a stage is no mapping, names a key that is not its own, or its recipe is wrong.
+        MinBertError: a stage is not a mapping, names a key that stages cannot have, or its recipe is wrong.
     """
     if "stages" not in values or values["stages"].value is None:  # so says the recipe of a run without
         return []
@@ -126,9 +126,9 @@ def plan(values: Mapping[str, Value]) -> list[Stage]:
 
 
 def _said_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str, Value]:
-    """The first checkpoint's dropout and length for a stage that says none, after others that did.
+    """Returns the first checkpoint's dropout and length, for a stage that does not set them after stages that did.
 
-    What a stage says is for that stage, and a saved model would hand its dropout and length on.
+    A stage's settings apply to that stage only, but its saved model would pass on its dropout and length.
     """
     said = {name for stage in chain for name in names(travels=True) if getattr(stage.settings, name) is not None}
     missing = [name for name in said if name not in values or values[name].value is None]
@@ -140,9 +140,9 @@ def _said_again(chain: Sequence[Stage], values: Mapping[str, Value]) -> dict[str
 
 
 def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages, each with the tasks of those after it in its `held_out`, unless they are held out anyway.
+    """Returns the stages, each with the tasks of later stages in its `held_out`, unless they are held out anyway.
 
-    What one stage learns by heart another must not be scored on.
+    A later stage must not be evaluated on rows that an earlier stage was trained on.
     """
     found = []
     for place, stage in enumerate(stages):
@@ -153,7 +153,7 @@ def with_later_held_out(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def held_out_with(settings: RunSettings, later: Sequence[RunSettings]) -> dict[str, Any] | None:
-    """What `held_out` of a run must be before those that come later; `None` if it need not change."""
+    """Returns the `held_out` that a run needs because of later runs; `None` if it need not change."""
     known = guarded_tasks(get_tasks(settings.tasks), settings.held_out, settings.data_dir)
     there = [scored_rows(task) for task in known]
     more: dict[str, Any] = {}
@@ -204,11 +204,10 @@ def carry_out(values: Mapping[str, Value], stages: Sequence[Stage], run: Run) ->
     """Carries out the stages that have not finished, one after the other.
 
     Returns:
-        what the `metrics.json` of the whole holds; on other processes than the first, an empty dict.
+        the contents of the final `metrics.json`; on processes other than the first, an empty dict.
 
     Raises:
-        MinBertError: the folder holds something that would be lost, or the recipe says something else of a stage that
-            has finished.
+        MinBertError: contents of the folder would be lost, or the recipe has other values for a finished stage.
     """
     root = stages[0].folder.parents[1]
     resumes, overwrites = (
@@ -279,10 +278,10 @@ def _check_folder(
 
 
 class _Begun(TrainerCallback):
-    """At a stage's first step, deletes what an older run left of the stages after it, and of the whole.
+    """At a stage's first step, deletes the later stages and the final results of an older run.
 
-    It comes before the stage's own folder is cleared, so that no later stage outlives the one that it began with. Not
-    earlier: what fails before the first step is a matter of the recipe, and leaves the folder as it was.
+    This happens before the stage's own folder is cleared, so that no later stage outlives the stage that it began
+    with. Before the first step, errors are usually mistakes in the recipe, and the folder is not changed.
     """
 
     def __init__(self, root: Path, kept: Sequence[Stage]):
@@ -300,7 +299,7 @@ class _Begun(TrainerCallback):
 
 
 def forget_accelerator() -> None:
-    """accelerate keeps one setting of mixed precision per process, and each stage may have its own."""
+    """Resets the state of accelerate, because it has one mixed precision and each stage may have its own."""
     from accelerate.state import AcceleratorState, GradientState
 
     AcceleratorState._reset_state()
@@ -329,7 +328,7 @@ def _collect(
 
 
 def linked(source: Path | str, target: Path | str) -> None:
-    """Copies a file; weights get a second name where the disk allows it, so that they need no second place."""
+    """Copies a file. Weights are hard-linked if the disk allows it, so that they need no further space."""
     Path(target).unlink(missing_ok=True)
     if Path(source).suffix == ".safetensors":
         try:

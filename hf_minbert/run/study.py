@@ -1,11 +1,11 @@
-"""A study carried out: every row of its table with every seed, each an ordinary run in a folder of its own.
+"""Runs a study: every row of its table with every seed, each as an ordinary run in its own folder.
 
     runs/<row>/seed-<n>/  a run's folder; see `hf_minbert.run.workers`
     teachers/             those that recipes train, each once for all runs; see `hf_minbert.run.teachers`
     cache/                tokenized rows and answers of teachers, which the runs share
 
-What has happened is read from the runs' folders, so that the same command goes on with a study that was cut off, and
-runs what a changed file has more. How the table is made of the runs is in `hf_minbert.reporting.study`.
+The state is read from the runs' folders. The same command therefore continues an interrupted study, and runs what was
+added to its file. `hf_minbert.reporting.study` makes the table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ STEPS_TO_TELL = 100  # of a run, before its time is estimated
 
 
 def runs_of(study: Study, root: Path) -> list[Run]:
-    """The runs of a study, all rows with one seed before those with the next. Raises as `Study.recipe`."""
+    """Returns the runs of a study, all rows with one seed before those with the next.
+
+    Raises the errors of `Study.recipe`.
+    """
     recipes = {row.name: with_teachers_read(study.recipe(row)) for row in study.rows if row.is_trained}
     found = []
     for seed in study.seeds:
@@ -51,14 +54,14 @@ def runs_of(study: Study, root: Path) -> list[Run]:
 
 
 def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
-    """The runs of a study, after all that can be checked of them and of the folder.
+    """Returns the runs of a study, after all checks of the runs and of the folder.
 
     Args:
         root: the study's folder.
-        retry: runs that failed are to run again, from their checkpoints if they have some.
+        retry: run failed runs again, from their checkpoints if they have some.
 
     Raises:
-        MinBertError: a row's recipe or a metric is wrong, or a run in the folder is of another recipe.
+        MinBertError: a row's recipe or a metric is wrong, or a run in the folder has another recipe.
     """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise MinBertError("A study starts its runs itself. Run it without a launcher, and with --jobs.")
@@ -90,16 +93,17 @@ def begin(study: Study, root: Path, retry: bool = False) -> list[Run]:
 def run_study(
     study: Study, runs: Sequence[Run], root: Path, *, parallel: int = 1, agree: Callable[[str], bool]
 ) -> None:
-    """Carries out the runs that have not ended. Those that fail are noted, and the others go on.
+    """Carries out the runs that have not ended. Failed runs are recorded, and the others continue.
 
     Args:
-        runs: as `begin` gave them.
-        root: the study's folder, where their teachers are trained.
-        parallel: how many run at a time. They share the GPUs that there are.
-        agree: whether to go on, from a sentence on how long the whole will take; asked above an hour.
+        runs: the result of `begin`.
+        root: the study's folder, where the teachers of the runs are trained.
+        parallel: the number of runs at a time. They share the GPUs.
+        agree: asks whether to continue. It gets a sentence with the expected time, and is called if this is above an
+            hour.
 
     Raises:
-        MinBertError: `agree` said no.
+        MinBertError: `agree` returned false.
     """
     by_folder = {run.folder: run for run in runs}
     waiting = [run for run in runs if not run.has_ended]
@@ -141,13 +145,13 @@ def run_study(
 
 
 def failures(study: Study, root: Path) -> dict[tuple[str, int], str]:
-    """Why runs have failed, by row and seed."""
+    """Returns the reasons of failed runs, by row and seed."""
     every = {(row.name, seed): failure(run_folder(root, row.name, seed)) for row in study.rows for seed in study.seeds}
     return {run: error for run, error in every.items() if error is not None}
 
 
 def same_trainings(runs: Sequence[Run]) -> dict[str, str]:
-    """The rows that are the same training as one before them, whatever their names, and that one."""
+    """Returns, for each row that is the same training as an earlier row, that row. Names do not matter."""
     first: dict[str, str] = {}
     rows = {run.row: first.setdefault(run.whole, run.row) for run in runs if run.seed == runs[0].seed}
     return {row: other for row, other in rows.items() if row != other}
@@ -157,10 +161,10 @@ def same_trainings(runs: Sequence[Run]) -> dict[str, str]:
 
 
 class SharedStages:
-    """The first stages that several runs have in common, or all: done by one, and taken over by the others.
+    """First stages that several runs share. One run trains them, and the others copy them.
 
     Args:
-        runs: all of the study.
+        runs: all runs of the study.
     """
 
     def __init__(self, runs: Iterable[Run]):
@@ -193,7 +197,10 @@ class SharedStages:
         return self._whole[run.folder]
 
     def trainings(self, runs: Iterable[Run]) -> int:
-        """How many of these runs train: each training once, if none has finished it."""
+        """Returns how many runs must be trained.
+
+        Runs that are the same training count once, and not if one has finished.
+        """
         finished = {whole for folder, whole in self._whole.items() if (folder / FINISHED).is_file()}
         return len({*map(self._own, runs)} - finished)
 
@@ -203,7 +210,7 @@ class SharedStages:
         return [folder for folder, keys in self._keys.items() if folder != run.folder and own in keys[: number + 1]]
 
     def waits_for(self, run: Run, running: Collection[Path]) -> bool:
-        """Whether a run that is going on does all of this one, or a stage that it needs too."""
+        """Whether an active run trains all of this run, or a stage that this run needs too."""
         if any(folder in running for folder in self._twins(run)):
             return True
         for number, stage in enumerate(self._stages[run.folder]):
@@ -215,7 +222,7 @@ class SharedStages:
         return False
 
     def take_whole(self, run: Run) -> bool:
-        """Makes the folder of a run that another one was already; says whether there is such a one."""
+        """Fills the folder of a run from a finished run that is the same training. Returns whether there is one."""
         source = next((folder for folder in self._twins(run) if (folder / FINISHED).is_file()), None)
         if source is None or run.folder.exists():
             return False
@@ -230,7 +237,7 @@ class SharedStages:
         return True
 
     def take(self, run: Run) -> None:
-        """Puts the stages that another run has done into the folder of this one, which goes on from there."""
+        """Copies the stages that another run has finished to the folder of this run, which continues from there."""
         for number, stage in enumerate(self._stages[run.folder][:-1]):
             if (stage.folder / FINISHED).is_file():
                 continue
@@ -253,7 +260,7 @@ def _left_out(folder: str, names: Iterable[str]) -> list[str]:
 
 
 class _Clock:
-    """How long runs take, and will take."""
+    """Estimates how long runs take."""
 
     def __init__(self, runs: int, parallel: int, agree: Callable[[str], bool]):
         self.runs, self.parallel, self.agree = runs, min(parallel, runs), agree

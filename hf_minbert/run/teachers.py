@@ -1,10 +1,10 @@
-"""Teachers that a recipe trains before the student, as `hf_minbert.settings.teachers` reads them.
+"""Teachers that a recipe trains before the student. `hf_minbert.settings.teachers` reads them.
 
     teachers/<name>/seed-<n>/   a teacher's run, in the student's folder; see `hf_minbert.run.workers`
     teachers/answers/           what teachers answered, unless there is a `cache_dir`
 
-In the folder of a study or a search each teacher is trained once, as `teachers/<name>/seed-<n>-<what it is>/`, and
-every run that has it gets a copy.
+In the folder of a study or a search, each teacher is trained once, in `teachers/<name>/seed-<n>-<digest>/`, and every
+run with this teacher gets a copy.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ANSWERS = "answers"
 
 
 def teacher_runs(values: Mapping[str, Value], folder: Path) -> list[Run]:
-    """The runs of a recipe's teachers, whose rows to be scored the student's are beside their own.
+    """Returns the runs of a recipe's teachers. They hold out the student's dev and test rows besides their own.
 
     Args:
-        values: the student's recipe, whole.
-        folder: of its teachers.
+        values: the complete recipe of the student.
+        folder: the folder of its teachers.
 
     Raises:
         MinBertError: a teacher's recipe is wrong.
@@ -66,20 +66,25 @@ class Teachers:
     """The teachers of one run.
 
     Args:
-        values: its recipe, whole.
-        jobs: how many are trained at a time.
+        values: its complete recipe.
+        jobs: the number of teachers that are trained at a time.
 
     Raises:
-        MinBertError: as `teacher_runs`.
+        MinBertError: `jobs` is above 1 and the recipe trains no teachers; or as `teacher_runs`.
     """
 
     def __init__(self, values: Mapping[str, Value], jobs: int = 1):
         self.folder = Path(split(values)[0].output_dir) / TEACHERS
         self.runs, self.jobs = teacher_runs(values, self.folder), jobs
+        if jobs > 1 and not self.runs:
+            raise MinBertError(
+                f"--jobs {jobs} trains several teachers at a time, and this recipe trains no teachers. Leave out "
+                "--jobs. To train one model on several GPUs, use accelerate launch scripts/train.py RECIPE."
+            )
         self.overwrites = "overwrite" in values and bool(values["overwrite"].value)
 
     def folders(self, entries: Sequence[Any]) -> list[str]:
-        """All models that the entries of `teachers` mean: saved ones, and those of runs."""
+        """Returns the folders of all models in the entries of `teachers`: saved models and trained ones."""
         found: list[str] = []
         for entry in read_teachers(entries):
             found += [str(run.folder) for run in self._of(entry)] if isinstance(entry, Teacher) else [entry]
@@ -92,12 +97,12 @@ class Teachers:
         return [run for entry in read_teachers(entries) if isinstance(entry, Teacher) for run in self._of(entry)]
 
     def check(self, entries: Sequence[Any], tasks: Mapping[str, Task], processes: int) -> None:
-        """Raises `MinBertError` for what would be wrong with teachers only once they are trained.
+        """Raises `MinBertError` for errors that would otherwise appear only after the teachers are trained.
 
         Args:
-            entries: as in `teachers`.
-            tasks: those in training, by name.
-            processes: of the run.
+            entries: the entries of `teachers`.
+            tasks: the trained tasks, by name.
+            processes: the number of processes of the run.
         """
         taught: set[str] = set()
         runs = self._named(entries)
@@ -121,7 +126,7 @@ class Teachers:
             )
 
     def times(self, entries: Sequence[Any]) -> list[dict[str, Any]]:
-        """The seconds of training of each teacher that was trained for the run, with its name and seed."""
+        """Returns name, seed and training time in seconds of each teacher that was trained for the run."""
         found = []
         for run in self._named(entries):
             metrics = json.loads((run.folder / FINISHED).read_text(encoding="utf-8"))
@@ -130,7 +135,7 @@ class Teachers:
         return found
 
     def were_interrupted(self, student: RunFolder) -> bool:
-        """Whether a command that is to resume has trained teachers so far, and the student not yet."""
+        """Whether the command to resume had begun to train teachers, and not the student yet."""
         return self.folder.is_dir() and student.checkpoint is None and not student.holds_run()
 
     def _check_same(self, run: Run) -> None:
@@ -138,10 +143,10 @@ class Teachers:
         run.check_same(f"Teacher {run.row!r}", remedy)
 
     def train(self, entries: Sequence[Any]) -> None:
-        """Trains those that have not finished, or goes on with them.
+        """Trains the teachers that have not finished, or continues them.
 
         Raises:
-            MinBertError: one failed; those beside it go on with the next command.
+            MinBertError: one failed. The other teachers continue with the next command.
         """
         runs = self._named(entries)
         for run in runs:
@@ -177,7 +182,7 @@ class Teachers:
 
 
 def check_end(folder: Path, name: str, outcome: Outcome) -> None:
-    """Deletes what a teacher that has finished needs no more. Raises `MinBertError` for one that has not."""
+    """Deletes files that a finished teacher no longer needs. Raises `MinBertError` if it has not finished."""
     if outcome.lost:
         raise MinBertError(f"Teacher {name} is not finished: {outcome.error} The same command continues it.")
     if (error := failure(folder)) is not None:
@@ -191,7 +196,7 @@ def _has_finished(folder: Path) -> bool:
 
 
 class SharedTeachers:
-    """Teachers that several runs have in common: trained once, in a folder of all, and taken over by each run.
+    """Teachers that several runs share. They are trained once, in a common folder, and copied to each run.
 
     Args:
         root: the folder of the study or search.
@@ -203,7 +208,7 @@ class SharedTeachers:
         self._names: dict[Path, str] = {}
 
     def of(self, folder: Path, values: Mapping[str, Value]) -> list[tuple[Run, Path]]:
-        """The teachers of a run, each with the folder of all. Raises as `teacher_runs`."""
+        """Returns the teachers of a run, each with its common folder. Raises the errors of `teacher_runs`."""
         if folder not in self._shared:
             runs = teacher_runs(values, folder / TEACHERS)
             self._shared[folder] = [(run, self._place(run)) for run in runs]
@@ -215,17 +220,20 @@ class SharedTeachers:
         return self.root / run.row / f"seed-{run.seed}-{hashlib.sha256(run.whole.encode()).hexdigest()[:12]}"
 
     def to_come(self, runs: Mapping[Path, Mapping[str, Value]]) -> int:
-        """How many teachers of these runs are still to be trained."""
+        """Returns how many teachers of these runs still have to be trained."""
         places = {place for folder, values in runs.items() for _, place in self.of(folder, values)}
         return sum(not _has_finished(place) for place in places)
 
     def retry(self) -> None:
-        """Lets those that failed run again."""
+        """Resets failed teachers, so that they run again."""
         for path in self.root.glob(f"*/*/{FAILED}"):
             path.unlink()
 
     def ended(self, folder: Path, outcome: Outcome) -> bool:
-        """Says how a teacher ended, and tidies up behind it. Whether the folder is one's: the run's own is not."""
+        """Records how a teacher ended, and deletes files that it no longer needs.
+
+        Returns whether the folder belongs to a teacher.
+        """
         if folder not in self._names:
             return False
         try:
@@ -237,14 +245,14 @@ class SharedTeachers:
         return True
 
     def start(self, folder: Path, values: Mapping[str, Value], running: Collection[Path]) -> Path | None:
-        """What is to start for a run: a teacher, the run itself where all its teachers are there, or nothing now.
+        """Returns the folder to start for a run: a teacher's, the run's own if all teachers are finished, or `None`.
 
-        The run gets those that have finished. Where one of them failed, the run is noted as failed too.
+        The run gets copies of finished teachers. If a teacher failed, the run is recorded as failed too.
 
         Args:
-            folder: of the run.
+            folder: the folder of the run.
             values: its recipe.
-            running: the folders of those going on, or lost.
+            running: the folders of active or lost runs.
         """
         waits = False
         for run, place in self.of(folder, values):

@@ -1,4 +1,4 @@
-"""A recipe carried out: data, model, trainer, scores."""
+"""Carries out a recipe: data, model, training, scores."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def train(
     timeline: Timeline | None = None,
     jobs: int = 1,
 ) -> dict[str, Any]:
-    """Carries out a recipe as `read_recipe` read it, in its stages if it has some.
+    """Trains and evaluates a recipe from `read_recipe`, stage by stage if it has stages.
 
     Args:
-        callbacks: of the trainer, in each stage.
-        timeline: of the first stage, where its time began before this call. Each other stage has one of its own.
-        jobs: how many of the teachers that the recipe trains are trained at a time.
+        callbacks: callbacks of the trainer, in each stage.
+        timeline: the timeline of the first stage, if its time began before this call. Every other stage has its own.
+        jobs: how many of the recipe's teachers are trained at a time.
 
     Returns:
-        what `metrics.json` holds; on other processes than the first, an empty dict.
+        the contents of `metrics.json`; on processes other than the first, an empty dict.
 
     Raises:
-        MinBertError: anything wrong before the first step. Later errors pass as they are.
-        DivergedError: training has ended, and its last weights or outputs are not finite; on all processes. Where the
-            model is the best of those before, everything of the run is written nevertheless.
+        MinBertError: there is an error before the first step. Later errors pass unchanged.
+        DivergedError: training has ended, and its last weights or outputs are not finite. All processes raise it. If
+            an earlier model is the best one, the run is still written completely.
     """
     plugins.load_named(values)
     values = with_teachers_read(values)  # their files may change while they are trained
@@ -106,7 +106,10 @@ def _leave_processes() -> None:
 
 
 def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
-    """The stages of a recipe, if it has some, after what can be checked of all; on all processes or on none."""
+    """Returns the stages of a recipe, if it has some, after the checks of all stages.
+
+    All processes return or all raise.
+    """
     stages, error = plan(values), None
     if not stages:
         return []
@@ -124,7 +127,7 @@ def _plan_together(values: Mapping[str, Value]) -> list[Stage]:
 
 
 def check_stages(stages: Sequence[Stage]) -> None:
-    """Raises, as a `MinBertError`, what a later stage's tasks, heads, layers and data would only after hours."""
+    """Raises `MinBertError` for errors in tasks, heads, layers and data of later stages, before the first begins."""
     if any(stage.args.push_to_hub for stage in stages):
         raise MinBertError(
             "`push_to_hub` would upload each stage by itself. Leave it out, and upload the whole with `minbert "
@@ -150,7 +153,7 @@ def check_stages(stages: Sequence[Stage]) -> None:
 
 @contextmanager
 def _unheard() -> Generator[None]:
-    """Inside, the package says errors alone."""
+    """Within this context, the package logs only errors."""
     log = logging.getLogger(__package__)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -163,10 +166,10 @@ def _unheard() -> Generator[None]:
 def _config(
     settings: RunSettings, args: MultiTaskTrainingArguments, tasks: list[Task], config: MinBertConfig | None = None
 ) -> MinBertConfig:
-    """The config of the model that a run trains, whatever its objective. Raises as `model_config`.
+    """Returns the config of the model that a run trains, for either objective. Raises the errors of `model_config`.
 
     Args:
-        config: the checkpoint's, where that is not there yet.
+        config: the checkpoint's config, if the checkpoint does not exist yet.
     """
     if settings.objective == "mlm":
         return pretraining.arrange(checkpoints_config(settings) if config is None else config, settings)
@@ -176,7 +179,7 @@ def _config(
 
 
 def _check_encoder(args: MultiTaskTrainingArguments, config: MinBertConfig) -> None:
-    """Raises `MinBertError` where the arguments ask for more layers, or other inputs, than the encoder has."""
+    """Raises `MinBertError` if the arguments need more layers, or other inputs, than the encoder has."""
     if config.encoder_config is None:
         return check_layers(args.freeze, args.unfreeze, config.num_hidden_layers)
     parts, of = parts_of(config.encoder_config), f"an encoder of the library's ({config.family})"
@@ -200,11 +203,11 @@ def _train(
     behind_stage: bool,
     timeline: Timeline,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Carries out one run, perhaps behind a stage. Raises as `train`.
+    """Carries out one run, possibly after another stage. Raises the errors of `train`.
 
     Returns:
-        what `metrics.json` holds, on the first process; and, where the run diverged after its best model, a sentence
-        that says so, on all.
+        on the first process, the contents of `metrics.json`; and on all processes, a sentence if the run diverged
+        after its best model.
     """
     # Batches have hundreds of shapes, and cuDNN's attention compiles each anew: minutes a run on new GPUs.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -247,7 +250,7 @@ def _diverged_late(trainer: Trainer) -> bool:
 
 
 def _prepare_together(folder: RunFolder, teachers: Teachers) -> tuple[MinBertConfig, dict[str, Any]]:
-    """`_prepare`, on all processes or on none."""
+    """Calls `_prepare`. If it fails on one process, all processes raise."""
     prepared, found, error = None, {}, None
     try:
         config, data = prepared = _prepare(folder, teachers)
@@ -397,9 +400,9 @@ def _score(run: RunFolder, trainer: MultiTaskTrainer, dev: dict[str, Any]) -> di
 
 
 def _rows_and_baselines(trainer: MultiTaskTrainer, data: Mapping[str, Any]) -> dict[str, Any]:
-    """How many rows each task was trained and scored on, and what answers without a model score on the latter.
+    """Returns the number of training and evaluation rows of each task, and baseline scores on the latter.
 
-    Those without labels count by where they are from, where they are learnt: own rows, files, and new pairs.
+    Training rows without labels are counted by their origin: the task's own rows, files, and new pairs.
     """
     tasks = trainer.tasks
     rows: dict[str, Any] = {"train": {}, "dev": {task: len(of) for task, of in data["scored"].items()}}
@@ -426,7 +429,7 @@ def _asked(settings: RunSettings) -> dict[str, Any]:
 
 
 def _training_scores(trainer: Trainer) -> dict[str, float]:
-    """With `train_metrics`, the scores on the training rows of the epoch whose model is kept, else of the last one."""
+    """With `train_metrics`, returns the scores on the training rows of the kept model's epoch, or the last."""
     state = trainer.state
     scored = {entry["step"]: entry for entry in state.log_history if "train_overall" in entry}
     if not scored:

@@ -1,4 +1,4 @@
-"""The process of a worker: one run after another, as stdin names them. See `hf_minbert.run.workers`."""
+"""The process of a worker. It carries out one run after another, as stdin names them. See `hf_minbert.run.workers`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVERY = 1.0  # seconds between two reports of progress
 
 
 def serve() -> None:
-    """Carries out the runs that stdin names, a line of JSON each, and ends this process when stdin is closed."""
+    """Carries out the runs that stdin names, one line of JSON each, and ends this process when stdin is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then lets go of this process
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     orders: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -62,7 +62,7 @@ def _read(orders: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _carry_out(order: dict[str, Any], report: Report) -> dict[str, Any]:
-    """One run, whose words go to its log. Returns what `hf_minbert.run.workers.Outcome` is made of."""
+    """Carries out one run, with its messages in its log. Returns the fields of `hf_minbert.run.workers.Outcome`."""
     progress = _Progress(report)
     with open(order["log"], "ab") as log:
         for stream in (1, 2):

@@ -1,10 +1,11 @@
-"""Runs side by side and one after another, in processes that stay alive.
+"""Carries out runs in parallel, in processes that stay alive.
 
-A run is a folder with `run.yaml`, its recipe. Its process writes `run.log`. `metrics.json` says that it has finished,
-`failed.json` that it failed, and why. A run that has neither was cut off, and goes on from its checkpoint.
+A run is a folder with `run.yaml`, its recipe. Its process writes `run.log`. `metrics.json` means that it has finished,
+and `failed.json`, with the reason, that it failed. A run with neither was interrupted and continues from its
+checkpoint.
 
-A process imports the libraries once, which takes longer than a short run trains. On one GPU, several share it through
-NVIDIA's MPS where that is installed; the threads of the CPU are divided.
+A process imports the libraries once, which takes longer than training a short run. On one GPU, several processes share
+it through NVIDIA's MPS if that is installed. The CPU's threads are divided among the processes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ POLL = 0.1  # seconds between two looks at the workers
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: its last step, how many there are, and the seconds that the last ones took, each."""
+    """The progress of a run: its last step, the number of steps, and the seconds per step."""
 
     step: int
     steps: int
@@ -51,9 +52,9 @@ class Outcome:
     """How a run ended.
 
     Args:
-        error: why it failed; empty unless it did.
-        first_step: when it took its first step, on the monotonic clock; `None` if it took none.
-        lost: its process ended in the middle of it, as by a signal. It has not failed, and may go on.
+        error: the reason if it failed; otherwise empty.
+        first_step: the time of its first step, on the monotonic clock; `None` if it had none.
+        lost: its process ended during the run, for example by a signal. The run has not failed, and may be continued.
     """
 
     error: str
@@ -62,7 +63,7 @@ class Outcome:
 
 
 class Worker:
-    """A process that carries out the runs that it is given, and ends when it is let go of."""
+    """A process that carries out the runs that it is given, and ends when it is released."""
 
     def __init__(self, environment: dict[str, str]):
         code = "from hf_minbert.run.worker import serve; serve()"
@@ -84,7 +85,7 @@ class Worker:
         self._process.stdin.flush()
 
     def poll(self) -> Outcome | None:
-        """How the run that was started last ended; `None` while it goes on."""
+        """Returns how the last started run ended; `None` while it is active."""
         status = self._process.poll()  # first: what an ended process said is all there then
         for reply in self._replies():
             if "error" in reply:
@@ -113,7 +114,7 @@ class Worker:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Ends the process, in the middle of a run too."""
+        """Ends the process, even during a run."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -126,12 +127,13 @@ def carry_out(
     parallel: int,
     watch: Callable[[dict[Path, Progress]], None] = lambda progress: None,
 ) -> None:
-    """Carries out runs, `parallel` at a time, until there is none to begin and none going on.
+    """Carries out runs, `parallel` at a time, until there are no more.
 
     Args:
-        next_run: from the folders of those going on, or lost, to that of the next; `None` if there is none now.
+        next_run: returns the folder of the next run, or `None` if there is none now, from the folders of active or
+            lost runs.
         ended: called as soon as a run has finished, failed or lost its process.
-        watch: called again and again with how far the runs are; what it raises ends all.
+        watch: called repeatedly with the progress of the runs. An error that it raises ends everything.
     """
     workers: dict[int, Worker] = {}
     running: dict[int, Path] = {}
@@ -166,7 +168,7 @@ def carry_out(
 
 @contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """Inside, no other process is: two would train in the same folders. Raises `MinBertError` if there is one."""
+    """Raises `MinBertError` if another process uses the folder, because two would train in the same folders."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock")  # of the system, which lets go of it when the process ends, however it ends
     try:
@@ -180,12 +182,12 @@ def alone_in(folder: Path) -> Generator[None]:
 
 
 def can_go_on(folder: Path) -> bool:
-    """Whether a run that was cut off has saved something to go on from."""
+    """Whether an interrupted run has saved a checkpoint to continue from."""
     return newest_complete_checkpoint(folder) is not None or (folder / FOLDER).is_dir()
 
 
 def failure(folder: Path) -> str | None:
-    """Why the run in a folder failed; `None` unless it did. A model that diverged has failed, though it has scores."""
+    """Returns the reason why the run in a folder failed; `None` if it did not. A diverged model counts as failed."""
     failed, finished = ((folder / name).is_file() for name in (FAILED, FINISHED))
     if failed:
         return json.loads((folder / FAILED).read_text(encoding="utf-8"))["error"]
@@ -199,7 +201,7 @@ def failure(folder: Path) -> str | None:
 
 @contextmanager
 def environments_of(parallel: int) -> Generator[list[dict[str, str]]]:
-    """The environment variables of each worker: its GPU, its share of the CPU's threads, and MPS where that helps."""
+    """Returns the environment variables of each worker: its GPU, its share of the CPU's threads, and MPS."""
     gpus = _gpus()
     threads = str(max(1, torch.get_num_threads() // parallel))  # of those that one process would take
     shared = {} if parallel == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
@@ -219,9 +221,9 @@ def _gpus() -> list[str]:
 
 @contextmanager
 def _mps() -> Generator[dict[str, str]]:
-    """NVIDIA's Multi-Process Service, so that kernels of several processes run on one GPU at once.
+    """Starts NVIDIA's Multi-Process Service, with which kernels of several processes run on one GPU at once.
 
-    One that runs already is used. Where it is not installed or does not start, processes take turns.
+    A running service is used. If it is not installed or does not start, processes take turns.
     """
     control = shutil.which("nvidia-cuda-mps-control")
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ or os.path.exists("/tmp/nvidia-mps/control"):

@@ -1,4 +1,4 @@
-"""The keys of a recipe, each declared once, and recipes read and written.
+"""The keys of a recipe, each declared once, and the code that reads and writes recipes.
 
-Nothing here imports torch or transformers, so that a mistake in a recipe is answered at once.
+Nothing here imports torch or transformers, so that mistakes in a recipe are reported at once.
 """

@@ -1,4 +1,4 @@
-"""Whether two recipes say the same, whichever of the ways to write it they take."""
+"""Compares the meaning of two recipes, independent of how they are written."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .tasks import get_tasks
 
 
 def same_value(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two recipes mean the same by a key. Both have all keys, also those that they leave to the default."""
+    """Whether two recipes have the same meaning for a key. Both must have all keys, including defaults."""
     equal = old.get(key) == new.get(key) and key not in ("tasks", "rows_per_epoch")
     return equal or _meaning(key, old) == _meaning(key, new)
 
 
 def differing_parts(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
-    """Where two values of a key differ: key with dots, and the values there.
+    """Returns where two values of a key differ: the key with dots, and the two values.
 
-    Of two mappings that differ in their order alone, the names in either order. Entries of lists that are as long as
-    each other go by their place from 0.
+    If two mappings differ only in their order, it returns the names in both orders. Entries of lists of equal length
+    are compared by their index from 0.
     """
     lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
     if lists and any(isinstance(entry, Mapping) for entry in (*old, *new)):
@@ -35,7 +35,7 @@ def differing_parts(key: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 
 def _meaning(key: str, values: Mapping[str, Any]) -> Any:
-    """What a key of a recipe comes to."""
+    """Returns the value of a recipe's key in normal form."""
     value = values.get(key)
     if key == "tasks":
         return get_tasks(values["tasks"])  # a list: of two mappings the order would not count

@@ -1,4 +1,4 @@
-"""Keys with dots, which reach into a recipe's mappings and lists: `tasks.sst.head`, `stages.heads.max_steps`."""
+"""Keys with dots, which set parts of a recipe's mappings and lists: `tasks.sst.head`, `stages.heads.max_steps`."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ OF_TASKS = ("tasks", "held_out")
 
 @dataclass(frozen=True)
 class Value:
-    """A value as read, and the characters it was read from (`None` for lists and mappings)."""
+    """A value as read, and its original characters (`None` for lists and mappings)."""
 
     value: Any
     text: str | None
 
 
 def as_value(raw: Any) -> Value:
-    """A value that was not read from a line of its own."""
+    """Wraps a value that was not read from its own line."""
     return Value(raw, None if isinstance(raw, list | dict) else _as_text(raw))
 
 
 def set_key(values: dict[str, Value], key: str, raw: Any, where: str, *, absent: bool = False) -> None:
     """Sets a key of a recipe, in place.
 
-    A mapping is merged into the one that is there, and `None` takes the part away. What the recipe has no line of
-    begins with its default, and a stage that has none with the recipe's. A stage goes by its name, or its number from
-    1; another list's entry by its place from 0.
+    A mapping is merged into the existing one, and `None` removes the part. If the recipe does not have the key, its
+    default is changed. If a stage does not have it, the recipe's value is changed for that stage. A stage is named by
+    its name, or its number from 1; an entry of another list by its index from 0.
 
     Args:
-        key: with dots, or a plain one, whose line is replaced.
-        where: begins an error.
-        absent: `None` may be for a part that is not there and is no field of a task.
+        key: with dots, or a plain key whose line is replaced.
+        where: the beginning of an error.
+        absent: `None` may be given for a part that does not exist and is not a field of a task.
 
     Raises:
-        MinBertError: the key leads into something that is not there or has no parts.
+        MinBertError: the key names something that does not exist or has no parts.
     """
     first, *path = key.split(".")
     if first == "stages" and path:
@@ -55,7 +55,7 @@ def set_key(values: dict[str, Value], key: str, raw: Any, where: str, *, absent:
 
 
 def value_of(values: Mapping[str, Value], key: str, where: str) -> Any:
-    """What a recipe says of a key, or of a stage's key in that stage; `None` where it says nothing."""
+    """Returns a recipe's value of a key, or a stage's value of `stages.<name>.<key>`; `None` if it is not set."""
     first, *path = key.split(".")
     if first == "stages" and path:
         return value_of(_stage(values, path, where)[1], ".".join(path[1:]), where)
@@ -64,7 +64,10 @@ def value_of(values: Mapping[str, Value], key: str, where: str) -> Any:
 
 
 def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str, *, absent: bool = False) -> None:
-    """Sets a key with dots for the recipe and those stages whose own line has that part. Raises as `set_key`."""
+    """Sets a key with dots for the recipe and those stages whose own line has that part.
+
+    Raises the errors of `set_key`.
+    """
     first, *path = key.split(".")
     stages = values["stages"].value if "stages" in values else None
     stages = [stage for stage in stages if isinstance(stage, dict)] if isinstance(stages, list) else []
@@ -86,7 +89,7 @@ def set_for_all(values: dict[str, Value], key: str, raw: Any, where: str, *, abs
 
 
 def in_order(keys: Mapping[str, Any]) -> list[str]:
-    """Keys with dots as they are set: those of a stage last, and list entries are taken away from the end."""
+    """Orders keys with dots for setting them: keys of stages last, and removals from lists from the end."""
 
     def order(key: str) -> tuple[bool, list[int]]:
         places = key.split(".")
@@ -97,13 +100,16 @@ def in_order(keys: Mapping[str, Any]) -> list[str]:
 
 
 def stage_names(stages: Sequence[Any]) -> list[str]:
-    """What the stages of a recipe are called: by their `name`, or by their number from 1."""
+    """Returns the names of the stages of a recipe: their `name`, or their number from 1."""
     given = [stage.get("name") if isinstance(stage, dict) else None for stage in stages]
     return [str(number if name is None else name) for number, name in enumerate(given, 1)]
 
 
 def stage_recipes(values: Mapping[str, Value]) -> list[tuple[str, dict[str, Value]]]:
-    """Name and recipe of each stage: the lines outside `stages`, and its own before these. Empty without stages."""
+    """Returns name and recipe of each stage: the lines outside `stages`, overridden by its own.
+
+    Empty without stages.
+    """
     stages = values["stages"].value if "stages" in values else None
     common = {key: value for key, value in values.items() if key != "stages"}
     own = [{key: as_value(line) for key, line in stage.items() if key != "name"} for stage in stages or ()]
@@ -111,7 +117,7 @@ def stage_recipes(values: Mapping[str, Value]) -> list[tuple[str, dict[str, Valu
 
 
 def stage_place(stages: Any, name: str, where: str) -> int:
-    """The place from 0 of a stage in a recipe's `stages`. Raises `MinBertError`, which begins with `where`."""
+    """Returns the index of a stage in a recipe's `stages`. A `MinBertError` begins with `where`."""
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise MinBertError(f"{where}: the recipe has no list of `stages`. Leave `stages.{name}.` out.")
     names = stage_names(stages)
@@ -167,7 +173,7 @@ def _line(values: Mapping[str, Value], key: str, path: Sequence[str], where: str
 
 
 def _found(values: Mapping[str, Value], key: str, where: str) -> Any:
-    """What stands there; `MISSING` if nothing does."""
+    """Returns the value at this path; `MISSING` if there is none."""
     first, *path = key.split(".")
     if first not in values and not (path and first in OURS):
         return MISSING
@@ -189,7 +195,7 @@ def _own_key(tree: Mapping[Any, Any], name: Any) -> Any:
 
 
 def _is_there(values: Mapping[str, Value], first: str, path: Sequence[str], where: str, absent: bool) -> bool:
-    """Whether there is a part to take away. Raises `MinBertError` for a name that nothing there could have."""
+    """Whether there is a part to remove. Raises `MinBertError` for a name that could not exist there."""
     tree = _line(values, first, path, where)
     for depth, name in enumerate(path):
         above, tree = tree, _part(tree, name)
@@ -203,7 +209,7 @@ def _is_there(values: Mapping[str, Value], first: str, path: Sequence[str], wher
 
 
 def _fields(path: Sequence[str]) -> list[str]:
-    """The fields of what stands at a path in the recipe's tasks, where that is a task or a source."""
+    """Returns the fields of the task or source at a path in the recipe's tasks."""
     if len(path) == 1:
         return [f.name for f in fields(Task) if f.name != "name"]
     return [f.name for f in fields(Source)] if len(path) == 3 and path[1] == "sources" else []
@@ -229,7 +235,7 @@ def _with(tree: Any, path: Sequence[str], raw: Any, where: str) -> Any:
 
 
 def _with_parts(tree: Any, name: str) -> Any:
-    """A mapping where there is nothing, and where an option of a file is asked of its path."""
+    """Returns a mapping for a missing value, and for a file's path if one of the file's options is set."""
     if isinstance(tree, str) and name in (f.name for f in fields(DataFile)):
         return {"path": tree}
     return {} if tree is None else tree

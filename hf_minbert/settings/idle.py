@@ -1,4 +1,7 @@
-"""Keys without effect beside the values of other keys: said before training, left out where runs are compared."""
+"""Keys that have no effect because of other keys.
+
+They are logged before training, and ignored when runs are compared.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ class Idle(NamedTuple):
     """Keys without effect.
 
     Args:
-        start: what their names begin with.
-        chosen: the value of another key that makes them so, in words.
-        purpose: what they are for.
+        start: the beginning of their names.
+        chosen: the value of another key that disables them, in words.
+        purpose: their purpose.
     """
 
     start: str
@@ -24,7 +27,7 @@ class Idle(NamedTuple):
 
 
 def idle_keys(values: Mapping[str, Any], tasks: Sequence[Task]) -> list[Idle]:
-    """The keys that have no effect in a run on these tasks.
+    """Returns the keys that have no effect in a run on these tasks.
 
     Args:
         values: every training argument of ours with its typed value.

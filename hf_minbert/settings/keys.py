@@ -1,4 +1,4 @@
-"""How a key of a recipe is declared: once, as a dataclass field with its default, a sentence, and its traits."""
+"""Declares a key of a recipe as a dataclass field, with its default, a sentence and its traits."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ KEPT = object()
 
 @dataclass(frozen=True)
 class Traits:
-    """What is true of a key, beside its type and default.
+    """The properties of a key, besides its type and default.
 
     Attributes:
-        resume: what a run that resumes may do. `fixed`: it keeps the value. `free`: another value takes effect in the
-            steps to come; `after`: also where none are to come. `length`: the run may become longer. `contents`: what
-            the key names is compared, not its name.
-        scope: `run`: part of what the run is; `seed`: runs of one recipe differ in it; `start`: of one start of the
-            command; `machine`: of who runs it, and where; `secret`: nobody else's, and never written.
-        objectives: which `objective` it has an effect on.
+        resume: what a resumed run may change. `fixed`: nothing. `free`: a new value affects the remaining steps.
+            `after`: as `free`, and it is accepted even if no steps remain. `length`: the run may become longer.
+            `contents`: the contents of the named file or folder are compared, not its name.
+        scope: `run`: part of the run's definition; `seed`: differs between runs of one recipe; `start`: belongs to one
+            call of the command; `machine`: depends on the machine or the user; `secret`: private, and never written.
+        objectives: the values of `objective` for which it has an effect.
         per_process: whether it counts rows of one process.
-        travels: whether the saved model's config keeps it.
+        travels: whether the saved model's config has it.
         by_task: whether it names tasks: a list of them, or a mapping from them.
-        records: whether it changes only what is logged, kept or uploaded, neither the model nor its scores.
-        handed_on: whether a teacher that the recipe trains has its value too, as it has of all `contents` and of the
-            `machine`.
-        off: its value in a run that only measures: nothing is scored, written or stopped early.
+        records: whether it changes only what is logged, kept or uploaded, and neither the model nor its scores.
+        handed_on: whether a teacher that the recipe trains gets its value. Keys with `resume: contents` or `scope:
+            machine` are always handed on.
+        off: its value in a run that only measures: nothing is evaluated, written or stopped early.
     """
 
     resume: Literal["fixed", "free", "after", "length", "contents"] = "fixed"
@@ -47,16 +47,16 @@ class Traits:
 
     @property
     def of_teachers(self) -> bool:
-        """Whether teachers that a recipe trains have the value that it says."""
+        """Whether teachers that a recipe trains get the recipe's value."""
         return self.handed_on or self.resume == "contents" or self.scope == "machine"
 
 
 def key(default: Any, sentence: str, **traits: Any) -> Any:
-    """A field of a dataclass of settings.
+    """Returns a dataclass field for a key.
 
     Args:
-        default: as it is; `MISSING` for a key that a recipe must have.
-        sentence: what it does, for the table of keys, the command line and the class's documentation.
+        default: the default; `MISSING` for a required key.
+        sentence: a description, for the table of keys, the command line and the class's documentation.
         traits: as in `Traits`.
     """
     made = {"default_factory": lambda: copy(default)} if isinstance(default, list | dict) else {"default": default}
@@ -71,5 +71,5 @@ def documented(cls: type[Settings]) -> type[Settings]:
 
 
 def default_of(declared: Field) -> Any:
-    """The default of a field; `MISSING` where it has none."""
+    """Returns the default of a field; `MISSING` if it has none."""
     return declared.default if declared.default_factory is MISSING else declared.default_factory()

@@ -1,4 +1,4 @@
-"""What a recipe means: of two that train alike every key is the same here, however they say it."""
+"""The meaning of a recipe: a normal form that is equal for recipes that train in the same way."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .tasks import Source, Task, data_files, get_tasks
 
 
 def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The keys that have an effect, each in one form.
+    """Returns the keys that have an effect, in normal form.
 
     Args:
-        values: every key of a recipe with its typed value, those with their defaults that it does not name; `peft`
-            as `hf_minbert.pretrained.adapters.full_options` gives it. Their `stages` are left out.
-        config: of the model that the run saved. It has what a recipe without that line takes from its checkpoint.
+        values: every key of a recipe with its typed value, including defaults; `peft` comes from
+            `hf_minbert.pretrained.adapters.full_options`. `stages` are left out.
+        config: the config of the model that the run saved. It provides values that the recipe takes from its
+            checkpoint.
 
     Raises:
-        MinBertError: `tasks` or `held_out` names no tasks.
+        MinBertError: `tasks` or `held_out` is invalid.
     """
     tasks, config = get_tasks(values["tasks"]), config or {}
     by_name = [task.name for task in tasks]
@@ -60,7 +61,7 @@ def meaning(values: Mapping[str, Any], config: Mapping[str, Any] | None = None) 
 
 
 def _without(value: Any, usual: Any, tasks: list[str], key: str) -> Any:
-    """A value by task without the entries that say what holds anyway; `None` if there are no others."""
+    """Returns a mapping by task without entries that equal the default; `None` if no entry is left."""
     if key == "smart_variant" and isinstance(value, str):
         value = dict.fromkeys(tasks, value)
     if not isinstance(value, Mapping):
@@ -98,5 +99,5 @@ def _source(source: Source) -> dict[str, Any]:
 
 
 def _place(name: str) -> str:
-    """A model's folder by its full path, a name on the Hub as it is."""
+    """Returns a model's folder as a full path. A name on the Hub is not changed."""
     return os.path.realpath(name) if os.path.isdir(name) else os.path.normpath(name)

@@ -1,4 +1,4 @@
-"""The metrics of each kind of task, by name: what a task may choose as its `metric`, and how it is computed."""
+"""The metrics of each kind of task by name, and how they are computed. A task chooses its `metric` among them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Labelled(Protocol):
-    """A `Task`, as far as a metric needs it."""
+    """The attributes of a `Task` that a metric needs."""
 
     @property
     def kind(self) -> str: ...
@@ -37,19 +37,19 @@ def accuracy(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
 
 
 def macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The plain mean of F1 over all of the task's classes."""
+    """The plain mean of F1 over all classes of the task."""
     return float(class_scores(values, labels, len(task.labels))["f1"].mean())
 
 
 def f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """That of a binary task's second label."""
+    """The F1 of a binary task's second label."""
     return float(class_scores(values, labels, len(task.labels))["f1"][1])
 
 
 def matthews(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The correlation of predicted and right classes (Matthews 1975; Gorodkin 2004 for more than two).
+    """The correlation of predicted and true classes (Matthews 1975; Gorodkin 2004 for more than two).
 
-    0.0 where it is not defined: all predictions, or all labels, are of one class.
+    It is 0.0 if undefined: all predictions, or all labels, are one class.
     """
     import numpy as np
 
@@ -68,49 +68,51 @@ def spearman(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
 
 
 def quadratic_kappa(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """Cohen's kappa, each error weighted by the square of its distance in places (Cohen 1968).
+    """Cohen's kappa, with each error weighted by the square of its distance in classes (Cohen 1968).
 
-    1 less the mean square over what it would be of predictions that do not depend on the labels. 0.0 where that is not
-    defined: all predictions and labels are one class.
+    It is 1 minus the mean square error over that of predictions that are independent of the labels. It is 0.0 if
+    undefined:
+    all predictions and labels are one class.
     """
     by_chance = values.var() + labels.var() + (values.mean() - labels.mean()) ** 2
     return float(1 - ((values - labels) ** 2).mean() / by_chance) if by_chance > 0 else 0.0
 
 
 def mean_absolute_error(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """How many places predictions are off, in the mean."""
+    """The mean distance between prediction and label, in classes."""
     return float(abs(values - labels).mean())
 
 
 def answered(task: Labelled, values: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which labels are answered and which are right, bool [N, C] both."""
+    """Returns which labels are predicted and which are right, both bool [N, C]."""
     return above_threshold(values, task.thresholds), labels > 0
 
 
 def micro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """F1 of all answers, whatever their row and label; 0 where there is none and none is right."""
+    """F1 over all predicted labels of all rows. It is 0 if none is predicted and none is right."""
     said, right = answered(task, values, labels)
     return 2 * float((said & right).sum()) / max(1, int(said.sum() + right.sum()))
 
 
 def label_macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The plain mean over labels of their F1; 0 for one that is neither there nor answered."""
+    """The plain mean over labels of their F1. It is 0 for a label that never occurs and is never predicted."""
     said, right = answered(task, values, labels)
     either = said.sum(axis=0) + right.sum(axis=0)
     return float((2 * (said & right).sum(axis=0) / either.clip(min=1)).mean())
 
 
 def f1_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """F1 of each row's answers, [N]; 1 for a row without a label and without an answer, which is right."""
+    """F1 of each row's labels, [N]. It is 1 for a row without labels and predictions."""
     said, right = answered(task, values, labels)
     either = said.sum(axis=1) + right.sum(axis=1)
     return (2 * (said & right).sum(axis=1) + (either == 0)) / either.clip(min=1)
 
 
 def ranking_precision_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Of each row, [N], the mean over its labels of the share of its labels among those at least as likely.
+    """Label ranking precision of each row, [N].
 
-    1 for a row without a label or with all of them, of which any order is right (as in scikit-learn).
+    For each label of the row, it is the share of right labels among the labels that are at least as likely. The value
+    is the mean of these shares. For a row without a label or with all labels it is 1, as in scikit-learn.
     """
     import numpy as np
     from scipy.stats import rankdata
@@ -125,7 +127,7 @@ def ranking_precision_by_row(task: Labelled, values: np.ndarray, labels: np.ndar
 
 
 def exact_by_row(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Whether a row's answers are all its labels and no other, [N]."""
+    """Whether the predicted labels of each row equal its labels, [N]."""
     said, right = answered(task, values, labels)
     return (said == right).all(axis=1)
 
@@ -143,12 +145,12 @@ def _mean_of(name: str) -> Metric:
 
 
 def word_accuracy(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The share of all words whose tag is right."""
+    """The share of words with the right tag."""
     return accuracy(task, *by_words(values, labels))
 
 
 def word_macro_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The plain mean over the task's tags of F1 by word."""
+    """The plain mean of F1 by word over the task's tags."""
     return macro_f1(task, *by_words(values, labels))
 
 
@@ -159,19 +161,19 @@ def entity_f1(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
 
 
 def entity_precision(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The share of predicted entities that are there, with the same words and type; 0 where none is predicted."""
+    """The share of predicted entities that occur, with the same words and type. It is 0 if none is predicted."""
     hits, predicted, _ = entity_counts(task, values, labels).sum(axis=0).tolist()
     return hits / predicted if predicted else 0.0
 
 
 def entity_recall(task: Labelled, values: np.ndarray, labels: np.ndarray) -> float:
-    """The share of entities that are predicted, with the same words and type; 0 where there is none."""
+    """The share of entities that are predicted, with the same words and type. It is 0 if there are none."""
     hits, _, there = entity_counts(task, values, labels).sum(axis=0).tolist()
     return hits / there if there else 0.0
 
 
 def entity_counts(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """How many entities of each sentence are found, are predicted, and are there; int64 [N, 3]."""
+    """Returns how many entities of each sentence are found, are predicted, and occur; int64 [N, 3]."""
     import numpy as np
 
     counts = np.empty((len(labels), 3), dtype=np.int64)
@@ -182,20 +184,23 @@ def entity_counts(task: Labelled, values: np.ndarray, labels: np.ndarray) -> np.
 
 
 def tag_names(task: Labelled, ids: np.ndarray) -> list[str]:
-    """The tags of a sentence's words; that of a word outside for one that was not read, -1."""
+    """Returns the tags of a sentence's words. A word that was not read (-1) has the tag outside of entities."""
     names = [*task.labels, task.labels[outside(task.labels)]]  # the last one is that of -1
     return [names[id_] for id_ in ids.tolist()]
 
 
 def by_words(*rows: np.ndarray) -> tuple[np.ndarray, ...]:
-    """[N] arrays as one of all words."""
+    """Concatenates [N] arrays to one array over all words."""
     import numpy as np
 
     return tuple(map(np.concatenate, rows))
 
 
 def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> dict[str, np.ndarray]:
-    """`precision`, `recall` and `f1` of each class, `[num_classes]`; 0 for one that is neither there nor predicted."""
+    """Returns `precision`, `recall` and `f1` of each class, `[num_classes]`.
+
+    They are 0 for a class that never occurs and is never predicted.
+    """
     import numpy as np
 
     def counted(ids: np.ndarray) -> np.ndarray:  # a word that was not read, whose value is -1, is of no class
@@ -211,7 +216,7 @@ def class_scores(values: np.ndarray, labels: np.ndarray, num_classes: int) -> di
 
 
 def correlation(name: str, values: np.ndarray, labels: np.ndarray) -> float:
-    """`pearson` or `spearman` of two `[N]`; 0.0 where it is not defined, because one of them is constant."""
+    """Returns `pearson` or `spearman` of two `[N]` arrays. It is 0.0 if undefined, because one of them is constant."""
     from scipy.stats import pearsonr, spearmanr
 
     if is_constant(values) or is_constant(labels):
@@ -220,7 +225,7 @@ def correlation(name: str, values: np.ndarray, labels: np.ndarray) -> float:
 
 
 def is_constant(numbers: np.ndarray) -> bool:
-    """Whether no correlation with these numbers is defined."""
+    """Whether correlations with these numbers are undefined."""
     import numpy as np
 
     # Below this spread scipy warns that Pearson's r is rounding noise.
@@ -229,7 +234,10 @@ def is_constant(numbers: np.ndarray) -> bool:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether more of it is better, by its name, as `eval_stars_mean_absolute_error`: of no loss and no error."""
+    """Whether a higher value of a metric is better, from its name.
+
+    It is false for losses, and for errors such as `eval_stars_mean_absolute_error`.
+    """
     return not metric.endswith(("loss", "error"))
 
 
@@ -259,9 +267,10 @@ KIND_METRICS: dict[str, Registry[Metric]] = {
 
 
 def metrics_of(task: Labelled) -> dict[str, Metric]:
-    """Those of a task's kind, the first of which is its score unless it names another.
+    """Returns the metrics of a task's kind. The first one is the task's score by default.
 
-    Of tags those that go with its labels: of entities where they mark some, else `accuracy` and `macro_f1`.
+    For tags they depend on the labels: metrics of entities if the labels mark entities, otherwise `accuracy` and
+    `macro_f1`.
     """
     known, others = dict(KIND_METRICS[task.kind]), ()
     if task.kind == "tags":

@@ -1,8 +1,8 @@
-"""Plugins: modules that register heads, losses, aggregators and so on when they are imported.
+"""Plugins: modules that register heads, losses, aggregators and other parts when they are imported.
 
-A person names them: in a recipe's `plugins`, by an import, or by installing a distribution with an entry point of the
-group `hf_minbert.plugins`. A saved model's folder names those that it needs too, and may hold a copy of them. The copy
-is never run here: a module of that name is imported where Python, or the run's recipe, finds one outside the folder.
+A plugin is named in a recipe's `plugins`, imported, or installed as a distribution with an entry point of the group
+`hf_minbert.plugins`. A saved model's folder names the plugins that it needs, and may have copies of them. Such copies
+are never run here: a plugin is imported from where Python, or the run's recipe, finds it outside the folder.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _missing: dict[str, str] = {}  # a plugin that nobody named here, to why it is n
 
 
 def module_of(entry: str) -> str:
-    """The module that an entry of `plugins` names, perhaps behind its folder: `my_heads` of `/recipes/my_heads`."""
+    """Returns the module name of an entry of `plugins`, without its folder: `my_heads` of `/recipes/my_heads`."""
     return Path(entry).name
 
 
 def located(entries: Any, folder: Path) -> Any:
-    """A recipe's `plugins`, each behind its folder where it lies in the recipe's folder or the working directory."""
+    """Returns a recipe's `plugins`, with the folder of those in the recipe's folder or the working directory."""
     if isinstance(entries, str):
         entries = [entries]
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
@@ -60,33 +60,33 @@ def load(entries: Iterable[str]) -> dict[str, str]:
     """Imports plugins. Returns their modules, each with the digest of its files.
 
     Args:
-        entries: a module's name, perhaps behind the folder where it lies, as `located` gives it.
+        entries: names of modules, with their folder if they have one, as `located` returns them.
 
     Raises:
-        MinBertError: there is no such module, its name stands for another one, or importing it fails.
+        MinBertError: there is no such module, another module has its name, or importing it fails.
     """
     return {module_of(entry): _load(entry) for entry in entries}
 
 
 def load_named(values: Mapping[str, Value]) -> None:
-    """Imports the plugins of a recipe as `read_recipe` read it. Raises as `load`."""
+    """Imports the plugins of a recipe from `read_recipe`. Raises the errors of `load`."""
     entries = values["plugins"].value if "plugins" in values else None
     if isinstance(entries, list) and all(isinstance(entry, str) for entry in entries):
         load(entries)  # what else stands there is refused where values become settings
 
 
 def installed() -> dict[str, str]:
-    """The plugins of entry points that this process has imported, with their digests."""
+    """Returns the plugins of entry points that this process has imported, with their digests."""
     return {name: _digests[name] for name in _installed}
 
 
 def are_installed() -> bool:
-    """Whether a distribution is installed that has plugins: any name may be theirs."""
+    """Whether a distribution with plugins is installed. They may register any name."""
     return bool(_entries(tuple(sys.path)))
 
 
 def _load(entry: str, outside: Path | None = None) -> str:
-    """Imports a plugin and returns its digest; with `outside` only one that does not lie in this folder."""
+    """Imports a plugin and returns its digest. With `outside`, a plugin in this folder is not imported."""
     name, home = module_of(entry), Path(entry).parent
     if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name) or name.endswith(".py"):
         remedy = f" Write {entry.removesuffix('.py')}." if entry.endswith(".py") else ""
@@ -106,7 +106,7 @@ def _load(entry: str, outside: Path | None = None) -> str:
         )
     if beside and not files[0].is_relative_to(home):
         raise MinBertError(
-            f"The plugin {name!r} in {home} cannot be imported: its name stands for {files[0]}. Rename it."
+            f"The plugin {name!r} in {home} cannot be imported: its name is already used by {files[0]}. Rename it."
         )
     if outside and not any(b".register(" in file.read_bytes() for file in files):
         raise MinBertError(
@@ -127,9 +127,9 @@ def _load(entry: str, outside: Path | None = None) -> str:
 
 
 def _files(name: str) -> list[Path]:
-    """The files of a module, its own first, found without importing it; none where there is no such module.
+    """Returns the files of a module, its own first, without importing it. Empty if there is no such module.
 
-    Of a package all; of a module that is one file, also those beside it that it imports.
+    For a package these are all of its files. For a single file, they include files in its folder that it imports.
     """
     try:
         spec = find_spec(name.split(".")[0])  # of a name without dots: to find a part of a package would import that
@@ -167,10 +167,10 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def find_more(plugins: Sequence[str], model: str) -> str:
-    """What a `Registry` calls before it refuses a name: imports a saved model's plugins, then those of entry points.
+    """Called by a `Registry` before it refuses a name. Imports a saved model's plugins, then those of entry points.
 
     Returns:
-        a sentence on each plugin that is missing; empty if none is.
+        a sentence for each missing plugin; empty if there is none.
     """
     load_saved(plugins, model)
     for module in _entries(tuple(sys.path)):
@@ -192,9 +192,9 @@ def _entries(path: tuple[str, ...]) -> list[str]:
 
 
 def load_saved(entries: Iterable[str], model: str | Path) -> None:
-    """Imports the plugins that a saved model names, where Python finds them outside its folder.
+    """Imports the plugins that a saved model names, from outside its folder.
 
-    One that is missing is no error before a name of it is asked for.
+    A missing plugin is an error only when one of its names is used.
     """
     for entry in entries:
         name = module_of(entry)

@@ -1,7 +1,7 @@
-"""A recipe: flat `key: value` lines of YAML, overridden by `key=value` words, turned into typed settings.
+"""A recipe: `key: value` lines of YAML, overridden by `key=value` arguments, converted to typed settings.
 
-It needs neither the Trainer nor a model, so that a misspelt line is answered at once. The keys are those of
-`RunSettings` and the fields of `MultiTaskTrainingArguments`, each under its own name.
+It needs neither the Trainer nor a model, so that a misspelt line is reported at once. The keys are those of
+`RunSettings` and the fields of `MultiTaskTrainingArguments`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         for position, (key, key_node) in enumerate(pairs):
             if any(key == earlier for earlier, _ in pairs[:position]):
                 raise ConstructorError(
-                    problem=f"the key {key!r} stands twice; delete one", problem_mark=key_node.start_mark
+                    problem=f"the key {key!r} occurs twice; delete one", problem_mark=key_node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 
@@ -68,7 +68,7 @@ _Yaml12Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.con
 
 
 class _Yaml12Dumper(yaml.SafeDumper):
-    """Quotes a text that YAML 1.1 or 1.2 would take for something else, so that both read it as it was."""
+    """Quotes a text that YAML 1.1 or 1.2 would read as something else, so that both read the same text."""
 
     yaml_implicit_resolvers = {
         first: [*older, *_Yaml12Loader.yaml_implicit_resolvers.get(first, [])]
@@ -77,7 +77,7 @@ class _Yaml12Dumper(yaml.SafeDumper):
 
 
 def _read_yaml(text: str, where: str) -> Any:
-    """`text` as a `Value`, or as a dict of them where it is a mapping. Errors name `where` and the line."""
+    """Reads `text` as a `Value`, or as a dict of them if it is a mapping. Errors name `where` and the line."""
     loader = None
     try:
         loader = _Yaml12Loader(text)  # refuses control characters
@@ -115,7 +115,7 @@ def _apart(tree: Any) -> Any:
 
 
 def _keep_characters(node: yaml.Node) -> None:
-    """Makes text of a number where the key of a stage takes text, as outside stages: `run_name: 007`."""
+    """Converts a number to text if the key of a stage takes text, as outside stages: `run_name: 007`."""
     for stage in node.value if isinstance(node, yaml.SequenceNode) else ():
         for key, value in stage.value if isinstance(stage, yaml.MappingNode) else ():
             if value.tag.endswith((":int", ":float")) and _takes_text(key.value):
@@ -123,13 +123,13 @@ def _keep_characters(node: yaml.Node) -> None:
 
 
 def recipes_folder() -> Path:
-    """The folder with the package's recipes: inside it once installed, beside it in a clone."""
+    """Returns the folder with the package's recipes: inside the package if it is installed, beside it in a clone."""
     installed = Path(__file__).parents[1] / "recipes"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "recipes"
 
 
 def packaged_recipes() -> dict[str, Path]:
-    """The recipes that come with the package, by name: the path in their folder without `.yaml`."""
+    """Returns the recipes of the package by name: the path in their folder without `.yaml`."""
     folder = recipes_folder()
     found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
     # no recipes, those: settings of accelerate, and files such as `search.space.yaml`, whose second ending says what
@@ -137,13 +137,13 @@ def packaged_recipes() -> dict[str, Path]:
 
 
 def find_packaged(given: str | Path, ending: str) -> Path | None:
-    """The file that is given, by its path or as a name in the package without its ending; `None` if there is none."""
+    """Returns the file with this path, or with this name in the package without its ending, or `None`."""
     places = (given, recipes_folder() / f"{given}{ending}")
     return next((Path(place) for place in places if os.path.isfile(place)), None)  # also of a text that is no path
 
 
 def find_recipe(path: str | Path) -> Path:
-    """The file at `path` or, where there is none, the package's recipe of that name, such as `cs224n/baseline`.
+    """Returns the file at `path` or, if there is none, the package's recipe with that name, such as `cs224n/baseline`.
 
     Raises:
         MinBertError: there is neither.
@@ -161,20 +161,21 @@ def find_recipe(path: str | Path) -> Path:
 
 
 def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Value]:
-    """Reads a recipe and the `key=value` words that override it.
+    """Reads a recipe and the `key=value` arguments that override it.
 
     Args:
-        path: a file, or the name of a recipe that comes with the package; see `find_recipe`.
-        overrides: the words. A key with dots reaches into a line, `tasks.sst.head=mlp`; see `set_key`. Words hold for
-            all of the recipe's stages, also where one has a line of that key; one with dots only where that line has
-            what it reaches into. One like `stages.heads.max_steps=2` is for the stage `heads` alone, begins with the
-            recipe's line where the stage has none, and goes before those for all.
+        path: a file, or the name of a recipe of the package; see `find_recipe`.
+        overrides: the arguments. A key with dots sets a part of a line, `tasks.sst.head=mlp`; see `set_key`. An
+            argument applies to the recipe and to all stages with a line of that key. One with dots applies only to
+            lines that have that part. `stages.heads.max_steps=2` is for the stage `heads` only. It takes precedence
+            over arguments for all stages. If the stage does not have the key, it starts from the recipe's value.
 
-    Plugins that lie beside the recipe or in the working directory are named with their folder. None is imported.
-    Recipes of `teachers` that lie beside the recipe are named with it too.
+    Plugins in the recipe's folder or the working directory get their folder in front of the name. They are not
+    imported. Recipes of `teachers` in the recipe's folder get it too.
 
     Raises:
-        MinBertError: the file is missing or not YAML, a key stands twice, a word has no `=` or its stage is not there.
+        MinBertError: the file is missing or not YAML, a key is repeated, an argument has no `=`, or its stage does not
+            exist.
     """
     path = find_recipe(path)
     values = read_lines(path)
@@ -195,7 +196,7 @@ def read_recipe(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Va
 
 
 def read_lines(path: Path) -> dict[str, Value]:
-    """The lines of a recipe's file as they stand there. Raises as `read_recipe`."""
+    """Returns the lines of a recipe's file without changes. Raises the errors of `read_recipe`."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:
@@ -207,12 +208,15 @@ def read_lines(path: Path) -> dict[str, Value]:
 
 
 def beside(recipe: str, folder: Path) -> str:
-    """A recipe that a file names: its path where it lies in the file's folder, else as it is named."""
+    """Returns the path of a recipe that a file names: in the file's folder if it is there, otherwise unchanged."""
     return str(folder / recipe) if recipe and (folder / recipe).is_file() else recipe
 
 
 def _teachers(lines: Mapping[str, Any], kind: type) -> Iterator[dict[str, Any]]:
-    """The entries of `teachers`, also in stages, whose recipe is of this type. What is wrong there is said later."""
+    """Returns the entries of `teachers`, also in stages, whose recipe has this type.
+
+    Errors in them are reported later.
+    """
     for of in (lines, *_stages(lines)):
         line = of.get("teachers")
         entries = line.value if isinstance(line, Value) else line
@@ -222,14 +226,14 @@ def _teachers(lines: Mapping[str, Any], kind: type) -> Iterator[dict[str, Any]]:
 
 
 def teacher_recipes(lines: Mapping[str, Any]) -> list[str]:
-    """What the entries of `teachers` call the recipes that they name, each once."""
+    """Returns the names of the recipes in the entries of `teachers`, each once."""
     return [*dict.fromkeys(entry["recipe"] for entry in _teachers(lines, str))]
 
 
 def with_teachers_read(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which `teachers` hold the lines of their recipes in the place of paths.
+    """Returns a copy in which the entries of `teachers` have the lines of their recipes instead of paths.
 
-    It does not change with the files, and is the same wherever they lie. Recipes of the package stay names.
+    It does not depend on the files any more. Recipes of the package are kept as names.
     """
     values = {**values, **{key: copy.deepcopy(values[key]) for key in ("teachers", "stages") if key in values}}
     for entry in _teachers(values, str):
@@ -245,10 +249,10 @@ def with_teachers_read(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def override(values: dict[str, Value], words: Mapping[str, Value], absent: bool = False) -> None:
-    """Sets keys for the whole recipe, in place, as `read_recipe` says it of its words.
+    """Sets keys for the whole recipe, in place, by the rules of `read_recipe`.
 
     Args:
-        absent: a part that `None` takes away may not be there.
+        absent: a part that `None` removes may be missing.
     """
     for stage in _stages(values):
         for key in words.keys() & stage.keys():
@@ -273,7 +277,7 @@ def _raw(key: str, value: Value) -> Any:
 
 
 def _plain(key: str, value: Value) -> Any:
-    """The value of a line; of one that takes text, such as `run_name: 007`, the characters."""
+    """Returns the value of a line; for a key that takes text, such as `run_name: 007`, the characters."""
     return value.text if type(value.value) in (int, float) and _takes_text(key) else value.value
 
 
@@ -288,7 +292,7 @@ def _takes_text(key: Any) -> bool:
 
 
 def read_value(written: str, where: str) -> Value:
-    """A word of the command line as YAML. Raises `MinBertError`, which begins with `where`, if it is none."""
+    """Reads an argument of the command line as YAML. A `MinBertError` for an invalid one begins with `where`."""
     parsed = _read_yaml(written, where)
     if isinstance(parsed, dict):
         return Value({name: inner.value for name, inner in parsed.items()}, None)
@@ -299,19 +303,19 @@ def read_value(written: str, where: str) -> Value:
 
 
 def settings_types() -> dict[str, Any]:
-    """Our own keys and their types."""
+    """Returns our own keys and their types."""
     return typing.get_type_hints(RunSettings)
 
 
 def split_recipe(values: Mapping[str, Value], training_types: Mapping[str, Any]) -> tuple[RunSettings, dict[str, Any]]:
-    """Typed settings out of a recipe's values.
+    """Converts a recipe's values to typed settings.
 
     Args:
-        values: what `read_recipe` gave.
-        training_types: name to type hint of every training argument.
+        values: the result of `read_recipe`.
+        training_types: the type hint of every training argument, by name.
 
     Returns:
-        the run's settings, and the training arguments that the recipe names.
+        the run's settings, and the training arguments in the recipe.
 
     Raises:
         MinBertError: a key is unknown or missing, or its value does not fit its type.
@@ -352,7 +356,7 @@ def _unknown_key(key: str, known: Iterable[str]) -> MinBertError:
 
 
 def cast(key: str, value: Value, hint: Any) -> Any:
-    """`value` as the type `hint` asks for. Raises `MinBertError` where it does not fit."""
+    """Converts `value` to the type `hint`. Raises `MinBertError` if it does not fit."""
     options = _options(hint)
     if type(value.value) is float and float in options:  # where whole numbers are taken too, 1.0 is not 1
         return value.value
@@ -365,13 +369,13 @@ def cast(key: str, value: Value, hint: Any) -> Any:
 
 
 def type_in_words(hint: Any) -> str:
-    """What a key with this type hint takes, in plain words."""
+    """Describes the values of a key with this type hint, in plain words."""
     words = dict.fromkeys(_words(option) for option in _options(hint))
     return " or ".join(sorted(words, key=lambda word: word == "null"))  # null last
 
 
 def _options(hint: Any) -> list[Any]:
-    """The members of a union, the narrow before the wide: text takes every scalar, and a list one word too."""
+    """Returns the members of a union, the narrow ones first. Text accepts every scalar, a list accepts a word."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = list(typing.get_args(hint)) if union else [hint]
     if any(isinstance(member, type) and issubclass(member, enum.Enum) for member in members):
@@ -427,9 +431,10 @@ def _words(option: Any) -> str:
     if origin is typing.Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is list:
-        return f"a list of {type_in_words(args[0])} like [a, b]"
+        of_mappings = dict in (args[0], typing.get_origin(args[0]))
+        return "a list of mappings" if of_mappings else f"a list of {type_in_words(args[0])} like [a, b]"
     if origin is dict:
-        return f"a mapping to {type_in_words(args[1])} like {{sts: ...}}"
+        return f"a mapping{'' if args[1] is Any else f' to {type_in_words(args[1])}'} like {{sts: ...}}"
     plain = {
         bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping",
         type(None): "null", Any: "anything",
@@ -438,9 +443,9 @@ def _words(option: Any) -> str:
 
 
 def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str, Any]) -> None:
-    """Writes a recipe that `read_recipe` and `split_recipe` turn into the same settings again.
+    """Writes a recipe that `read_recipe` and `split_recipe` convert to the same settings again.
 
-    Recipes of `teachers` are written too, as `teachers/<name>.yaml` beside it, so that all can be moved together.
+    Recipes of `teachers` are written as `teachers/<name>.yaml` beside it, so that all can be moved together.
     """
     from ..io import write_atomically
 
@@ -455,5 +460,5 @@ def write_recipe(path: str | Path, settings: RunSettings, training: Mapping[str,
 
 
 def recipe_text(lines: Mapping[str, Any]) -> str:
-    """Keys and plain values as YAML that `read_recipe` reads as they were."""
+    """Returns keys and plain values as YAML from which `read_recipe` reads the same values."""
     return yaml.dump(dict(lines), Dumper=_Yaml12Dumper, sort_keys=False, allow_unicode=True)

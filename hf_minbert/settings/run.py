@@ -1,4 +1,4 @@
-"""What a run needs beside its training arguments: the model, the tasks and their data."""
+"""The settings of a run besides its training arguments: the model, the tasks and their data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ThresholdMetric = Literal["f1", "accuracy", "matthews"]
 @documented
 @dataclass
 class RunSettings:
-    """What a run needs beside its training arguments: the model, the tasks and their data."""
+    """The settings of a run besides its training arguments: the model, the tasks and their data."""
 
     model_name_or_path: str = key(
         MISSING,

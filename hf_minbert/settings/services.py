@@ -1,4 +1,4 @@
-"""The services of `report_to` and what each needs, found before torch and transformers are imported."""
+"""The services of `report_to` and their libraries, found without importing torch and transformers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXTRAS = ("tensorboard",)
 
 @cache
 def services() -> tuple[str, ...]:
-    """Their names, from the source of transformers."""
+    """Returns the names of the services, read from the source of transformers."""
     spec = find_spec("transformers")
     assert spec is not None and spec.origin is not None
     source = Path(spec.origin).parent / "integrations" / "integration_utils.py"
@@ -36,7 +36,7 @@ def services() -> tuple[str, ...]:
 
 
 def check_services(report_to: object) -> None:
-    """Raises `MinBertError` if `report_to` names a service that is unknown, or whose library is not installed."""
+    """Raises `MinBertError` if `report_to` names an unknown service, or one whose library is not installed."""
     named = [report_to] if isinstance(report_to, str) else report_to if isinstance(report_to, list | tuple) else []
     for name in named:
         if name in ("all", "none") and isinstance(report_to, str):
@@ -53,7 +53,7 @@ def check_services(report_to: object) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether there is such a module. A folder of that name, such as one of logs, is none."""
+    """Whether there is such a module. A folder with that name, such as a folder of logs, does not count."""
     try:
         spec = find_spec(module)
     except ModuleNotFoundError:  # of the package around it

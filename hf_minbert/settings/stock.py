@@ -1,4 +1,4 @@
-"""The training arguments of transformers that a recipe may name: what is true of each, or why it is refused."""
+"""The training arguments of transformers in a recipe: the traits of each, or the reason why it is refused."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 def refusal(name: str, value: Any) -> str | None:
-    """Why an argument may not have this value, in a sentence; `None` where it may."""
+    """Returns a sentence with the reason why an argument may not have this value; `None` if it may."""
     if name not in REFUSED:
         return None
     allowed, reason = REFUSED[name]
@@ -108,10 +108,10 @@ def refusal(name: str, value: Any) -> str | None:
 
 @cache
 def stock_hints() -> dict[str, Any]:
-    """The types of transformers' training arguments, read from its source: importing it takes seconds.
+    """Returns the types of transformers' training arguments, read from its source, because importing it takes seconds.
 
-    Its enumerations are made anew. A type that names another class of transformers is `Any` here; the class itself
-    checks it.
+    Its enumerations are rebuilt. A type that names another class of transformers is `Any` here; the class itself
+    checks the value.
     """
     spec = find_spec("transformers")
     assert spec is not None and spec.origin is not None

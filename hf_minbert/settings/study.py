@@ -12,7 +12,8 @@
     claims:
       - {says: Surgery helps on average (section 4)., row: pcgrad, metrics: [overall]}
 
-A file of overrides has `keys` for every row, `recipes`, keys by the name of a recipe, and `rows`, by that of a row.
+A file of overrides has `keys` for every row, `recipes` (keys by the name of a recipe) and `rows` (keys by the name of
+a row).
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ class Row:
     """One row of the table.
 
     Args:
-        name: its name, and that of its runs' folder.
-        recipe: path or name; that of the packaged recipes.
-        keys: what it changes of it.
-        reported: scores that others report for it, by the names of `Study.metrics`.
-        against: the row that it is compared with; that of the study unless given.
+        name: its name, which is also the name of its runs' folder.
+        recipe: a path or a name of a packaged recipe.
+        keys: the keys of the recipe that it changes.
+        reported: scores that others report for it, by the names in `Study.metrics`.
+        against: the row that it is compared with. The default is the study's reference.
         note: a sentence for the table.
-        not_run: why it is only listed.
-        together: rows of other tasks each, in the place of a recipe: their runs with one seed are scored as one.
+        not_run: the reason why the row is listed and not run.
+        together: instead of a recipe, rows with different tasks. Their runs with the same seed are scored as one run.
         place: where the recipe was found, beside the study's file or by its name.
     """
 
@@ -72,16 +73,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """What others claim of a row, beside the one that it is compared with.
+    """A claim of others about a row, compared with the row's reference.
 
-    Without `finds` and `within` the claim is the difference between the scores that are reported for the two rows.
+    Without `finds` and `within`, the claim is the difference between the scores reported for the two rows.
 
     Args:
         says: a sentence, with the place where it is claimed.
-        row: its name.
-        metrics: in which it is claimed.
-        finds: `higher` or `lower`, where no scores are reported.
-        within: the largest difference, where the claim is that there is none.
+        row: the name of the row.
+        metrics: the metrics in which it is claimed.
+        finds: `higher` or `lower`, if no scores are reported.
+        within: the largest difference, if the claim is that there is none.
     """
 
     says: str
@@ -93,19 +94,20 @@ class Claim:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's file, read; its fields are the keys of the file.
+    """The contents of a study's file. The fields are the keys of the file.
 
     Args:
-        rows: in the order of the table.
-        reference: the row that the others are compared with, but for those that have a row of their own.
-        seeds: of each row's runs.
-        keys: of every row; they go before the row's own.
-        title, source: for the table; where the reported scores come from.
+        rows: the rows in the order of the table.
+        reference: the row that the others are compared with, unless they name another row.
+        seeds: the seeds of each row's runs.
+        keys: keys for every row. They are applied before the row's own.
+        title, source: the title of the table, and the source of the reported scores.
         reduction: one of `REDUCTIONS`.
-        metrics: columns, such as `sst_accuracy`; the tasks' main metrics and `overall` unless given.
-        claims: what others claim in words.
-        overrides: a file of overrides, read: keys for every row, by recipe and by row. They go after the row's own.
-        words: `key=value` words of the command line, which go last.
+        metrics: the columns, such as `sst_accuracy`. The default is the tasks' main metrics and `overall`.
+        claims: claims of others in words.
+        overrides: the contents of a file of overrides: keys for every row, by recipe and by row. They are applied
+            after the row's own.
+        words: `key=value` arguments of the command line, which are applied last.
     """
 
     rows: tuple[Row, ...]
@@ -125,18 +127,18 @@ class Study:
 
     @property
     def against(self) -> dict[str, str]:
-        """The row that each is compared with, but for a reference that has none."""
+        """Returns the row that each row is compared with. A reference is not compared with itself."""
         found = {row.name: row.against or self.reference for row in self.rows}
         return {name: other for name, other in found.items() if name != other}
 
     def changes(self, row: Row) -> list[Mapping[str, Any]]:
-        """The keys that a row changes of its recipe, in the order in which they are set, but for the words."""
+        """Returns the keys of its recipe that a row changes, in the order of setting them, without the arguments."""
         by_recipe = self.overrides.get("recipes", {}).get(row.recipe, {})
         by_row = self.overrides.get("rows", {}).get(row.name, {})
         return [self.keys, row.keys, self.overrides.get("keys", {}), by_recipe, by_row]
 
     def recipe(self, row: Row) -> dict[str, Value]:
-        """A row's recipe with all that the study changes. Raises as `read_recipe`."""
+        """Returns a row's recipe with all changes of the study. Raises the errors of `read_recipe`."""
         values = read_recipe(row.place)
         for keys in self.changes(row):
             override(values, {key: as_value(raw) for key, raw in keys.items()}, absent=True)
@@ -145,17 +147,17 @@ class Study:
 
 
 def packaged_studies() -> dict[str, Path]:
-    """The studies that come with the package, by name: the path in the folder of recipes without its ending."""
+    """Returns the studies of the package by name: the path in the folder of recipes without its ending."""
     folder = recipes_folder()
     found = sorted(folder.rglob(f"*{STUDY_FILE}"))
     return {path.relative_to(folder).as_posix().removesuffix(STUDY_FILE): path for path in found}
 
 
 def read_study(path: str | Path, overrides: str | Path | None = None, words: Iterable[str] = ()) -> Study:
-    """Reads a study, given by its path or the name of one in the package, a file of overrides and `key=value` words.
+    """Reads a study, by its path or its name in the package, with a file of overrides and `key=value` arguments.
 
     Raises:
-        MinBertError: there is no such file, or it says something that a study cannot have.
+        MinBertError: there is no such file, or its contents are invalid.
     """
     found = find_packaged(path, STUDY_FILE)
     if found is None:
@@ -195,7 +197,10 @@ def read_study(path: str | Path, overrides: str | Path | None = None, words: Ite
 
 
 def read_words(words: Iterable[str]) -> dict[str, Value]:
-    """Reads `key=value` words for every row. Raises `MinBertError` where one is none, or of a key not to be given."""
+    """Reads `key=value` arguments for every row.
+
+    Raises `MinBertError` if one is invalid or sets a key that it may not.
+    """
     found = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -254,9 +259,9 @@ def _row(where: str, name: str, given: Any, path: Path) -> Row:
 
 
 def check_name(where: str, name: str) -> None:
-    """Raises `MinBertError` unless a name can be a folder's."""
+    """Raises `MinBertError` unless a name can be the name of a folder."""
     if not name or Path(name).name != name or name.startswith("."):
-        raise MinBertError(f"{where}: the name becomes a folder's. Use letters, digits, `-`, `_`, `+` and spaces.")
+        raise MinBertError(f"{where}: the name is used for a folder. Use letters, digits, `-`, `_`, `+` and spaces.")
 
 
 def _check_against(where: str, row: Row, rows: Mapping[str, Row]) -> None:
@@ -303,7 +308,7 @@ def _claim(where: str, given: Any, rows: Mapping[str, Row], reference: str) -> C
 
 
 def read_seeds(where: str, given: Any) -> tuple[int, ...]:
-    """The seeds from how many there are, 1 and so on, or from a list. Raises `MinBertError` if it is neither."""
+    """Reads seeds: a number of seeds (1, 2 and so on), or a list. Raises `MinBertError` otherwise."""
     seeds = [*range(1, given + 1)] if type(given) is int else given
     if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise MinBertError(f"{where}: `seeds` must be how many, or a list like [1, 2, 3]. Found {given!r}.")
@@ -313,11 +318,11 @@ def read_seeds(where: str, given: Any) -> tuple[int, ...]:
 
 
 def read_keys(where: str, given: Any, by: str = "the study") -> dict[str, Any]:
-    """Keys that a row, or the like, changes of its recipe. Raises `MinBertError` for one that is not its own.
+    """Reads the keys that a row, or a similar entry, changes. Raises `MinBertError` for a key that it may not change.
 
     Args:
-        where: what an error begins with.
-        by: what gives each run its folder and its seed.
+        where: the beginning of an error.
+        by: what sets the folder and the seed of each run.
     """
     keys = read_mapping(where, given)
     for key in keys:
@@ -339,7 +344,7 @@ def _list(where: str, given: Any) -> list[str]:
 
 
 def check_keys(where: str, read: Mapping[str, Any], kind: type[DataclassInstance], without: Iterable[str]) -> None:
-    """Raises `MinBertError` for a key that is no field of `kind`, or one of those `without`."""
+    """Raises `MinBertError` for a key that is not a field of `kind`, or is one of `without`."""
     known = [f.name for f in fields(kind) if f.name not in without]
     for key in read:
         if key not in known:
@@ -347,5 +352,5 @@ def check_keys(where: str, read: Mapping[str, Any], kind: type[DataclassInstance
 
 
 def run_folder(root: str | Path, row: str, seed: int) -> Path:
-    """Where a run of a study lies."""
+    """Returns the folder of a run of a study."""
     return Path(root) / "runs" / row / f"seed-{seed}"

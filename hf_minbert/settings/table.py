@@ -1,4 +1,4 @@
-"""Every key of a recipe with its traits, from the places where they are declared."""
+"""All keys of a recipe with their traits, collected from their declarations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TRAITS: dict[str, Traits] = {
 
 
 def traits_of(name: str) -> Traits:
-    """The traits of a key; fixed on resume is one that only a newer transformers has."""
+    """Returns the traits of a key. A key of a newer transformers is fixed on resume."""
     return TRAITS.get(name, Traits())
 
 
 def names(*, among: Any = TRAITS, **traits: Any) -> tuple[str, ...]:
-    """The keys of which these traits are true: `names(scope="machine", resume="free")`; a tuple means any of it."""
+    """Returns the keys with these traits: `names(scope="machine", resume="free")`. A tuple means any of its values."""
     return tuple(
         name
         for name in among

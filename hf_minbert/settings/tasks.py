@@ -1,4 +1,4 @@
-"""What a task is: its columns, its labels, its head, its metric. Adding one is one `Task(...)` in `TASKS`."""
+"""The definition of a task: its columns, labels, head and metric. To add one, add a `Task(...)` to `TASKS`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DataFile:
 
     @property
     def options(self) -> dict[str, bool]:
-        """Those that are not as usual."""
+        """The options that differ from their defaults."""
         return {
             f.name: getattr(self, f.name)
             for f in fields(self)
@@ -67,19 +67,19 @@ class DataFile:
 
     @property
     def entry(self) -> str | dict[str, Any]:
-        """As a recipe names it."""
+        """The file as a recipe names it."""
         return {"path": self.path, **self.options} if self.options else self.path
 
 
 def data_files(value: Any, where: str = "`files`", **defaults: Any) -> list[DataFile]:
-    """The files that a recipe's `files` names: one or a list of them, each a path or a mapping.
+    """Returns the files in a recipe's `files`: one or a list of them, each a path or a mapping.
 
     Args:
-        where: what an error begins with.
-        defaults: fields of `DataFile` for files that do not give them.
+        where: the beginning of an error.
+        defaults: fields of `DataFile` for files that do not set them.
 
     Raises:
-        MinBertError: it names none, a key is unknown, or a value is not of its type.
+        MinBertError: there are no files, a key is unknown, or a value has a wrong type.
     """
     items = list(value) if isinstance(value, list | tuple) else [value]
     entries = [{"path": item} if isinstance(item, str) else item for item in items]
@@ -133,7 +133,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What logs and counts call it."""
+        """The name of the source in logs and counts."""
         return self.task or self.dataset or ", ".join(PurePath(file.path).name for file in self.data_files())
 
     def data_files(self) -> list[DataFile]:
@@ -176,7 +176,7 @@ class Source:
 
 
 def _check_names(where: str, name: str, value: Any, keys: tuple[str, ...]) -> None:
-    """Checks a mapping of `keys` to names, or to paths where it is called `files`."""
+    """Checks a mapping from `keys` to names, or for `files` to paths."""
     if not isinstance(value, Mapping):
         raise MinBertError(f"{where}: `{name}` must be a mapping like {{{keys[0]}: ...}}. Found {value!r}.")
     for key, target in value.items():
@@ -266,12 +266,12 @@ class Task:
 
     @property
     def traits(self) -> Kind:
-        """What the `kind` says of the task."""
+        """The properties of the task's `kind`."""
         return KINDS[self.kind]
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The `range` of a task whose `kind` is `score`."""
+        """The `range` of a task of `kind: score`."""
         assert self.range is not None
         return self.range
 
@@ -305,8 +305,8 @@ class Task:
                 raise MinBertError(f"{where}: {unknown_name('metric', self.metric, known)}")
         if not higher_is_better(self.metric):
             raise MinBertError(
-                f"{where}: `metric` must be one of which more is better, as `eval_overall` is a mean of such. Found "
-                f"{self.metric!r}, which is reported anyway."
+                f"{where}: `metric` must be one where higher is better, because `eval_overall` averages it. Found "
+                f"{self.metric!r}, which is reported in any case."
             )
         self._check_labels(where)
         self._check_answers(where)
@@ -314,7 +314,10 @@ class Task:
         self._check_data(where)
 
     def _check_types(self, where: str) -> None:
-        """A recipe may hold anything; said here, a wrong word is answered with the line that corrects it."""
+        """Checks the types of all fields, because a recipe may have any values.
+
+        Errors here name the field and an example.
+        """
         if isinstance(self.labels, tuple):  # label names such as 1 to 5 are numbers for YAML
             plain = (str(name) if type(name) is int else name for name in self.labels)
             object.__setattr__(self, "labels", tuple(plain))
@@ -419,7 +422,7 @@ class Task:
             )
 
     def _check_answers(self, where: str) -> None:
-        """How outputs become answers."""
+        """Checks the fields that determine how outputs become answers."""
         if type(self.temperature) not in (int, float) or not 0 < self.temperature < inf:
             raise MinBertError(f"{where}: `temperature` must be a number above 0. Found {self.temperature!r}.")
         for name, usual, kinds in (("temperature", 1, CALIBRATED), ("thresholds", 0.5, THRESHOLDED)):
@@ -434,7 +437,7 @@ class Task:
             raise MinBertError(f"{where}: `thresholds` must be a number between 0 and 1{each}. Found {given!r}.")
 
     def _check_set(self, where: str) -> None:
-        """What goes with any number of labels alone."""
+        """Checks the fields that are only for `kind: labels`."""
         several = self.columns.get("label") if isinstance(self.columns, Mapping) else None
         if not self.traits.is_set:
             given = {
@@ -447,7 +450,7 @@ class Task:
             return
         if not self.label_delimiter or any(self.label_delimiter in label for label in self.labels):
             raise MinBertError(
-                f"{where}: `label_delimiter` must be text that stands in none of the labels. Found "
+                f"{where}: `label_delimiter` must be text that occurs in none of the labels. Found "
                 f"{self.label_delimiter!r}."
             )
         if isinstance(several, list) and len(several) != len(self.labels):
@@ -458,7 +461,7 @@ class Task:
 
     @property
     def own_thresholds(self) -> dict[str, float]:
-        """The thresholds by label, where they are not the usual one half."""
+        """The thresholds by label that differ from one half."""
         if self.thresholds == 0.5:
             return {}
         labels = self.labels if self.traits.is_set else self.labels[1:]
@@ -471,11 +474,11 @@ class Task:
 
     @property
     def num_outputs(self) -> int:
-        """How many numbers the head gives per example."""
+        """The number of outputs of the head for each example."""
         return self.traits.outputs(len(self.labels))
 
     def to_config(self) -> dict[str, Any]:
-        """The task as it stands in a model's `config.json`: everything but where its data lay, and `COSINE_START`."""
+        """Returns the task as in a model's `config.json`: all fields but the place of its data, and `COSINE_START`."""
         saved = asdict(self)
         for name in (*DATA_FIELDS, *(() if self.traits.is_set else OF_SETS)):
             del saved[name]
@@ -489,7 +492,7 @@ class Task:
 
     @classmethod
     def from_config(cls, saved: dict[str, Any]) -> Task:
-        """The inverse of `to_config`. Raises `MinBertError` on a key that no task has."""
+        """The inverse of `to_config`. Raises `MinBertError` for an unknown key."""
         known = {f.name for f in fields(cls)}
         for key in saved:
             if key not in known:
@@ -554,7 +557,7 @@ TASKS: dict[str, Task] = {
 
 
 def head_difference(task: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """The first field in which the heads of two tasks, as configs have them, differ in meaning; `None` if in none."""
+    """Returns the first field in which the heads of two tasks in configs differ in meaning, or `None`."""
     return next((name for name in HEAD_FIELDS if _meaning(task[name]) != _meaning(other[name])), None)
 
 
@@ -566,14 +569,14 @@ def _meaning(value: Any) -> Any:
 
 
 def get_tasks(chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | Task | None]) -> list[Task]:
-    """The tasks that a recipe's `tasks` asks for, in its order.
+    """Returns the tasks in a recipe's `tasks`, in its order.
 
     Args:
-        chosen: names of the package's tasks; or name to entry, where `None` is the package's task as it is, and a
-            mapping replaces fields of the package's task of that name or, where there is none, is a task of its own.
+        chosen: names of the package's tasks; or a mapping from names to entries. The entry `None` means the package's
+            task. A mapping replaces fields of the package's task with that name. If there is none, it is a new task.
 
     Raises:
-        MinBertError: a name or a field is unknown, a name stands twice, an entry is no task, or there is none.
+        MinBertError: a name or a field is unknown, a name is repeated, an entry is not a task, or there is none.
     """
     if isinstance(chosen, Mapping):
         tasks = [_from_entry(name, entry) for name, entry in chosen.items()]
@@ -632,7 +635,7 @@ def _replaced(task: Task, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def revisions(tasks: Iterable[Task]) -> dict[str, str]:
-    """The Hub commits that tasks and their sources name, as `with_revisions` takes them."""
+    """Returns the Hub commits in tasks and their sources, in the form for `with_revisions`."""
     found: dict[str, str | None] = {}
     for task in tasks:
         found[task.name] = task.dataset_revision
@@ -643,12 +646,12 @@ def revisions(tasks: Iterable[Task]) -> dict[str, str]:
 def with_revisions(
     chosen: Iterable[str] | Mapping[str, Mapping[str, Any] | None], commits: Mapping[str, str]
 ) -> list[str] | dict[str, Mapping[str, Any] | None]:
-    """A recipe's `tasks` with the Hub commits that were read, so that it asks for the same data again.
+    """Returns a recipe's `tasks` with the Hub commits that were read, so that it loads the same data again.
 
-    A commit that an entry names stays; a branch or a tag, which may move, gives way.
+    A commit in an entry is kept. A branch or a tag, which may change, is replaced.
 
     Args:
-        commits: a task's name, or that of its source, such as `sts/1` for the first, to the commit.
+        commits: the commit of each task or source. A source is named as `sts/1` for the first source of sts.
     """
     entries = dict(chosen) if isinstance(chosen, Mapping) else dict.fromkeys(chosen)
     for name, commit in commits.items():
@@ -671,10 +674,10 @@ def _at_commit(entry: Mapping[str, Any], commit: str) -> Mapping[str, Any]:
 
 
 def chosen(option: str, named: Iterable[str] | str | None, tasks: Mapping[str, Any]) -> list[str]:
-    """The tasks that `option` names, each once; all of them where it says nothing.
+    """Returns the tasks that `option` names, each once; all tasks if it is not set.
 
     Raises:
-        MinBertError: it names a task that is not among `tasks`, or none at all.
+        MinBertError: it names a task that is not in `tasks`, or is empty.
     """
     names = list(tasks) if named in (None, {}) else [named] if isinstance(named, str) else list(named)
     for name in names:
@@ -692,7 +695,7 @@ LEADERBOARD = {"sst": "accuracy", "para": "accuracy", "sts": "pearson"}
 
 
 def metric_names(tasks: Iterable[Task]) -> list[str]:
-    """Every key that an evaluation of these tasks can report, without the `eval_` before it."""
+    """Returns every key that an evaluation of these tasks can report, without the prefix `eval_`."""
     tasks = list(tasks)
     names = [f"{task.name}_{metric}" for task in tasks for metric in (*metrics_of(task), "loss")]
     return [*names, "overall", *(["leaderboard"] if has_leaderboard(tasks) else [])]
@@ -704,15 +707,15 @@ def has_leaderboard(tasks: list[Task]) -> bool:
 
 
 def check_metric(metric: str, evaluated: Iterable[Task], averaged: bool) -> None:
-    """Raises `MinBertError` if no evaluation of these tasks reports what `metric_for_best_model` names.
+    """Raises `MinBertError` if no evaluation of these tasks reports the metric in `metric_for_best_model`.
 
     Args:
-        averaged: whether the weights of a teacher are scored too, `proximal_evaluate`.
+        averaged: whether the averaged weights are evaluated too (`proximal_evaluate`).
     """
     name = metric.removeprefix("eval_")
     if name.startswith("averaged_") and not averaged:
         raise MinBertError(
-            f"`metric_for_best_model: {metric}` is of the teacher's weights. Set `proximal_evaluate: true`, or leave "
+            f"`metric_for_best_model: {metric}` is for averaged weights. Set `proximal_evaluate: true`, or leave "
             "`averaged_` out."
         )
     known = metric_names(evaluated)

@@ -5,11 +5,11 @@
       - {recipe: cs224n/baseline, keys: {tasks.sst.pooling: mean}, seeds: 2}
       - {recipe: teacher.yaml, name: large, keys: {model_name_or_path: google-bert/bert-large-uncased}}
 
-An entry is written as a row of a study; its keys are the fields of `Teacher`.
+An entry has the form of a row of a study; its keys are the fields of `Teacher`.
 
-A teacher's recipe says how it is trained. What the student's recipe says of the checkpoint, of the data and of the
-machine goes before its own lines: all keys with the trait `of_teachers`, and where the rows of tasks lie that both
-have. The entry's `keys` go before both.
+A teacher's recipe defines its training. The student's checkpoint, data and machine settings override the recipe's own
+lines: all keys with the trait `of_teachers`, and the places of the rows of common tasks. The entry's `keys` override
+both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Teacher:
     seeds: tuple[int, ...]
 
     def values(self, student: Mapping[str, Value]) -> dict[str, Value]:
-        """Its recipe, after what it takes from the student's.
+        """Returns its recipe, with the values that it takes from the student's.
 
         Raises:
             MinBertError: as `read_recipe`; or its recipe trains teachers too.
@@ -69,14 +69,14 @@ class Teacher:
 
 
 def _entries(values: Mapping[str, Value]) -> list[Any]:
-    """What stands in `teachers`, of a recipe or of its stages."""
+    """Returns the entries of `teachers` in a recipe and its stages."""
     lines = [values, *(recipe for _, recipe in stage_recipes(values))]
     found = [of["teachers"].value for of in lines if "teachers" in of]
     return [entry for entries in found if isinstance(entries, list) for entry in entries]
 
 
 def _places(student: Mapping[str, Value], teacher: Mapping[str, Value]) -> dict[str, Value]:
-    """Where the student's rows lie, by keys with dots, of the tasks that the teacher has too."""
+    """Returns the data settings of the student, by keys with dots, for the tasks that the teacher has too."""
     chosen, known = (of["tasks"].value if "tasks" in of else None for of in (student, teacher))
     if not isinstance(chosen, dict):
         return {}
@@ -90,7 +90,7 @@ def _places(student: Mapping[str, Value], teacher: Mapping[str, Value]) -> dict[
 
 
 def read_teachers(entries: Sequence[Any]) -> list[str | Teacher]:
-    """The entries of `teachers`, read. Raises `MinBertError` if one says something that a teacher cannot have."""
+    """Reads the entries of `teachers`. Raises `MinBertError` if one is invalid."""
     read = [read_teacher(entry) if isinstance(entry, dict) else entry for entry in entries]
     known: dict[str, Teacher] = {}
     for teacher in (teacher for teacher in read if isinstance(teacher, Teacher)):
@@ -100,7 +100,7 @@ def read_teachers(entries: Sequence[Any]) -> list[str | Teacher]:
 
 
 def read_teacher(entry: dict[str, Any]) -> Teacher:
-    """One entry that names a recipe. Raises as `read_teachers`."""
+    """Reads one entry that names a recipe. Raises the errors of `read_teachers`."""
     recipe = entry.get("recipe")
     if not isinstance(recipe, str | dict) or not recipe:
         raise MinBertError(f"`teachers`: an entry must be a saved model or have a `recipe`. Found {entry!r}.")
@@ -113,10 +113,10 @@ def read_teacher(entry: dict[str, Any]) -> Teacher:
 
 
 def teachers_to_train(values: Mapping[str, Value]) -> dict[str, tuple[Teacher, dict[str, Value]]]:
-    """The teachers that a recipe trains, also in its stages, by name, and their recipes.
+    """Returns the teachers that a recipe and its stages train, by name, with their recipes.
 
     Raises:
-        MinBertError: an entry or its recipe is wrong, or two stages mean different teachers by one name.
+        MinBertError: an entry or its recipe is wrong, or two stages have different teachers with one name.
     """
     found: dict[str, tuple[Teacher, dict[str, Value]]] = {}
     recipes = [recipe for _, recipe in stage_recipes(values)] or [dict(values)]

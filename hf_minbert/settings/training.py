@@ -1,4 +1,4 @@
-"""Our own training arguments: how tasks share a step."""
+"""Our own training arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TrainMetrics = Literal["running", "full", "none"]
 @documented
 @dataclass
 class TrainingKeys:
-    """Training arguments of ours, and stock ones that have another default."""
+    """Our own training arguments, and stock arguments with other defaults."""
 
     train_tasks: list[str] | None = key(
         None,

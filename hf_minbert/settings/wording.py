@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
-    """`1 row`, `1,234 rows`; with the verb for one and for more, `1 row stands`."""
+    """`1 row`, `1,234 rows`; with the singular and plural of a verb, `1 row is`."""
     said, verb = (noun, one) if count == 1 else (f"{noun}s", more)
     return f"{count:,} {said} {verb}".rstrip()
 

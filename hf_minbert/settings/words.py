@@ -1,4 +1,4 @@
-"""Mistakes that the words of a recipe show: found before torch and transformers are imported, which takes seconds."""
+"""Finds mistakes in the values of a recipe before torch and transformers are imported, which takes seconds."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ OTHERS = {"regularizer": ("none",), "join": ("",), "loss": ("",), "pooling": (""
 
 
 def check_words(values: Mapping[str, Value]) -> None:
-    """Raises `MinBertError` for a mistake that the words of a recipe show.
+    """Raises `MinBertError` for a mistake in the values of a recipe.
 
-    If a recipe has plugins they are imported, and torch with them: then any name may be theirs, and is looked up where
-    it is used.
+    If a recipe has plugins, they and torch are imported. Plugins may register any name, so names are then checked
+    where they are used.
     """
     hints = {**stock_hints(), **typing.get_type_hints(TrainingKeys)}
     common = {key: value for key, value in values.items() if key != "stages"}
@@ -117,11 +117,11 @@ def _check_tasks(training: Mapping[str, Any], tasks: Mapping[str, Task], setting
 
 @cache
 def _declared(registry: str, part: str = "") -> tuple[str, ...]:
-    """The names in a registry of the package, such as `model.heads.HEADS`, read from its source.
+    """Returns the names in a registry of the package, such as `model.heads.HEADS`, read from its source.
 
     Args:
-        registry: a module's attribute whose value has a literal dict with the names for keys.
-        part: where that is a dict of dicts, which of them.
+        registry: an attribute of a module. Its value has a literal dict whose keys are the names.
+        part: the key of the inner dict, if it is a dict of dicts.
     """
     module, _, attribute = registry.rpartition(".")
     path = (Path(__file__).parents[1] / module.replace(".", "/")).with_suffix(".py")
@@ -140,7 +140,7 @@ def _keys(literal: ast.Dict) -> tuple[str, ...]:
 
 
 def _of_torchjd() -> list[str]:
-    """The aggregators of the library torchjd, from its source; where it is not installed some of them."""
+    """Returns the aggregators of the library torchjd, from its source. Some of them if it is not installed."""
     spec = find_spec("torchjd")
     if spec is None or spec.origin is None:
         return ["torchjd.MGDA", "torchjd.UPGrad"]

@@ -1,4 +1,4 @@
-"""The training arguments: the stock ones, plus how tasks share a step."""
+"""The training arguments: the stock ones, and arguments for several tasks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .unsupported_arguments import refuse_settings, refuse_unsupported
 @documented
 @dataclass
 class MultiTaskTrainingArguments(BaseArguments):
-    """`TrainingArguments` for rounds: a step is one mini-batch of every task in training.
+    """`TrainingArguments` for several tasks: a step has one mini-batch of each trained task.
 
-    Defaults that differ from the stock ones: `metric_for_best_model` is `eval_overall` where a best model is
-    asked for, callback states are restored on resume, columns are not removed, and losses that are not finite are
-    logged as they are (the stock filter reads each loss, for which the GPU waits).
+    Some defaults differ from the stock ones. `metric_for_best_model` is `eval_overall` if a best model is requested.
+    Callback states are restored on resume. Columns are not removed. Losses that are not finite are logged unchanged,
+    because the stock filter reads each loss and makes the GPU wait.
 
     Raises:
-        MinBertError: a value is out of range, or a stock argument is set that several tasks cannot honour.
+        MinBertError: a value is out of range, or a stock argument is set that does not work with several tasks.
     """
 
     def __post_init__(self):
@@ -69,11 +69,14 @@ class MultiTaskTrainingArguments(BaseArguments):
             self._n_gpu = 1  # with more, the stock Trainer wraps the model in DataParallel, which no step would use
 
     def _own_optimizer(self) -> OwnOptimizer | None:
-        """The optimizer, if it is one of ours; then a stock one stands in for it while the stock class looks."""
+        """Returns the optimizer if it is one of ours.
+
+        A stock optimizer replaces it during the checks of the stock class.
+        """
         if self.optim in OPTIMIZERS:
             if self.optim_args:
                 raise MinBertError(
-                    f"`optim_args` has no meaning for `optim: {OwnOptimizer(self.optim).value}`, whose settings are "
+                    f"`optim_args` is not supported by `optim: {OwnOptimizer(self.optim).value}`, whose settings are "
                     f"`adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`. Leave it out."
                 )
             own, self.optim = OwnOptimizer(self.optim), OptimizerNames.ADAMW_TORCH
@@ -86,9 +89,9 @@ class MultiTaskTrainingArguments(BaseArguments):
     # ---- What depends on the model's tasks -------------------------------------------------------------------
 
     def without_effect(self, tasks: Iterable[Task]) -> list[str]:
-        """Sentences about keys that are given for a term, or a part of one, that a run on these tasks does not have.
+        """Returns sentences about arguments of a term, or a part of one, that a run on these tasks does not have.
 
-        They are no errors: a recipe with `regularizer=none` after it is how a term is left out to compare.
+        They are not errors, because adding `regularizer=none` is the usual way to compare with and without a term.
         """
         tasks = [*tasks]
         given = [f.name for f in fields(self) if getattr(self, f.name) != default_of(f)]
@@ -104,7 +107,7 @@ class MultiTaskTrainingArguments(BaseArguments):
         return said
 
     def check_tasks(self, tasks: Mapping[str, Task]) -> None:
-        """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
+        """Checks all names of tasks and metrics. It needs no model, so it can be called before one is loaded.
 
         Raises:
             MinBertError: as `checks.check_tasks`.

@@ -1,12 +1,13 @@
-"""Weights of the tasks' losses that follow the losses: what `task_weights` may say in one word.
+"""Weights of the tasks' losses that follow the losses: the methods that `task_weights` can name.
 
-`torchjd.scalarization` has these methods too, as one scalar of a vector of all losses. A step here never holds that
-vector with its graph: it differentiates the loss of one task before it computes the next one's. What the methods need
-of the losses is their values, and the gradients of what they learn are written down below. FAMO (Liu et al. 2023,
-arXiv:2306.03792) is not here: its weights are known only when the losses of all tasks, rounds and processes are.
+`torchjd.scalarization` has these methods too, as one scalar of a vector of all losses. A step here never has that
+vector with its graph, because it differentiates the loss of one task before it computes the next. The methods need the
+values of the losses, and the gradients of their own parameters, which are written out below. FAMO (Liu et al. 2023,
+arXiv:2306.03792) is not included, because its weights are known only after the losses of all tasks, rounds and
+processes.
 
-To add one: a class here, a line in `BALANCING`, and its name in `settings.training.FollowingWeights`. Letter in
-shapes: K tasks.
+To add a method, add a class here, a line in `BALANCING`, and its name in `settings.training.FollowingWeights`. Letter
+in shapes: K tasks.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from .terms.base import check_number
 
 
 class Balancing(TrainerCallback, ABC):
-    """Weights that stay the same within an optimizer step, and then follow the tasks' losses in it.
+    """Weights that are constant within an optimizer step, and then follow the tasks' losses in that step.
 
-    The losses are the tasks' own, without terms that are added to them, and means over accumulated rounds and over
-    processes: every process has the same weights. Options are keyword-only.
+    The losses are the tasks' own losses without added terms. They are means over accumulated rounds and over
+    processes, so every process has the same weights. Options are keyword-only.
 
     Args:
-        tasks: those in training, at least two. Every round must have each of them.
-        device: of the losses.
+        tasks: the trained tasks, at least two. Every round must have all of them.
+        device: the device of the losses.
     """
 
     def __init__(self, tasks: Sequence[Task], device: torch.device):
@@ -46,19 +47,19 @@ class Balancing(TrainerCallback, ABC):
 
     @abstractmethod
     def weights(self) -> Tensor:
-        """The present ones, `[K]`, without a graph."""
+        """Returns the current weights, `[K]`, without a graph."""
 
     def by_task(self) -> dict[str, Tensor]:
-        """The present weight of each task, a scalar on the device."""
+        """Returns the current weight of each task, a scalar on the device."""
         return dict(zip(self.tasks, self.weights().unbind(), strict=True))
 
     def see(self, losses: Mapping[str, Tensor]) -> None:
-        """Adds the own losses of a round, one of each task."""
+        """Adds the losses of a round, one for each task."""
         self._losses += torch.stack([losses[task].float() for task in self.tasks])
         self._rounds += 1
 
     def end_step(self, scale: Tensor | float = 1.0) -> None:
-        """After the last round of an optimizer step and before the optimizer moves. Every process must call it.
+        """Called after the last round of an optimizer step, before the optimizer's step. Every process must call it.
 
         Args:
             scale: the factor on all gradients, the loss scale of fp16.
@@ -73,7 +74,7 @@ class Balancing(TrainerCallback, ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs beside the optimizer, in tensors and numbers."""
+        """Returns the state for a resumed run, besides the optimizer's, in tensors and numbers."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -81,14 +82,15 @@ class Balancing(TrainerCallback, ABC):
 
 
 class Learned(Balancing):
-    """Weights with a parameter for each task, which the optimizer moves.
+    """Weights with a parameter for each task, which the optimizer updates.
 
-    Its gradient is not clipped with the model's, and the same whatever the aggregator: that of the weighted sum.
+    Its gradient is that of the weighted sum, for every aggregator. It is not clipped with the model's gradients.
 
     Args:
         tasks, device: as for `Balancing`.
-        learning_rate: of the parameters, which follows the schedule. They have no weight decay. Adam moves a number
-            by about its rate a step: at the rate of a fine-tuned encoder they would stay where they begin, at 0.
+        learning_rate: the learning rate of the parameters, which follows the schedule. They have no weight decay. Adam
+            changes a number by about its learning rate per step. At the rate of a fine-tuned encoder, the parameters
+            would stay near their initial value 0.
     """
 
     def __init__(self, tasks: Sequence[Task], device: torch.device, *, learning_rate: float = 1e-3):
@@ -98,7 +100,7 @@ class Learned(Balancing):
         self.scales = nn.Parameter(torch.zeros(len(tasks), device=device))
 
     def add_to(self, optimizer: torch.optim.Optimizer) -> None:
-        """Adds the parameters as a group of their own."""
+        """Adds the parameters to the optimizer as a separate group."""
         group = {"lr": self.learning_rate, "weight_decay": 0.0, "group": "task_weights"}
         optimizer.add_param_group({"params": [self.scales], **group})
 
@@ -107,7 +109,7 @@ class Learned(Balancing):
 
     @abstractmethod
     def gradient(self, losses: Tensor) -> Tensor:
-        """Of the method's objective by the parameters, for the mean losses; both `[K]`."""
+        """Returns the gradient of the method's objective by the parameters, for the mean losses; both `[K]`."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"scales": self.scales.detach()}
@@ -117,10 +119,10 @@ class Learned(Balancing):
 
 
 class Uncertainty(Learned):
-    """The weights of likelihoods with a learned noise (Kendall et al. 2018, arXiv:1705.07115, equation 10).
+    """Weights from likelihoods with learned noise (Kendall et al. 2018, arXiv:1705.07115, equation 10).
 
-    A task adds `L / (2 sigma^2) + log sigma` if it is a score, else `L / sigma^2 + log sigma`. The parameter is
-    `s = log sigma^2`: a weight begins at 1/2 or 1, and where the gradient is 0, the weighted loss is 1/2.
+    A task adds `L / (2 sigma^2) + log sigma` for scores, and `L / sigma^2 + log sigma` otherwise. The parameter is `s
+    = log sigma^2`. A weight starts at 1/2 or 1. Where the gradient is 0, the weighted loss is 1/2.
     """
 
     def __init__(self, tasks: Sequence[Task], device: torch.device, *, learning_rate: float = 1e-3):
@@ -135,10 +137,10 @@ class Uncertainty(Learned):
 
 
 class ImtlL(Learned):
-    """IMTL-L, which brings all weighted losses to one size (Liu et al. 2021, "Towards Impartial Multi-task Learning",
-    equation 8).
+    """IMTL-L, which scales all losses to the same size.
 
-    A task adds `exp(s) L - s`: a weight begins at 1, and where the gradient is 0, the weighted loss is 1.
+    It is equation 8 of Liu et al. 2021, "Towards Impartial Multi-task Learning". A task adds `exp(s) L - s`. A weight
+    starts at 1. Where the gradient is 0, the weighted loss is 1.
     """
 
     def weights(self) -> Tensor:
@@ -152,11 +154,12 @@ class DWA(Balancing):
     """Dynamic weight average (Liu et al. 2019, arXiv:1803.10704, equation 7).
 
     A task's weight is K softmax(r / T) over tasks, where r is its mean loss in the last epoch over that in the epoch
-    before: one whose loss falls slowly counts more. The sum of weights is K. In the first two epochs each is 1.
+    before. A task whose loss decreases slowly gets a larger weight. The weights sum to K. In the first two epochs each
+    weight is 1.
 
     Args:
         tasks, device: as for `Balancing`.
-        temperature: T; the higher, the nearer to 1 are the weights.
+        temperature: T. With a higher value, weights are closer to 1.
     """
 
     def __init__(self, tasks: Sequence[Task], device: torch.device, *, temperature: float = 2.0):
@@ -194,10 +197,10 @@ BALANCING: dict[str, type[Balancing]] = {"uncertainty": Uncertainty, "dwa": DWA,
 
 
 def balancing_of(args: BaseArguments, tasks: Sequence[Task], device: torch.device) -> Balancing | None:
-    """The weights that `task_weights` asks for, if it names a method.
+    """Returns the weights for `task_weights`, if it names a method.
 
     Raises:
-        MinBertError: there are too few tasks, or the method does not take the `task_weights_options`.
+        MinBertError: there are too few tasks, or the method does not have the `task_weights_options`.
     """
     if not isinstance(args.task_weights, str) or args.task_weights not in BALANCING:
         return None

@@ -1,4 +1,4 @@
-"""The training arguments as the parts of training read them; `args` adds the checks, which know all parts."""
+"""The training arguments as the modules of training use them. `args` adds the checks, which need all modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .optimizers import OwnOptimizer
 @dataclass
 # The stock annotation of `resume_from_checkpoint` knows no `true`.
 class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible-attribute-override]
-    """The stock arguments and ours, and what follows from them."""
+    """The stock arguments and ours, with values derived from them."""
 
     optim: OptimizerNames | OwnOptimizer | str = key(
         TrainingArguments.optim,
@@ -40,7 +40,7 @@ class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible
         return torch.device("cpu") if device.type == "cpu" else device
 
     def why_none_conflict(self, trained: Sequence[str]) -> str | None:
-        """Why no step has a weight that two of the trained tasks reach, so that none can conflict; else `None`."""
+        """Returns the reason why no two trained tasks can conflict (they share no trained weight), or `None`."""
         if len(trained) < 2:
             return "one task is trained"
         if self.freeze == "encoder" and self.unfreeze is None:
@@ -50,20 +50,20 @@ class BaseArguments(TrainingKeys, TrainingArguments):  # ty: ignore[incompatible
         return None
 
     def by_task(self, option: str) -> Mapping[str, Any]:
-        """What `option` gives task by task; nothing where it is left out, or is one word for all."""
+        """Returns the value of `option` for each task. Empty if it is not set, or is one word for all tasks."""
         value = getattr(self, option)
         return value if isinstance(value, Mapping) else {}
 
     def chosen_tasks(self, option: str, tasks: Mapping[str, Task]) -> list[str]:
-        """The tasks that `option` names, each once; all of them where it says nothing.
+        """Returns the tasks that `option` names, each once; all tasks if it is not set.
 
         Raises:
-            MinBertError: it names a task that is not among `tasks`, or none at all.
+            MinBertError: it names a task that is not in `tasks`, or is empty.
         """
         return chosen(option, getattr(self, option), tasks)
 
     def metrics_of(self, tasks: Iterable[Task]) -> list[str]:
-        """Names of what an evaluation during training reports on these tasks."""
+        """Returns the names of the metrics that an evaluation during training reports for these tasks."""
         names = metric_names(tasks)
         averaged = [f"eval_averaged_{name}" for name in names] if self.proximal_evaluate is True else []
         return [f"eval_{name}" for name in names] + averaged

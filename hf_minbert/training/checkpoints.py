@@ -38,9 +38,9 @@ BALANCING = "task_weights.pt"  # of those that follow the losses
 
 
 class WholeCheckpoints(Trainer):
-    """A trainer that writes checkpoints of several processes and goes on from them.
+    """A trainer that writes complete checkpoints of several processes and resumes from them.
 
-    `trainer_state.json` is written last, when the files of all processes are there: a folder with it is complete.
+    `trainer_state.json` is written last, after the files of all processes. A folder with this file is complete.
     """
 
     @part("checkpoints")
@@ -70,24 +70,24 @@ class WholeCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
 
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
-        """As the stock one, which takes a step before it checks whether the run that it resumes had ended."""
+        """Does the same as the stock method, which takes a step before it checks whether the resumed run had ended."""
         out_of_patience = any(
             each.early_stopping_patience_counter >= each.early_stopping_patience
             for each in self.callback_handler.callbacks
             if isinstance(each, transformers.EarlyStoppingCallback)
         )
         if self.state.global_step >= self.state.max_steps or out_of_patience:
-            logger.info("Training had ended already, with step %d.", self.state.global_step)
+            logger.info("Training had already ended at step %d.", self.state.global_step)
             self.control.should_training_stop = True
             return
         super()._run_epoch(*arguments, **named)
 
 
 class SavesAfterEpoch(TrainerCallback):
-    """Puts off the checkpoint of an epoch's last step until the epoch's end has been scored and logged.
+    """Delays the checkpoint of an epoch's last step until the evaluation at the epoch's end has been logged.
 
-    A run that resumes from it begins with the next epoch: the scores would be missing, and so would the random numbers
-    that they drew.
+    A run that resumes from it begins with the next epoch. Without the delay, the scores would be missing, and so would
+    the random numbers that the evaluation drew.
     """
 
     def __init__(self):
@@ -103,7 +103,7 @@ class SavesAfterEpoch(TrainerCallback):
 
 
 class TakesChanges(TrainerCallback):
-    """Lets what a resumed run has otherwise take effect where the stock loop goes on with the checkpoint's state."""
+    """Applies changed settings of a resumed run at the point where the stock loop restores the checkpoint's state."""
 
     def on_train_begin(self, args, state, control, lr_scheduler=None, **kwargs):
         state.compute_steps(args, state.max_steps)  # between two logs, evaluations, checkpoints
@@ -114,15 +114,16 @@ class TakesChanges(TrainerCallback):
 
 
 def is_worthless(metrics: Mapping[str, float], args: TrainingArguments) -> bool:
-    """Whether an evaluation is of a diverged model: predictions, or the number to choose by, are not finite."""
+    """Whether an evaluation belongs to a diverged model: predictions or the selection metric are not finite."""
     chosen = f"eval_{(args.metric_for_best_model or 'overall').removeprefix('eval_')}"
     return has_diverged(metrics) or not math.isfinite(metrics.get(chosen, 0.0))
 
 
 class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
-    """The stock one, with two differences.
+    """The stock callback with two differences.
 
-    That would go on with the patience and the threshold of the checkpoint. And a diverged model is never better.
+    A resumed run uses its own patience and threshold; the stock callback uses those of the checkpoint. A diverged
+    model is never better.
     """
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -139,17 +140,17 @@ class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
 
 
 def flow_callbacks(args: BaseArguments) -> list[TrainerCallback]:
-    """What decides, beside the stock callbacks, when is logged, evaluated, saved and stopped."""
+    """Returns the callbacks, besides the stock ones, that decide when to log, evaluate, save and stop."""
     patience = args.early_stopping_patience
     early = [] if patience is None else [EarlyStoppingCallback(patience, args.early_stopping_threshold)]
     return [*early, SavesAfterEpoch(), TakesChanges()]
 
 
 def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path | None:
-    """The complete `checkpoint-*` folder with the highest step; logs each newer one that it skips.
+    """Returns the complete `checkpoint-*` folder with the highest step. Logs each newer one that is incomplete.
 
-    A checkpoint is written in place, file after file, so a run that was killed while it saved leaves one
-    that cannot be loaded.
+    A checkpoint is written in place, file by file. If a run was killed while it saved, the checkpoint cannot be
+    loaded.
     """
     for checkpoint in checkpoints(folder):
         problem = incomplete(checkpoint, world_size)
@@ -160,9 +161,9 @@ def newest_complete_checkpoint(folder: str | Path, world_size: int = 1) -> Path 
 
 
 def to_resume(resume_from: str | bool | None, args: TrainingArguments) -> str | None:
-    """The checkpoint that a trainer's `resume_from_checkpoint` means: for `True`, the newest complete one.
+    """Returns the checkpoint that `resume_from_checkpoint` means. For `True`, this is the newest complete one.
 
-    Warns of what is lost where another number of processes wrote it.
+    Warns of what is lost if another number of processes wrote it.
 
     Raises:
         MinBertError: there is none.
@@ -176,7 +177,7 @@ def to_resume(resume_from: str | bool | None, args: TrainingArguments) -> str | 
     logger.info("Resuming from %s.", checkpoint)
     if _random_states(checkpoint) != _expected_random_states(args.world_size):
         logger.warning(
-            "%s was written by another number of processes than the %d that go on: weights, optimizer, schedule and "
+            "%s was written by another number of processes than the current %d: weights, optimizer, schedule and "
             "the position in the data are kept, and dropout is drawn anew.",
             checkpoint,
             args.world_size,
@@ -185,17 +186,17 @@ def to_resume(resume_from: str | bool | None, args: TrainingArguments) -> str | 
 
 
 def save_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:
-    """Writes the state of the collector of the tasks' gradients, if it has any."""
+    """Writes the state of the collector of the tasks' gradients, if it has one."""
     if state := gradients.state_dict():
         settings = {name: getattr(args, name) for name in ("aggregator", "gradient_smoothing")}
         torch.save({**state, "settings": settings}, folder / AGGREGATOR)
 
 
 def load_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> None:
-    """Restores what `save_gradients` wrote.
+    """Restores the state that `save_gradients` wrote.
 
     Raises:
-        MinBertError: it is missing, or of other settings.
+        MinBertError: it is missing, or was written with other settings.
     """
     if not gradients.state_dict():
         return
@@ -216,16 +217,17 @@ def load_gradients(gradients: Gradients, args: BaseArguments, folder: Path) -> N
 
 
 def save_balancing(balancing: Balancing | None, args: BaseArguments, folder: Path) -> None:
-    """Writes the state of weights that follow the losses, if the run has such."""
+    """Writes the state of weights that follow the losses, if the run has such weights."""
     if balancing is not None:
         torch.save({**balancing.state_dict(), "method": args.task_weights}, folder / BALANCING)
 
 
 def load_balancing(balancing: Balancing | None, args: BaseArguments, folder: Path) -> None:
-    """Restores what `save_balancing` wrote.
+    """Restores the state that `save_balancing` wrote.
 
     Raises:
-        MinBertError: it is missing, of another method, or of no use as the weights do not follow the losses.
+        MinBertError: it is missing, belongs to another method, or is not needed because the weights do not follow the
+            losses.
     """
     path, method = folder / BALANCING, None if balancing is None else args.task_weights
     state = torch.load(path, map_location=args.device, weights_only=True) if path.is_file() else {"method": None}
@@ -240,15 +242,15 @@ def load_balancing(balancing: Balancing | None, args: BaseArguments, folder: Pat
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The checkpoint folders of a run, the highest step first."""
+    """Returns the checkpoint folders of a run, the highest step first."""
     folders = [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
     return sorted(folders, key=lambda path: int(path.name.split("-")[1]), reverse=True)
 
 
 def incomplete(checkpoint: Path, world_size: int = 1) -> str | None:
-    """What a checkpoint lacks to resume from it, or `None` if it lacks nothing.
+    """Returns what a checkpoint lacks for resuming, or `None` if it is complete.
 
-    Each process has a file of random states. Those of another number of processes will do as well.
+    Each process has a file of random states. Files of another number of processes are accepted too.
     """
     names = [name for name in WEIGHTS if (checkpoint / name).exists()]
     if (checkpoint / INDEX).exists():

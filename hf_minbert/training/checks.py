@@ -1,4 +1,4 @@
-"""What the training arguments may be: each by itself, beside the others, and for the model's tasks."""
+"""Checks the training arguments: each value, their combinations, and their fit to the model's tasks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_ranges(args: BaseArguments) -> None:
 
 
 def check_values(args: BaseArguments) -> None:
-    """Raises `MinBertError` if a value is unknown, or does not go with another one."""
+    """Raises `MinBertError` if a value is unknown, or does not go with another value."""
     for name in ("mixing", "aggregator"):
         if not isinstance(getattr(args, name), str):
             raise MinBertError(f"`{name}` must be a name. Found {getattr(args, name)!r}.")
@@ -88,8 +88,8 @@ def _check_freezing(args: BaseArguments) -> None:
     in_part = args.unfreeze == "gradual" or not frozen <= {"none", "encoder"}
     if in_part and _reenters(args):
         raise MinBertError(
-            "`freeze` in part does not go with checkpoints that re-enter the backward pass: above frozen layers "
-            "nothing would have a gradient. Leave `gradient_checkpointing_kwargs` out."
+            "`freeze` in part does not work with reentrant gradient checkpointing: layers above frozen ones "
+            "would get no gradient. Leave `gradient_checkpointing_kwargs` out."
         )
 
 
@@ -131,8 +131,8 @@ def _check_balancing(args: BaseArguments) -> None:
     if args.task_weights in (*BALANCING,) and not MIXING[args.mixing].whole:
         whole = " or ".join(f"`mixing: {name}`" for name, rounds in MIXING.items() if rounds.whole)
         raise MinBertError(
-            f"`task_weights: {args.task_weights}` compares the losses of a round, so that each must have every task. "
-            f"Found `mixing: {args.mixing}`. Take {whole}."
+            f"`task_weights: {args.task_weights}` compares the losses of a round, so each round must have every task. "
+            f"Found `mixing: {args.mixing}`. Use {whole}."
         )
 
 
@@ -152,7 +152,7 @@ def _check_aggregator(args: BaseArguments) -> None:
     if args.conflict_detail != "none" and not aggregator.needs_rows:
         raise MinBertError(
             f"`conflict_detail: {args.conflict_detail}` needs an aggregator that sees each task's gradient. Found "
-            f"{args.aggregator!r}. Take another, such as pcgrad, or measure with `minbert conflicts --detail`."
+            f"{args.aggregator!r}. Use another, such as pcgrad, or measure with `minbert conflicts --detail`."
         )
     if args.gradient_smoothing is None:
         return
@@ -164,7 +164,7 @@ def _check_aggregator(args: BaseArguments) -> None:
     if not aggregator.needs_rows:
         raise MinBertError(
             f"`gradient_smoothing` needs an aggregator that sees each task's gradient. Found {args.aggregator!r}. "
-            "Take another, such as pcgrad, or leave it out."
+            "Use another, such as pcgrad, or leave it out."
         )
 
 
@@ -173,13 +173,11 @@ def _check_terms(args: BaseArguments) -> None:
         raise MinBertError("`teachers` is empty. Name a saved model, or leave it out.")
     if any(term.searches for term in terms_of(args)) and _reenters(args):
         raise MinBertError(
-            f"`regularizer: {args.regularizer}` differentiates by the input, which torch does not do where "
-            "checkpoints re-enter the backward pass. Leave `gradient_checkpointing_kwargs` out."
+            f"`regularizer: {args.regularizer}` differentiates by the input, which does not work with reentrant "
+            f"gradient checkpointing. Leave `gradient_checkpointing_kwargs` out."
         )
     if args.regularizer == "smart" and args.smart_form != "paper" and args.torch_compile:
-        raise MinBertError(
-            f"`smart_form: {args.smart_form}` works by a hook, which compiled models pass by. Leave one out."
-        )
+        raise MinBertError(f"`smart_form: {args.smart_form}` uses a hook, which compiled models skip. Leave one out.")
     if args.proximal_evaluate and args.proximal == "none":
         asked = str(args.proximal_evaluate).lower()
         raise MinBertError(
@@ -193,8 +191,8 @@ def _check_terms(args: BaseArguments) -> None:
         )
     if args.proximal_evaluate == "instead" and args.load_best_model_at_end and args.save_only_model:
         raise MinBertError(
-            "`proximal_evaluate: instead` takes the teacher of the best checkpoint, which `save_only_model: true` "
-            "leaves out. Leave one out."
+            "`proximal_evaluate: instead` needs the averaged weights of the best checkpoint, which "
+            "`save_only_model: true` leaves out. Leave one out."
         )
     if args.proximal_evaluate is True and args.eval_strategy == "no":
         raise MinBertError("`proximal_evaluate: true` needs evaluations. Set `eval_strategy` to epoch or steps.")
@@ -212,12 +210,12 @@ def _check_sharing(args: BaseArguments) -> None:
     if issubclass(MIXING[args.mixing], Drawn):
         raise MinBertError(
             f"`share_rows: true` is for rounds of several tasks, and with `mixing: {args.mixing}` each step has one. "
-            "Leave it out, or take `mixing: cycle`."
+            "Leave it out, or use `mixing: cycle`."
         )
     if args.torch_compile:
         raise MinBertError(
             "`torch_compile` compiles the pass of one task, and `share_rows: true` has one for several. Leave one "
-            "out, or take `compile_layers: true`."
+            "out, or use `compile_layers: true`."
         )
     if args.compile_layers and make_aggregator(args.aggregator, **(args.aggregator_options or {})).needs_rows:
         raise MinBertError(
@@ -251,12 +249,12 @@ def _is_number(value: object) -> bool:
 
 
 def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
-    """Checks every name of a task or a metric. Needs no model, so it can be asked before one is loaded.
+    """Checks all names of tasks and metrics. It needs no model, so it can be called before one is loaded.
 
     Raises:
-        MinBertError: a task or a metric is unknown, the regularizer is not for such a task, all tasks in training
-            have the weight 0, `task_weights` has one task to balance, or the aggregator cannot serve so many tasks,
-            or tasks of such names.
+        MinBertError: a task or a metric is unknown; the regularizer does not support a task; all trained tasks have
+            the weight 0; `task_weights` has a single task to balance; or the aggregator does not support the number or
+            the names of the tasks.
     """
     check_groups(args, tasks)
     for option in names(by_task=True):
@@ -307,7 +305,9 @@ def check_tasks(args: BaseArguments, tasks: Mapping[str, Task]) -> None:
 
 
 def _check_aggregator_of(args: BaseArguments, trained: Sequence[str]) -> None:
-    """Raises `MinBertError` where it would in a step, and where the log would have one name for two pairs."""
+    """Raises the aggregator's `MinBertError` before training, and one if two pairs of tasks have the same name in the
+    log.
+    """
     aggregator = make_aggregator(args.aggregator, **(args.aggregator_options or {}))
     if not aggregator.needs_rows:
         return

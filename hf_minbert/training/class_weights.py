@@ -1,4 +1,4 @@
-"""What a loss asks of the training rows: numbers counted from labels of unequal frequency, and rows to compare."""
+"""Loss options that are counted from the training rows, and checks of losses that compare rows."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def prepare_losses(
     rows: Mapping[str, EncodedRows],
     groups: Sequence[Sequence[str]] = (),
 ) -> None:
-    """Counts what the loss options leave to be counted, and says what goes ill with what.
+    """Counts the loss options that are `auto`, and warns about combinations that do not work well.
 
     Args:
-        config: its `tasks`, from which the model reads them, get the numbers, and so does `tasks`.
-        rows: to train on, by task.
-        groups: of tasks that share rows.
+        config: its `tasks`, which the model reads, get the numbers, and so does `tasks`.
+        rows: the training rows by task.
+        groups: the groups of tasks that share rows.
 
     Raises:
         MinBertError: as `check_batch` and `counted`.
@@ -62,7 +62,7 @@ def prepare_losses(
 
 
 def check_counted(tasks: Iterable[Task]) -> None:
-    """Raises `MinBertError` if an option of one of the tasks is still to be counted, as it is not trained."""
+    """Raises `MinBertError` if an option of one of the tasks is still `auto`, because the task is not trained."""
     for task in tasks:
         for option in auto_options(task):
             raise MinBertError(
@@ -72,18 +72,19 @@ def check_counted(tasks: Iterable[Task]) -> None:
 
 
 def auto_options(task: Task) -> list[str]:
-    """The names of the task's loss options that are to be counted."""
+    """Returns the names of the task's loss options that are `auto`."""
     return [name for name, value in task.loss_options.items() if name in COUNTED and value == AUTO]
 
 
 def counted(task: Task, labels: np.ndarray) -> dict[str, Any]:
-    """Numbers for the loss options that say `auto`.
+    """Returns the numbers for the loss options that are `auto`.
 
-    `class_weights`: the inverse of each label's frequency, with mean 1. `pos_weight`: rows of the first label for each
-    of the second, negatives / positives; where any labels may be right, this of each of them.
+    `class_weights`: the inverse of each label's frequency, with mean 1. `pos_weight`: the number of rows with the
+    first label for each row with the second, negatives / positives; for `kind: labels` this is computed for each
+    label.
 
     Args:
-        labels: of the rows, or of all words of the rows, that training may see.
+        labels: the labels of the rows, or of all words, that training may use.
 
     Raises:
         MinBertError: a label has no row, so its weight would be infinite.
@@ -118,15 +119,15 @@ def _of_sets(task: Task, labels: np.ndarray) -> list[float]:
 
 
 def in_words(numbers: dict[str, Any]) -> str:
-    """What `counted` gave, for the log."""
+    """Describes the result of `counted` for the log."""
     return ", ".join(f"{name} {' '.join(f'{n:.4g}' for n in np.atleast_1d(of))}" for name, of in numbers.items())
 
 
 def check_batch(task: Task, rows: int) -> None:
-    """Raises `MinBertError` if a loss that compares rows would see one at a time, and train nothing without a word.
+    """Raises `MinBertError` if a loss that compares rows would get single rows, so that it would train nothing.
 
     Args:
-        rows: of the task in a round, per device: neither accumulation nor other processes add rows to compare.
+        rows: the task's rows in a round, per device. Accumulation and other processes do not add rows to compare.
     """
     if task.loss in COMPARING and rows < 2:
         raise MinBertError(
@@ -136,7 +137,7 @@ def check_batch(task: Task, rows: int) -> None:
 
 
 def warnings_of(task: Task, balanced: bool) -> list[str]:
-    """What a person should know of a task's loss before it is trained.
+    """Returns warnings about a task's loss before training.
 
     Args:
         balanced: whether its rows are drawn so that each label is equally likely.

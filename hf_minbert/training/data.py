@@ -1,4 +1,4 @@
-"""What the trainer trains on: the rounds, batch sizes and weights of losses that the training arguments ask for."""
+"""The training data: the rounds, batch sizes and loss weights that the training arguments define."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def samplers_of(
     rows: Mapping[str, EncodedRows | PooledRows],
     groups: Sequence[Sequence[str]] = (),
 ) -> dict[str, RowSampler]:
-    """How each task's rows are drawn; those of tasks that share them by one sampler."""
+    """Returns the sampler of each task's rows. Tasks that share rows have one sampler."""
     samplers = {
         name: RowSampler(
             name,
@@ -62,13 +62,13 @@ def samplers_of(
 def shared_groups(
     args: BaseArguments, model: TaskModel, rows: Mapping[str, EncodedRows]
 ) -> tuple[dict[str, EncodedRows], list[list[str]]]:
-    """The rows as tasks that share them take them, and the groups of these tasks.
+    """Returns the rows for tasks that share them, and the groups of these tasks.
 
-    Rows without a label of a task in the group are left out; of a task in no group, those without its own.
+    For a group, rows without a label of any of its tasks are left out. For any other task, rows without its label are.
 
     Raises:
-        MinBertError: tasks of a group are to draw rows in different ways, or other arguments need what rows without a
-            label do not give.
+        MinBertError: the tasks of a group would draw rows in different ways, or other arguments need labels in all
+            rows.
     """
     reads = {name: next(first for first in rows if same_tokens(rows[first], of)) for name, of in rows.items()}
     groups = [group for group in shared_passes(cast(Any, model), reads) if len(group) > 1]
@@ -76,8 +76,9 @@ def shared_groups(
         require(model, "pooled", "share_rows: true")
     else:  # no error: a study trains tasks of one recipe together and alone
         logger.warning(
-            "`share_rows: true` has no effect: of %s no two have the same texts and layers. Such tasks have the same "
-            "training files and text columns, and neither `sources` nor `private_layers`.", ", ".join(rows),
+            "`share_rows: true` has no effect: no two of %s have the same texts and layers. Tasks share rows if "
+            "they have the same training files and text columns, and neither `sources` nor `private_layers`.",
+            ", ".join(rows),
         )  # fmt: skip
     found = {name: having_labels(of) for name, of in rows.items()}
     for group in groups:
@@ -111,17 +112,17 @@ def _check_unlabelled(args: BaseArguments, name: str) -> None:
     lacks = f"{name!r} has no label in some rows that it shares"
     if isinstance(args.task_weights, str) and args.task_weights in BALANCING:
         raise MinBertError(
-            f"`task_weights: {args.task_weights}` compares the losses of a round, so that each must have every task, "
-            f"and {lacks}. Take weights in numbers, or leave `share_rows` out."
+            f"`task_weights: {args.task_weights}` compares the losses of a round, so each round must have every "
+            f"task, and {lacks}. Use weights in numbers, or leave `share_rows` out."
         )
     if args.train_metrics == "running" and args.world_size > 1:
         raise MinBertError(
-            f"`train_metrics: running` gathers as many rows from each process, and {lacks}. Take `full`."
+            f"`train_metrics: running` needs equally many rows from each process, and {lacks}. Use `full`."
         )
 
 
 def batch_sizes_of(args: BaseArguments, samplers: Mapping[str, RowSampler]) -> dict[str, int]:
-    """Rows that a round takes from each task, per device."""
+    """Returns the number of rows of each task in a round, per device."""
     usual = args.per_device_train_batch_size
     if args.task_batch_sizes == "proportional":
         return proportional_batch_sizes({name: sampler.rows for name, sampler in samplers.items()}, usual)
@@ -136,12 +137,12 @@ def rounds_of(
     groups: Sequence[Sequence[str]] = (),
     unlabelled: Mapping[str, EncodedRows | PooledRows] | None = None,
 ) -> Rounds:
-    """The rounds of an epoch, in the order of `args.mixing`.
+    """Returns the rounds of an epoch, in the order of `args.mixing`.
 
     Args:
-        groups: of tasks that share rows.
-        unlabelled: rows without labels, by task. Beside those with labels a round takes as many as there are for each,
-            at least one.
+        groups: the groups of tasks that share rows.
+        unlabelled: rows without labels, by task. The ratio of unlabelled to labelled rows in a round is that of the
+            task, with at least one unlabelled row.
 
     Raises:
         MinBertError: there are no rows, or too few of a task.
@@ -167,7 +168,10 @@ def rounds_of(
 
 
 def warn_of_left_out(args: BaseArguments, rounds: Rounds) -> None:
-    """Logs which tasks the whole run never draws, where a step's task is drawn and there are few steps."""
+    """Warns of tasks that are never drawn in the run.
+
+    This can happen if tasks are drawn at random and there are few steps.
+    """
     if not isinstance(rounds, Drawn):
         return
     per_step = args.gradient_accumulation_steps
@@ -178,13 +182,13 @@ def warn_of_left_out(args: BaseArguments, rounds: Rounds) -> None:
     if left_out := [task for task, count in counts.items() if count == 0]:
         logger.warning(
             "`mixing: %s` draws no round of %s in this run: it is not trained. Rounds by task: %s. Train for more "
-            "steps, or take `mixing: cycle`.",
+            "steps, or use `mixing: cycle`.",
             args.mixing, " and ".join(left_out), ", ".join(f"{task} {count:,}" for task, count in counts.items()),
         )  # fmt: skip
 
 
 def loss_weights_of(args: BaseArguments, rounds: Rounds) -> dict[str, float]:
-    """The factor on each task's loss. Says in the log what was computed and not given."""
+    """Returns the factor on each task's loss. Logs factors that were computed."""
     if args.task_batch_sizes == "proportional":
         sizes = (f"{name} {size} ({rounds.rounds_to_see(name):,})" for name, size in rounds.batch_sizes.items())
         logger.info("Batch sizes, and how many rounds it takes to see all rows: %s.", ", ".join(sizes))
@@ -198,7 +202,7 @@ def loss_weights_of(args: BaseArguments, rounds: Rounds) -> dict[str, float]:
 def data_loader(
     args: BaseArguments, dataset: Dataset | EncodedRows, batch_size: int, collate: Callable[[list[Any]], Any]
 ) -> DataLoader:
-    """A loader of the dataset in its own order, with the workers and the memory that the arguments ask for."""
+    """Returns a loader of the dataset in its own order, with the workers and memory settings of the arguments."""
     return DataLoader(
         cast(Dataset, dataset),  # torch asks for its class, and does with any that has a length and items
         batch_size=batch_size,
@@ -211,5 +215,5 @@ def data_loader(
 
 
 def data_seed_of(args: BaseArguments) -> int:
-    """The seed of what is drawn of the data: rows, rounds, texts."""
+    """Returns the seed for drawing data: rows, rounds, texts."""
     return args.seed if args.data_seed is None else args.data_seed

@@ -1,4 +1,4 @@
-"""A run of several processes: how it was launched, whether all have the same inputs, what is logged if one is gone."""
+"""Runs of several processes: checks of the launch and the inputs, and messages after a lost process."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SHARDING = {"ACCELERATE_USE_FSDP": "FSDP", "ACCELERATE_USE_DEEPSPEED": "DeepSpee
 
 
 def check_launch(use_cpu: bool) -> None:
-    """Refuses what a launcher asks for and a run cannot do, before a process touches its GPU.
+    """Refuses settings of a launcher that a run does not support, before a process uses its GPU.
 
     Raises:
-        MinBertError: weights would be sharded, or there are more processes than GPUs that they see.
+        MinBertError: weights would be sharded, or there are more processes than visible GPUs.
     """
     for variable, library in SHARDING.items():
         if os.environ.get(variable, "false").lower() == "true":
@@ -55,7 +55,7 @@ def check_launch(use_cpu: bool) -> None:
 
 @cache  # stages and searches make many arguments
 def warn_about_idle_gpus(gpus: int) -> None:
-    """Says that one process uses one of the GPUs that it sees, and how to use all."""
+    """Logs that one process uses one of several visible GPUs, and how to use all."""
     logger.warning(
         "%d GPUs are visible and one process uses one. To use all: accelerate launch --multi_gpu --num_processes %d "
         "scripts/train.py RECIPE",
@@ -65,21 +65,21 @@ def warn_about_idle_gpus(gpus: int) -> None:
 
 @cache
 def warn_about_mps() -> None:
-    """Says why the GPU of a Mac is not used."""
+    """Logs why the GPU of a Mac is not used."""
     logger.warning("The GPU of a Mac (MPS) has no float64, which gradient surgery needs: training runs on the CPU.")
 
 
 def launched_precision() -> str | None:
-    """The half precision that a launcher's `mixed_precision` asks for."""
+    """Returns the half precision of a launcher's `mixed_precision`."""
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     return launched if launched in ("bf16", "fp16") else None
 
 
 def without_ddp(accelerator: Accelerator) -> None:
-    """Lets an accelerator prepare a model for several processes as for one, and give all the first one's weights.
+    """Prepares a model for several processes without DDP, and copies the first process's weights to all.
 
     DDP would average each task's gradient during its backward pass. It also keeps, for every parameter, the node that
-    accumulates its gradient, on the stream on which the model was wrapped: then no step can be recorded as a CUDA
+    accumulates its gradient, on the stream on which the model was wrapped. No step could then be recorded as a CUDA
     graph.
     """
     stock = accelerator.prepare_model
@@ -97,17 +97,17 @@ def without_ddp(accelerator: Accelerator) -> None:
 
 
 def check_alike(recipe: Mapping[str, object], inputs: Mapping[str, str], error: MinBertError | None) -> None:
-    """Ends all processes with one message if one of them has an error, or other inputs than the first one.
+    """Ends all processes with one message if one has an error, or other inputs than the first process.
 
-    Every process must call it, and all raise the same error: else some would wait for the others in vain.
+    Every process must call it, and all raise the same error. Otherwise some would wait for the others forever.
 
     Args:
-        recipe: its keys and values, without those of a machine.
-        inputs: what was read, by what a message calls it; of data, digests.
-        error: that of this process.
+        recipe: the recipe's keys and values, without those of a machine.
+        inputs: what was read, by its name in messages; for data, digests.
+        error: the error of this process.
 
     Raises:
-        MinBertError: on all processes alike.
+        MinBertError: on all processes.
     """
     mine = {f"`{key}`": repr(value) for key, value in recipe.items()}, dict(inputs), error and str(error)
     everyone = gather_object([mine])
@@ -134,15 +134,15 @@ def _compare(everyone: list[dict[str, str]]) -> None:
 def report_interruption(
     args: TrainingArguments, begun: Callable[[], bool], behind_stage: bool = False
 ) -> Generator[None]:
-    """On Ctrl-C, and where another process of the run is gone, logs what was saved and how to go on.
+    """On Ctrl-C, and if another process of the run is lost, logs what was saved and how to continue.
 
-    A process learns that another is gone by an error of the communication (gloo) or, as that may come late (NCCL, see
-    `ddp_timeout`), by the SIGTERM of the launcher that started both.
+    A process notices a lost process by a communication error (gloo). With NCCL this may come late (see `ddp_timeout`).
+    It then notices the SIGTERM of the launcher that started both.
 
     Args:
-        args: of the run.
-        begun: whether the checkpoints in its folder are its own.
-        behind_stage: whether a stage has ended before it, and need not be done again.
+        args: the arguments of the run.
+        begun: whether the checkpoints in its folder belong to this run.
+        behind_stage: whether an earlier stage has finished and need not be repeated.
     """
     once = threading.Lock()
 
@@ -177,11 +177,11 @@ def how_to_go_on(checkpoint: Path | None, behind_stage: bool) -> str:
         saved = "This stage has saved no checkpoint, and those before it are complete"
     else:
         return "No checkpoint was saved."
-    return f"{saved}. Go on with the same command and resume_from_checkpoint=true."
+    return f"{saved}. Continue with the same command and resume_from_checkpoint=true."
 
 
 def is_lost(error: Exception) -> bool:
-    """Whether the error means that another process cannot be reached. Gloo's errors have no class of their own."""
+    """Whether the error means that another process cannot be reached. Errors of gloo have no class of their own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 

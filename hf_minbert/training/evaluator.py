@@ -1,4 +1,4 @@
-"""Scoring: each task by its own metrics, then one number over all of them."""
+"""Evaluation: each task by its own metrics, then one number over all tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WEIGHTED = ("", "cross_entropy", "corn")
 
 
 class EvaluationLoop(Protocol):
-    """Runs a model over a loader's batches, as the stock Trainer's `evaluation_loop` does."""
+    """Runs a model over the batches of a loader, as the stock Trainer's `evaluation_loop` does."""
 
     def __call__(
         self, loader: DataLoader, task: str, prefix: str, ignore_keys: list[str] | None
@@ -39,10 +39,10 @@ class EvaluationLoop(Protocol):
 
 
 class TaskEvaluator:
-    """Scores tasks. Metrics are called `<prefix>_<task>_<metric>`.
+    """Evaluates tasks. Metrics are called `<prefix>_<task>_<metric>`.
 
     Args:
-        tasks: by name.
+        tasks: the tasks by name.
         loader: makes the loader of a task's rows.
         loop: runs the model over it.
     """
@@ -56,7 +56,7 @@ class TaskEvaluator:
     def score(
         self, rows: Mapping[str, EncodedRows], prefix: str, ignore_keys: list[str] | None = None
     ) -> dict[str, float]:
-        """Each task's loss and metrics, then the summary over all tasks, and the time that it took."""
+        """Returns each task's loss and metrics, the summary over all tasks, and the time."""
         start = time.time()
         metrics: dict[str, float] = {}
         scores: dict[str, dict[str, float]] = {}
@@ -75,9 +75,9 @@ class TaskEvaluator:
     def outputs(
         self, task: str, rows: EncodedRows, prefix: str, ignore_keys: list[str] | None
     ) -> tuple[np.ndarray, np.ndarray | None, dict[str, float]]:
-        """A task's logits [R, C] and labels [R], in the order of the rows, and the loop's metrics.
+        """Returns a task's logits [R, C] and labels [R], in the order of the rows, and the loop's metrics.
 
-        Of tags both are [R] arrays, a row's [words, C] and [words], as `TokenRows.by_word` has them.
+        For tags both are [R] arrays, with [words, C] and [words] for a row, as `TokenRows.by_word` returns them.
         """
         order = length_order(self.tasks[task], rows)
         # A config may ask for hidden states, which would be kept for all rows and be taken for predictions.
@@ -112,16 +112,19 @@ class TaskEvaluator:
 
 
 def weighted_loss(task: Task, logits: np.ndarray, labels: np.ndarray) -> float:
-    """The loss with `class_weights` over all rows, or words: sum(w * loss) / sum(w), w that of a row's class."""
+    """Computes the loss with `class_weights` over all rows or words: sum(w * loss) / sum(w).
+
+    w is the weight of a row's class.
+    """
     unread = cast(Any, None)  # it looks at neither head nor vectors
     outcome = Outcome(unread, unread, torch.from_numpy(logits), torch.from_numpy(labels), None)
     return loss_of(vars(task))(outcome, **task.loss_options).item()
 
 
 def length_order(task: Task, rows: EncodedRows) -> np.ndarray:
-    """The indices of the rows, the longest first, so that equal lengths share a batch.
+    """Returns the indices of the rows, the longest first, so that rows of similar length share a batch.
 
-    Where a loss compares the rows of a batch, the order stays: rows of one length are more alike.
+    If a loss compares the rows of a batch, the order is not changed, because rows of one length are more alike.
     """
     if task.loss in COMPARING:
         return np.arange(len(rows))
@@ -129,14 +132,14 @@ def length_order(task: Task, rows: EncodedRows) -> np.ndarray:
 
 
 def new_rows(state: GradientState, process: int, batch_size: int) -> int:
-    """How many rows of the current batch are new: the last batch is filled up with rows of earlier ones."""
+    """Returns how many rows of the current batch are new. The last batch is filled with rows of earlier batches."""
     if not state.end_of_dataloader or state.remainder <= 0:
         return batch_size
     return min(max(state.remainder - process * batch_size, 0), batch_size)
 
 
 def first_rows(batch: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The batch without the rows behind the first `count`."""
+    """Returns the batch with its first `count` rows only."""
     kept = {key: value[:count] if torch.is_tensor(value) else value for key, value in batch.items()}
     if "packing" in kept:
         kept["packing"] = Packing.describe(kept["attention_mask"].flatten(0, -2).bool().cpu().numpy())
@@ -147,12 +150,13 @@ class TrainingScores(TrainerCallback):
     """Logs scores on the training rows at the end of each epoch, as `train_<task>_<metric>`.
 
     Args:
-        running: score the outputs of the epoch's own steps, with dropout and while the model changed: no extra
-            pass. A row that a round took twice counts twice; after a resume in mid-epoch only the steps since then
-            count. Else score the model as the epoch left it, in an extra pass over the training rows.
-        evaluator: makes that pass.
-        rows: to train on, by task.
-        gather: brings the outputs of all processes together.
+        running: compute the scores from the outputs of the epoch's steps, with dropout and with the changing model.
+            This needs no extra pass. A row that was used twice counts twice. After a resume within an epoch, only the
+            steps since then count. If false, the model at the end of the epoch is evaluated in an extra pass over the
+            training rows.
+        evaluator: runs this pass.
+        rows: the training rows by task.
+        gather: gathers the outputs of all processes.
         log: writes to the log.
     """
 
@@ -168,7 +172,7 @@ class TrainingScores(TrainerCallback):
         self.outputs: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def add(self, task: str, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Keeps a step's outputs, on the device: reading them now would make the GPU wait."""
+        """Stores a step's outputs on the device. Reading them now would make the GPU wait."""
         if self.running:
             self.outputs.setdefault(task, []).append((logits.detach().float(), labels))
 

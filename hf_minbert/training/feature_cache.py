@@ -1,4 +1,4 @@
-"""Cached outputs of a frozen encoder for the training rows: a step then computes the heads alone."""
+"""Cached outputs of a frozen encoder for the training rows. A step then computes the heads only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 def is_constant(args: BaseArguments, model: TaskModel, tasks: Iterable[str]) -> bool:
     """Whether the encoder's outputs for a row are the same at every step.
 
-    They are where it is frozen, has no dropout, and no term perturbs word embeddings (regularizers, NEFTune) or swaps
-    the weights (`proximal`). The model must have `pooled_of`.
+    This requires that it is frozen and has no dropout, and that no term perturbs word embeddings (regularizers,
+    NEFTune) or swaps the weights (`proximal`). The model must have `pooled_of`.
     """
     frozen = args.freeze == "encoder" and not args.unfreeze
     if not frozen or args.regularizer != "none" or args.proximal != "none" or args.neftune_noise_alpha:
@@ -46,21 +46,24 @@ def cache_features(
     batch_size: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> dict[str, EncodedRows | PooledRows]:
-    """The rows with each task's pooled features; unchanged where the head trains its pooling.
+    """Adds pooled features to each task's rows. Rows are not changed if the head trains its pooling.
 
-    Rows of tags, whose heads read each token, stay as they are.
+    Rows of tags are not changed either, because their heads read each token.
 
     Args:
-        model: whose encoder is frozen and `is_constant`.
-        datasets: by task.
-        collators: by task. Their batches are packed, where the model takes that, whether or not theirs are.
-        batch_size: rows that go through the encoder at a time.
+        model: a model whose encoder is frozen and `is_constant`.
+        datasets: the rows by task.
+        collators: the collators by task. Batches here are packed if the model supports it, even if the collators do
+            not pack.
+        batch_size: the number of rows in a pass through the encoder.
         autocast: the precision of the training steps.
     """
     of_sentences = [name for name in datasets if datasets[name].words is None]
     names = [name for name in of_sentences if not model.heads.get(name).trains_pooling]
     if names:
-        logger.info("The frozen encoder has no dropout: it reads the rows of %s once.", ", ".join(names))
+        logger.info(
+            "The frozen encoder has no dropout, so its outputs for %s are computed once and cached.", ", ".join(names)
+        )
     return {
         name: _pooled(model, rows, collators[name], batch_size, autocast) if name in names else rows
         for name, rows in datasets.items()

@@ -1,4 +1,4 @@
-"""What is not trained, and until when."""
+"""Freezing: which parameters are not trained, and until when."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _ABOVE_LAYERS = sys.maxsize
 
 
 def levels_of(model: TaskModel) -> dict[nn.Parameter, float]:
-    """How far up each parameter is: what is frozen is all below some level.
+    """Returns the level of each parameter. Everything below some level is frozen.
 
-    The embeddings are at 0 and layer n, counted from 1, at n, private layers and private encoders likewise; above all
-    layers is the rest of the encoder, such as the pooler, and at infinity a head, with the pooling in it.
+    The embeddings have level 0, and layer n, counted from 1, has level n. The same holds for private layers and
+    encoders. The rest of the encoder, such as the pooler, is above all layers. Heads, including their pooling, have
+    level infinity.
     """
     levels = {p: math.inf if path_of(name)[0] == HEADS else _ABOVE_LAYERS for name, p in model.named_parameters()}
     for task in model.config.tasks:
@@ -37,7 +38,7 @@ def levels_of(model: TaskModel) -> dict[nn.Parameter, float]:
 
 
 def layer_names(model: TaskModel) -> dict[nn.Parameter, str]:
-    """What a log calls the layer of each parameter: `embeddings`, `layer.0` and so on, `pooler`, or `rest`."""
+    """Returns the name of each parameter's layer in a log: `embeddings`, `layer.0` and so on, `pooler`, or `rest`."""
     above = {p: "pooler" if "pooler" in path_of(name) else "rest" for name, p in model.named_parameters()}
     levels = levels_of(model)
     layers = {p: f"layer.{level - 1}" for p, level in levels.items() if 0 < level < _ABOVE_LAYERS}
@@ -45,7 +46,7 @@ def layer_names(model: TaskModel) -> dict[nn.Parameter, str]:
 
 
 def num_layers(model: TaskModel) -> int:
-    """How many layers the model's deepest path has."""
+    """Returns the number of layers of the model's deepest path."""
     return max(len(model.encoder_path(task["name"])) for task in model.config.tasks) - 1
 
 
@@ -55,12 +56,12 @@ def _first_trained(frozen: Freeze | int) -> float:
 
 
 def schedule_of(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Unfreeze | None) -> dict[int, Any]:
-    """What is frozen from which number of optimizer steps on, as the arguments `freeze` and `unfreeze` say it.
+    """Returns what is frozen from each number of optimizer steps on, from the arguments `freeze` and `unfreeze`.
 
-    Of `gradual`, whose steps depend on the epoch's, it has the start alone.
+    For `gradual` it has only the start, because later steps depend on the length of an epoch.
 
     Raises:
-        MinBertError: one of them is wrong, or something would be frozen that was trained before.
+        MinBertError: one of them is wrong, or something would be frozen after it was trained.
     """
     _check_freeze("freeze", freeze)
     schedule = {0: freeze}
@@ -106,26 +107,26 @@ def check_layers(freeze: Freeze | int, unfreeze: Mapping[Any, Freeze | int] | Un
 
 
 def _gradually(freeze: Freeze | int, layers: int) -> list[Freeze | int]:
-    """What is frozen in each epoch where they free one layer more each, the uppermost first (ULMFiT)."""
+    """Returns what is frozen in each epoch if each epoch frees one more layer, the top layer first (ULMFiT)."""
     first = {"encoder": layers, "embeddings": 0}[freeze] if isinstance(freeze, str) else freeze
     last: list[Freeze | int] = ["embeddings", "none"] if first else ["none"]
     return [freeze, *range(first - 1, 0, -1), *last]
 
 
 class Freezing(TrainerCallback):
-    """Takes parameters out of training, some of them until a later step.
+    """Excludes parameters from training, some of them until a later step.
 
-    A frozen parameter has no gradient, so that no optimizer moves it, nor does weight decay. One that is frozen for
-    good loses `requires_grad` at once. One that is freed later loses it from the first step until then: whoever asks
-    for the trained parameters before, such as the optimizer, gets it too.
+    A frozen parameter has no gradient, so neither the optimizer nor weight decay changes it. `requires_grad` of a
+    permanently frozen parameter is turned off at once. For a parameter that is freed later, it is off from the first
+    step until then. The optimizer, which is made before, therefore includes this parameter.
 
     Args:
-        model: what it does not train now is not trained later either.
+        model: parameters that are not trained now are not trained later either.
         freeze: `none`; `embeddings`; n, for the embeddings and the first n layers; or `encoder`, all but the heads.
-        unfreeze: maps a number of optimizer steps to what is still frozen after them; or `gradual`: from the second
-            epoch on, each frees one layer more, the uppermost first (with the pooler), the embeddings last (Howard
-            and Ruder 2018, arXiv:1801.06146, section 3.3).
-        freed: called between two steps where something was freed.
+        unfreeze: a mapping from a number of optimizer steps to what is still frozen after them; or `gradual`: from the
+            second epoch on, each epoch frees one more layer, the top layer first (with the pooler) and the embeddings
+            last (Howard and Ruder 2018, arXiv:1801.06146, section 3.3).
+        freed: called between two steps when something was freed.
 
     Raises:
         MinBertError: as `schedule_of` and `check_layers`.
@@ -149,12 +150,12 @@ class Freezing(TrainerCallback):
         self.release()
 
     def release(self) -> None:
-        """Lets everything be trained that ever is."""
+        """Makes all parameters trainable that are ever trained."""
         self._frozen = None
         self._set([*self.schedule.values(), *self.epochs][-1])
 
     def freeze(self, step: int) -> bool:
-        """Freezes what is frozen after so many optimizer steps. Whether that is something else than before."""
+        """Freezes what is frozen after this number of optimizer steps. Returns whether anything changed."""
         frozen = self.schedule[max(start for start in self.schedule if start <= step)]
         if frozen == self._frozen:
             return False
@@ -185,15 +186,16 @@ class Freezing(TrainerCallback):
 
 
 def encoder_parameters(model: TaskModel) -> list[nn.Parameter]:
-    """The trained parameters outside the heads."""
+    """Returns the trained parameters outside the heads."""
     levels = levels_of(model)
     return [p for p in model.parameters() if p.requires_grad and levels[p] < math.inf]
 
 
 def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
-    """Raises `MinBertError` if nothing is trained for one of the tasks. Torch would fail at the first step.
+    """Raises `MinBertError` if nothing is trained for one of the tasks. torch would fail at the first step.
 
-    That of a head's parameters which its loss does not depend on is nothing: a ranking of cosines passes by most.
+    Parameters of a head that its loss does not depend on do not count. A ranking of cosines, for example, skips most
+    layers of a head.
     """
     for task in tasks:
         if any(p.requires_grad for module in layers_of(model, task) for p in module.parameters()):
@@ -202,18 +204,18 @@ def check_trainable(model: TaskModel, tasks: Iterable[str]) -> None:
             trains = outputs_of(model, shortest_batch(model, task))["loss"].requires_grad
         if not trains:
             raise MinBertError(
-                f"There is nothing to train for task {task!r}: the encoder is frozen, and its head has no parameters "
-                f"that are not and that its loss depends on. Leave `freeze` out, take a head with layers that the "
-                f"loss goes through, or leave the task out of `train_tasks`."
+                f"Task {task!r} has nothing to train: the encoder is frozen, and the loss depends on no "
+                f"trainable parameter of its head. Leave `freeze` out, choose a head whose layers the loss "
+                f"trains, or leave the task out of `train_tasks`."
             )
 
 
 def count_parameters(model: TaskModel) -> tuple[int, int]:
-    """How many numbers are trainable, and how many there are."""
+    """Returns the numbers of trainable and of all parameters."""
     sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     return sum(size for size, trainable in sizes if trainable), sum(size for size, _ in sizes)
 
 
 def path_of(name: str) -> list[str]:
-    """Where a parameter is in the model, without what `peft` puts in front and around what it trains whole."""
+    """Returns the path of a parameter in the model, without the parts that `peft` adds."""
     return re.sub(r"^base_model\.model\.|\bmodules_to_save\.[^.]+\.", "", name).split(".")

@@ -1,7 +1,7 @@
-"""The stock `hyperparameter_search`, each trial of which is trained by a trainer of its own.
+"""The stock `hyperparameter_search`, with a separate trainer for each trial.
 
-The stock one trains all trials with one trainer, whose arguments it changes: too late for what ours makes of them
-before a step (regularizer, freezing, batch sizes, weights counted for a loss).
+The stock method trains all trials with one trainer and changes its arguments. That would be too late for this trainer,
+which reads them before the first step (regularizer, freezing, batch sizes, counted loss weights).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ..evaluation.metrics import has_diverged
 
 
 class HyperparameterSearch(Trainer):
-    """A trainer that searches. It needs `model_init` in place of `model`."""
+    """A trainer with a hyperparameter search. The search needs `model_init` instead of `model`."""
 
     def prepare_search(
         self, model: nn.Module | None, model_init: Callable[..., nn.Module] | None, options: Mapping[str, Any]
     ) -> nn.Module:
-        """The model to begin with.
+        """Returns the initial model.
 
         Args:
             model, model_init: one of them.
-            options: the trainer's further arguments, which each trial's trainer is to have.
+            options: the trainer's further arguments, which the trainer of each trial gets too.
         """
         self._make_model = model_init
         self._options = {} if model_init is None else options  # whose rows would else stay in memory
@@ -49,18 +49,20 @@ class HyperparameterSearch(Trainer):
         hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> BestRun | list[BestRun]:
-        """As the stock one, with the library optuna.
+        """Does the same as the stock method, with the library optuna.
 
         Args:
-            hp_space: from a trial of optuna to values of training arguments, any of them.
-            compute_objective: from what `evaluate` returns to a number; `eval_overall` unless given.
-            n_trials: how many.
-            direction: `maximize` or `minimize`; as `eval_overall` asks, unless another objective is given.
+            hp_space: a function from a trial of optuna to values of any training arguments.
+            compute_objective: a function from the result of `evaluate` to a number. The default is `eval_overall`.
+            n_trials: the number of trials.
+            direction: `maximize` or `minimize`. The default is `maximize` for `eval_overall` and `minimize` for
+                another objective.
             backend: `optuna`.
-            hp_name, kwargs: as for the stock one.
+            hp_name, kwargs: as for the stock method.
 
         Returns:
-            the best trial; one that ended diverged has failed. The trainer itself has the model that it had before.
+            the best trial. A trial whose model diverged counts as failed. The trainer keeps the model that it had
+            before.
 
         Raises:
             MinBertError: the trainer has no `model_init`, or another backend is named.
@@ -90,7 +92,7 @@ class HyperparameterSearch(Trainer):
             self.model_init, (self.model, self.model_wrapped) = None, kept
 
     def train_trial(self, trial: Any) -> TrainOutput:
-        """Trains and scores a new model with the trial's arguments, in `output_dir/run-<number>`."""
+        """Trains and evaluates a new model with the trial's arguments, in `output_dir/run-<number>`."""
         args = replace(self.args, **self._arguments(trial), output_dir=self._get_output_dir(trial))
         set_seed(args.seed)
         trainer = type(self)(self.call_model_init(trial), args, **self._options)

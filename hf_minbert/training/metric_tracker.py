@@ -1,4 +1,4 @@
-"""Means and counts of the values that training steps log: summed on the device, read at each log."""
+"""Means and counts of the values that training steps log. They are summed on the device and read at each log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class MetricTracker:
     """Means and counts of the steps' values, over all processes.
 
-    They stay on the device until they are read: reading one at its step would make the GPU wait. All processes add
-    the same names in the same order, and read at the same time.
+    They stay on the device until they are read, because reading a value at its step would make the GPU wait. All
+    processes add the same names in the same order, and read at the same time.
 
     Args:
-        accelerator: sums over the processes.
+        accelerator: computes sums over the processes.
     """
 
     def __init__(self, accelerator: Accelerator):
@@ -28,17 +28,17 @@ class MetricTracker:
         self._totals: dict[str, list[float]] = {}  # name to sum and count since training began
 
     def add(self, name: str, value: Tensor) -> None:
-        """Adds a value to the mean of that name."""
+        """Adds a value to the mean with this name."""
         sums = self._sums.setdefault(name, [torch.zeros_like(value), torch.zeros_like(value)])
         sums[0] += value
         sums[1] += 1
 
     def count(self, name: str, value: Tensor) -> None:
-        """Adds a value to the sum of that name."""
+        """Adds a value to the sum with this name."""
         self._counts[name] = value if name not in self._counts else self._counts[name] + value
 
     def read(self) -> dict[str, float]:
-        """The means and the counts since the last reading; nothing where there was no step."""
+        """Returns the means and counts since the last reading. Empty if there was no step."""
         if not self._sums:
             return {}
         sums = torch.stack([torch.stack(pair) for pair in self._sums.values()])  # [names, 2]
@@ -55,5 +55,5 @@ class MetricTracker:
         }
 
     def totals(self) -> dict[str, float]:
-        """The means since training began, of all that has been read."""
+        """Returns the means since training began, over all values that have been read."""
         return {name: total / count for name, (total, count) in self._totals.items()}

@@ -16,16 +16,16 @@ from .terms.base import AnyNoiseKey, packing_of
 
 
 class WordNoise:
-    """Adds noise to the words of a batch, of at most alpha / sqrt(L * H) for a sentence of L tokens.
+    """Adds noise of at most alpha / sqrt(L * H) to the word embeddings of a sentence with L tokens.
 
-    The stock hook reads L from the shape of the embeddings: the padded length, or all tokens of a packed batch, or the
-    two of a pair's sentences. Here L is the sentence's own length, as in the paper, so that the noise does not depend
-    on the rest of the batch nor on its form. All passes of a batch have the same noise: a search by the input needs
-    that.
+    The stock hook reads L from the shape of the embeddings. This is the padded length, the number of tokens in a
+    packed batch, or the 2 of a pair's two sentences. Here L is the sentence's own length, as in the paper, so the
+    noise depends neither on the rest of the batch nor on its form. All passes of a batch have the same noise, because
+    adversarial searches over the input need that.
 
     Args:
         alpha: `neftune_noise_alpha`.
-        words: the modules that embed words. They have a hook until `remove`.
+        words: the modules with word embeddings. They have a hook until `remove` is called.
     """
 
     def __init__(self, alpha: float, words: Iterable[nn.Module]):
@@ -35,7 +35,7 @@ class WordNoise:
         self._packing: Packing | None = None
 
     def draw(self, batch: Mapping[str, Any], size: int, key: AnyNoiseKey) -> Tensor:
-        """Noise for a batch [B, T] or [B, 2, T], as [N, T, H]; H is `size`, and `key` that of the batch."""
+        """Draws noise for a batch [B, T] or [B, 2, T], as [N, T, H]. H is `size`, and `key` belongs to the batch."""
         mask = batch["attention_mask"].flatten(0, -2)
         bounds = self.alpha / (mask.sum(dim=-1).clamp(min=1) * size).sqrt()  # [N]
         # Of other bits than a term's noise on the same words.
@@ -45,7 +45,7 @@ class WordNoise:
 
     @contextmanager
     def added(self, batch: Mapping[str, Any], noise: Tensor) -> Generator[None]:
-        """Inside, passes in training mode have what `draw` gave for the batch."""
+        """Within this context, passes in training mode add the noise that `draw` returned for the batch."""
         self._noise, self._packing = noise, packing_of(batch)
         try:
             yield

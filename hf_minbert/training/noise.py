@@ -1,7 +1,7 @@
-"""Noise on the words of a batch, each number a pure function of where it stands in training.
+"""Noise for the words of a batch. Each number is a pure function of its position in training.
 
-So a row's noise is the same in whichever batch, on whichever process, under whatever padding and with or without CUDA
-graphs: the integers drawn to the bit, what logarithm and cosine make of them to their last bits.
+The noise of a row therefore does not depend on its batch, its process, the padding or CUDA graphs. The drawn integers
+are equal bit for bit; the results of logarithm and cosine are equal up to their last bits.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Noise = Callable[[Tensor | int, Tensor, Tensor, int], Tensor]
 
 
 def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Standard normal numbers, two of each of the generator's, by the method of Box and Muller.
+    """Returns standard normal numbers by the Box-Muller method, two for each number of the generator.
 
     Args:
-        key: int64, of one number.
-        rows: int64 [S], of each token, and so `positions`.
+        key: int64, a single number.
+        rows: int64 [S], the row of each token; `positions` likewise.
         size: H.
 
     Returns:
-        [S, H], float32, on the device of `rows`: a function of the key, the row's number, the token's position in the
-        row, and the number's own in the vector.
+        [S, H], float32, on the device of `rows`. Each number is a function of the key, the row, the token's position
+        in the row, and the index in the vector.
     """
     low, high = _drawn(key, rows, positions, size)
     radius = ((low + 1).float() * 2.0**-24).log().mul(-2).sqrt()  # of a number in (0, 1]
@@ -38,7 +38,7 @@ def normal_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) 
 
 
 def uniform_noise(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> Tensor:
-    """Numbers from -1 to 1, all as likely; arguments and result as of `normal_noise`."""
+    """Returns uniform numbers from -1 to 1. Arguments and result are those of `normal_noise`."""
     return torch.cat(_drawn(key, rows, positions, size), dim=-1)[..., :size].float() * 2.0**-23 - 1
 
 
@@ -50,7 +50,7 @@ def _drawn(key: Tensor | int, rows: Tensor, positions: Tensor, size: int) -> tup
 
 
 def _signed(number: int) -> int:
-    """64 bits as torch, which has no unsigned arithmetic, takes them."""
+    """Converts 64 bits to torch's signed integers, because torch has no unsigned arithmetic."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -72,14 +72,15 @@ def _shifted(numbers: Tensor, bits: int) -> Tensor:
 def noise_of_words(
     batch: Mapping[str, Any], size: int, key: AnyNoiseKey, noise: Noise = normal_noise, name: str | None = None
 ) -> Tensor:
-    """Noise for every token of a batch, [B, T, H] or [B, 2, T, H]; of a packed batch [1, S, H].
+    """Returns noise for every token of a batch, [B, T, H] or [B, 2, T, H]; for a packed batch [1, S, H].
 
     Args:
-        batch: one task's.
+        batch: the batch of one task.
         size: H.
-        key: of the batch.
+        key: the key of the batch.
         noise: its kind.
-        name: of what the noise is for, in the place of the task's; two kinds of one name would be of the same bits.
+        name: the purpose of the noise; the task's name by default. Two kinds of noise with one name would have the
+            same bits.
     """
     ids = batch["input_ids"]
     apart, width = ids.shape[1:-1].numel(), ids.shape[-1]  # 2 where an example has two sentences of its own, else 1

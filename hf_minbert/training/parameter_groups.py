@@ -1,4 +1,4 @@
-"""Learning rates and weight decays of parts of a model: the groups of its optimizer."""
+"""Learning rates and weight decays for parts of a model, as groups of its optimizer."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ OPTIONS = ("learning_rates", "weight_decays")
 
 
 def groups_of(name: str) -> tuple[str, ...]:
-    """The groups that a parameter is in, by its name in the model, the narrowest first.
+    """Returns the groups of a parameter by its name in the model, the narrowest first.
 
-    A head is its task's and one of the `heads`; private layers and a private encoder are their task's and the
-    `encoder`'s, to which all the rest belongs.
+    A head belongs to its task and to `heads`. Private layers and private encoders belong to their task and to
+    `encoder`. Everything else belongs to `encoder`.
     """
     path = path_of(name)
     if path[0] == HEADS:
@@ -34,10 +34,10 @@ def groups_of(name: str) -> tuple[str, ...]:
 
 
 def check_groups(args: BaseArguments, tasks: Iterable[str] | None = None) -> None:
-    """Raises `MinBertError` if a rate or a decay is no number from 0, or its group is none of the model's.
+    """Raises `MinBertError` if a rate or a decay is not a number from 0, or its group does not exist in the model.
 
     Args:
-        tasks: names of the model's, where they are known.
+        tasks: the names of the model's tasks, if they are known.
     """
     if not 0 < args.layer_decay <= 1:
         raise MinBertError(f"`layer_decay` must be above 0 and at most 1. Found {args.layer_decay}.")
@@ -53,15 +53,15 @@ def check_groups(args: BaseArguments, tasks: Iterable[str] | None = None) -> Non
 
 
 def has_groups(args: BaseArguments) -> bool:
-    """Whether the arguments tell parts of a model apart, beyond what weight decay spares."""
+    """Whether the arguments treat parts of a model differently, apart from the parameters without weight decay."""
     return bool(args.learning_rates or args.weight_decays) or args.layer_decay != 1
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer | None, args: BaseArguments, learned: bool) -> None:
-    """Raises `MinBertError` if an optimizer was made already that the arguments would have in groups.
+    """Raises `MinBertError` if an optimizer was made already although the arguments need groups.
 
     Args:
-        learned: whether the weights of the losses are learned, and make a group of their own.
+        learned: whether the weights of the losses are learned, and need a group of their own.
     """
     if optimizer is not None and (learned or has_groups(args)):
         raise MinBertError(
@@ -75,15 +75,15 @@ def split_groups(
 ) -> None:
     """Splits a new optimizer's groups by learning rate and weight decay. Warns of groups without trained parameters.
 
-    Rates of layers fall by `layer_decay` from the top one, at its group's rate, to the embeddings. Each group of the
-    optimizer has under `group` the name that its rate was given for. First stand those with `args.learning_rate`,
-    which is what the log calls the learning rate.
+    The top layer has the rate of its group. Rates decrease by `layer_decay` from layer to layer, down to the
+    embeddings. `group` in each group of the optimizer is the name that its rate was given for. Groups with
+    `args.learning_rate` are first, because the log shows the first rate as the learning rate.
 
     Args:
-        optimizer: before its first step.
-        model: whose parameters it has.
-        args: say the rates and the decays.
-        decayed: names of the parameters that weight decay does not spare.
+        optimizer: an optimizer before its first step.
+        model: the model with the optimizer's parameters.
+        args: the arguments with the rates and the decays.
+        decayed: the names of the parameters with weight decay.
     """
     layers, levels = num_layers(model), levels_of(model)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -101,7 +101,7 @@ def split_groups(
 
 
 def _given(by_group: Mapping[str, float], name: str, otherwise: float) -> tuple[str, float]:
-    """Which group decides on a parameter, `""` where none does, and its number."""
+    """Returns the group that decides on a parameter, `""` if there is none, and its number."""
     for group in groups_of(name):
         if group in by_group:
             return group, by_group[group]
@@ -114,13 +114,13 @@ def _warn_of_idle(args: BaseArguments, trained: Iterable[str]) -> None:
         given = getattr(args, option) or {}
         deciding = {_given(given, name, 0.0)[0] for name in trained}
         for group in given.keys() - deciding:
-            logger.warning("`%s` of %r has no effect: it decides on nothing that is trained.", option, group)
+            logger.warning("`%s` of %r has no effect: it applies to no trained parameter.", option, group)
     if args.layer_decay != 1 and not any(ENCODER in groups_of(name) for name in trained):
-        logger.warning("`layer_decay` has no effect: nothing of the encoder is trained.")
+        logger.warning("`layer_decay` has no effect: no parameter of the encoder is trained.")
 
 
 def rates_by_group(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """The present learning rate of each named group; of a group whose layers differ, that of the top one."""
+    """Returns the current learning rate of each named group. If layers differ, it is that of the top layer."""
     rates: dict[str, float] = {}
     for group in optimizer.param_groups:
         if name := group.get("group"):

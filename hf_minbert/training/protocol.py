@@ -1,6 +1,6 @@
-"""All that the trainer asks of a model: whatever has these members can be trained.
+"""The interface of a model for the trainer. Any model with these members can be trained.
 
-The stock `Trainer` asks for a little more: an `nn.Module` whose `config` is a `PreTrainedConfig`. Only a
+The stock `Trainer` needs a little more: an `nn.Module` whose `config` is a `PreTrainedConfig`. Only a
 `PreTrainedModel` is saved with its config.
 """
 
@@ -20,7 +20,7 @@ from ..model.kinds import KINDS
 
 
 class Config(Protocol):
-    """A model's `config`."""
+    """The `config` of a model."""
 
     #: One dict per task, as `Task.to_config` gives it. Numbers that are counted for a loss are written to it.
     tasks: list[dict[str, Any]]
@@ -37,7 +37,7 @@ class Config(Protocol):
 
 
 class Head(Protocol):
-    """The layers of one task, which get no gradient from another task's loss."""
+    """The layers of one task. They get no gradient from another task's loss."""
 
     #: A name of `model.kinds.KINDS`, as its task says.
     kind: str
@@ -45,37 +45,38 @@ class Head(Protocol):
     trains_pooling: bool
 
     def divergence(self, logits: Tensor, other: Tensor, name: str | None = None) -> Tensor:
-        """How far two outputs are apart, [B, C] and [B, C] -> [B], with a gradient, and 0 where they are equal.
+        """Returns the divergence of two outputs, [B, C] and [B, C] -> [B], with a gradient. It is 0 if they are equal.
 
-        Of tags the outputs are [B, T, C] and their divergences [B, T].
+        For tags the outputs are [B, T, C] and their divergences [B, T].
 
-        Asked for by regularizers, `proximal` and distillation. `name` is `symmetric_kl`, `kl` (from the first to the
-        second) or `squared_error`; of a score `squared_error` unless it says otherwise, else `symmetric_kl`.
+        Regularizers, `proximal` and distillation need it. `name` is `symmetric_kl`, `kl` (from the first to the
+        second) or `squared_error`. The default is `squared_error` for scores and `symmetric_kl` otherwise.
         """
 
 
 class Heads(Protocol):
-    """All heads, an `nn.Module` such as `model.heads.PerTask`: a head's parameters are called `<task>....`."""
+    """All heads, an `nn.Module` such as `model.heads.PerTask`. The parameters of a head are called `<task>....`."""
 
     def get(self, task: str) -> Head:
-        """The task's head."""
+        """Returns the task's head."""
 
 
 class Encoder(Protocol):
-    """What a task's sentences go through below its head."""
+    """The part of the model below a task's head."""
 
     #: The layers from token ids to what goes into the first layer, [N, T, H].
     embeddings: nn.Module
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The words' embeddings. Asked for where `forward` takes `inputs_embeds`, and by NEFTune."""
+        """Returns the word embeddings. Needed if `forward` has `inputs_embeds`, and for NEFTune."""
 
 
 class TaskModel(Protocol):
     """A model with several tasks.
 
-    Parameters whose names begin with `heads.` are the heads'. Those below `private.<task>.` are of that task's own
-    encoder or layers, for rates by group. All others are the shared encoder's. The last members are `nn.Module`'s.
+    Parameters whose names begin with `heads.` belong to the heads. Those below `private.<task>.` belong to the task's
+    own encoder or layers, for rates by group. All others belong to the shared encoder. The last members are those of
+    `nn.Module`.
     """
 
     config: Config
@@ -94,22 +95,25 @@ class TaskModel(Protocol):
         packing: Mapping[str, Any] | None = None,
         pooled: Tensor | None = None,
     ) -> Mapping[str, Tensor]:
-        """The outputs of a task's head for a batch. The last four are capabilities, which a model need not have.
+        """Returns the outputs of a task's head for a batch.
+
+        The last four arguments are optional capabilities of a model.
 
         Args:
-            task: its name.
-            input_ids: int64 [B, T]; [B, 2, T] of a task whose pairs are encoded apart; and so the next two.
+            task: the name of the task.
+            input_ids: int64 [B, T], or [B, 2, T] for a task whose pairs are encoded separately. The next two have the
+                same shape.
             attention_mask: 1 for a token and 0 for padding.
-            token_type_ids: the sentence that a token is of, 0 or 1.
-            labels: [B], class ids in int64, or scores in float32; of kind `labels` [B, C], 0 or 1 in float32; of tags
-                [B, T], -100 at tokens that have none.
-            inputs_embeds: instead of `input_ids`, with one dimension more: what the encoder's
-                `get_input_embeddings()` gives, moved. SMART and FGM need it.
-            position_ids: beside `inputs_embeds`, what `positions_of` gave for the ids, unless that is `None`.
-            packing: where the real tokens stand, as `Packing.describe` says it, for a model that computes on them
-                alone. `packing: true` needs it; an evaluation takes it where it is there.
-            pooled: what `pooled_of` returned for the batch, instead of all inputs. With it a frozen encoder without
-                dropout reads each row once, and tasks that share rows share a pass.
+            token_type_ids: the sentence of each token, 0 or 1.
+            labels: [B], class ids in int64 or scores in float32; for `kind: labels` [B, C], 0 or 1 in float32; for
+                tags [B, T], with -100 at tokens without a label.
+            inputs_embeds: instead of `input_ids`, with one more dimension: the perturbed output of the encoder's
+                `get_input_embeddings()`. SMART and FGM need it.
+            position_ids: with `inputs_embeds`, the result of `positions_of` for the ids, unless it is `None`.
+            packing: the positions of the real tokens from `Packing.describe`, for a model that computes on them only.
+                `packing: true` needs it. Evaluation uses it if the model has it.
+            pooled: the result of `pooled_of` for the batch, instead of all inputs. With it, outputs of a frozen
+                encoder without dropout can be cached, and tasks that share rows share a pass.
 
         Returns:
             a `dict`, such as a `ModelOutput`: `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, the mean
@@ -117,22 +121,22 @@ class TaskModel(Protocol):
         """
 
     def encoder_path(self, task: str) -> Sequence[nn.Module]:
-        """The task's encoder, as `Encoder` has it, then its layers from the first to the last, if it has layers.
+        """Returns the task's encoder, an `Encoder`, and then its layers from the first to the last, if it has layers.
 
-        `freeze`, `unfreeze` and `layer_decay` count them. What is in the encoder and in none of them, such as a
-        pooler, counts as above all layers.
+        `freeze`, `unfreeze` and `layer_decay` count the layers. Parts of the encoder outside all layers, such as a
+        pooler, count as above all layers.
         """
 
     def positions_of(self, task: str, input_ids: Tensor) -> Tensor | None:
-        """The `position_ids` of these words, where they depend on them. Asked for beside `position_ids` alone."""
+        """Returns the `position_ids` of these words, if positions depend on them. Needed only with `position_ids`."""
 
     def lacks(self, capability: str) -> bool:
-        """Whether this model lacks a capability that its class's `forward` has. It need not be there."""
+        """Whether this model lacks a capability that its class's `forward` has. The method is optional."""
 
     def pooled_of(self, tasks: Sequence[str], **inputs: Any) -> dict[str, Tensor]:
-        """What the heads of tasks pool of one batch, from one pass. Asked for beside `pooled` alone.
+        """Returns the pooled states of one batch for the heads of tasks, from one pass. Needed only with `pooled`.
 
-        The inputs are those of `forward`. Tasks that are asked for together have the same `encoder_path`.
+        The inputs are those of `forward`. Tasks in one call have the same `encoder_path`.
         """
 
     training: bool
@@ -148,7 +152,7 @@ _REMEDY = "Give it the members of a `TaskModel`, see `hf_minbert.training.protoc
 
 
 def check_model(model: nn.Module) -> TaskModel:
-    """The model as what it is. Raises `MinBertError` if it has no tasks, or lacks what no training does without."""
+    """Returns the model with its type. Raises `MinBertError` if it has no tasks, or lacks a required member."""
     found = f"Found a {type(model).__name__}"
     if not hasattr(model, "config") or not hasattr(model.config, "tasks") or not model.config.tasks:
         raise MinBertError(
@@ -173,7 +177,7 @@ def check_model(model: nn.Module) -> TaskModel:
 
 
 def check_stock(model: nn.Module, args: TrainingArguments) -> None:
-    """Raises `MinBertError` if a setting of the stock trainer needs what the model does not have."""
+    """Raises `MinBertError` if a setting of the stock trainer needs a member that the model does not have."""
     found = f"Found a {type(model).__name__}"
     if args.gradient_checkpointing and not (
         hasattr(model, "supports_gradient_checkpointing") and model.supports_gradient_checkpointing
@@ -191,19 +195,19 @@ def check_stock(model: nn.Module, args: TrainingArguments) -> None:
 
 
 def task_encoder(model: TaskModel, task: str) -> Encoder:
-    """The task's encoder."""
+    """Returns the task's encoder."""
     return cast(Encoder, model.encoder_path(task)[0])  # as in `check_model`
 
 
 def layers_of(model: TaskModel, task: str) -> list[nn.Module]:
-    """The embeddings that a task's sentences go through, then the layers."""
+    """Returns the embeddings of a task, then its layers."""
     return [task_encoder(model, task).embeddings, *model.encoder_path(task)[1:]]
 
 
 def takes(model: TaskModel, capability: str) -> bool:
-    """Whether the model's `forward` has a parameter of this name, and can do with it.
+    """Whether the model's `forward` has a parameter with this name and supports it.
 
-    The model inside is asked: wrappers (PEFT's, a compiled model) take anything.
+    The inner model is checked, because wrappers (PEFT's, a compiled model) accept any argument.
     """
     return capability in _parameters(model) and not _lacks(model, capability)
 
@@ -235,7 +239,7 @@ def require(model: TaskModel, capability: str, setting: str) -> None:
 
 
 def outputs_of(model: TaskModel, batch: Mapping[str, Any]) -> Mapping[str, Tensor]:
-    """What the model says of a batch. Raises `MinBertError` if that has no names."""
+    """Returns the model's outputs for a batch. Raises `MinBertError` if they have no names."""
     outputs = model(**batch)
     if not isinstance(outputs, Mapping):
         raise MinBertError(
@@ -246,7 +250,7 @@ def outputs_of(model: TaskModel, batch: Mapping[str, Any]) -> Mapping[str, Tenso
 
 
 def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
-    """Two rows of one token for a task, on the model's device, for a pass that shows what its loss depends on."""
+    """Returns two rows of one token for a task, on the model's device, to find the parameters that its loss uses."""
     task = next(task for task in model.config.tasks if task["name"] == name)
     device = next(model.parameters()).device
     ids = torch.zeros((2, 2, 1) if task["pair_encoding"] == "bi" else (2, 1), dtype=torch.long, device=device)
@@ -258,12 +262,12 @@ def shortest_batch(model: TaskModel, name: str) -> dict[str, Any]:
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Inside, nothing is compiled: for one pass of a shape that no step has."""
+    """Turns compilation off within this context, for one pass with a shape that no step has."""
     return torch.compiler.set_stance("force_eager")
 
 
 def draws(model: TaskModel, forward: Callable[[], Any]) -> bool:
-    """Whether a pass in training mode draws random numbers. The random state stays as it was."""
+    """Whether a pass in training mode draws random numbers. The random state is restored."""
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), in_mode(model, training=True), torch.no_grad(), uncompiled():
@@ -278,7 +282,7 @@ def _random_states(device: torch.device) -> list[Tensor]:
 
 @contextmanager
 def in_mode(model: TaskModel, training: bool) -> Generator[None]:
-    """Inside, all modules are in one mode; after it, each is back in its own."""
+    """Sets all modules to one mode within this context. Afterwards each has its own mode again."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:

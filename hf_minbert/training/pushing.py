@@ -1,4 +1,4 @@
-"""The half of a trainer that pushes: the same files and card as `minbert publish`, during training and at its end."""
+"""Uploads to the Hub during and after training, with the same files and card as `minbert publish`."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 
 
 class PushesToHub(Trainer):
-    """Overrides what the stock `Trainer` pushes: no optimizer's state, no training arguments, no token."""
+    """Overrides the uploads of the stock `Trainer`: no optimizer state, no training arguments, no token."""
 
     @property
     def _folder(self) -> Path:
         return Path(str(self.args.output_dir))
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Creates the repository `args.hub_model_id`, if it is not there; on the first process.
+        """Creates the repository `args.hub_model_id` on the first process, if it does not exist.
 
         Raises:
-            MinBertError: as `publish.create`; or `hub_strategy` asks for whole checkpoints.
+            MinBertError: as `publish.create`; or `hub_strategy` requests complete checkpoints.
         """
         args = self.args
         if args.hub_strategy in ("checkpoint", "all_checkpoints"):
@@ -61,9 +61,9 @@ class PushesToHub(Trainer):
         """Writes `README.md` into `output_dir`, for the model that was saved there. See `card.model_card`.
 
         Args:
-            values, named: those of the stock method. `language`, `license` and `finetuned_from` are as the Hub writes
-                them; `finetuned_from` is the id of the base model. The others have no effect, which is logged: the
-                card is made from the model and the run.
+            values, named: the arguments of the stock method. `language`, `license` and `finetuned_from` have the Hub's
+                values; `finetuned_from` is the id of the base model. The others have no effect, because the card is
+                made from the model and the run. This is logged.
         """
         if not self.is_world_process_zero():
             return
@@ -88,13 +88,13 @@ class PushesToHub(Trainer):
         private: bool | None = None,
         **kwargs: Any,
     ) -> CommitInfo | Future | None:
-        """Saves the model and sends what `minbert publish` would. `kwargs` go to `create_model_card`.
+        """Saves the model and uploads the files of `minbert publish`. `kwargs` go to `create_model_card`.
 
         Returns:
-            the commit, or its future unless `blocking`; on other processes than the first, `None`.
+            the commit, or its future unless `blocking`; on processes other than the first, `None`.
 
         Raises:
-            MinBertError: the Hub would not have it; the model is saved all the same.
+            MinBertError: the Hub refuses the upload. The model is saved nevertheless.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
@@ -109,7 +109,7 @@ class PushesToHub(Trainer):
         return self._commit(uploads, commit_message, token, revision, run_as_future=not blocking)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Sends the model of a checkpoint while training goes on. What goes wrong is said, and stops nothing."""
+        """Uploads the model of a checkpoint while training continues. Errors are logged and do not stop it."""
         if not self.is_world_process_zero() or self.args.hub_strategy == "end":
             return
         running = self.push_in_progress
@@ -124,13 +124,13 @@ class PushesToHub(Trainer):
             message = f"Training in progress, step {self.state.global_step}"
             job = cast("Future", self._commit(uploads, message, None, None, run_as_future=True))
         except MinBertError as error:
-            logger.warning("The checkpoint of step %d was not sent: %s", self.state.global_step, error)
+            logger.warning("The checkpoint of step %d was not uploaded: %s", self.state.global_step, error)
             return
 
         def ended(job: Future) -> None:
             copy.cleanup()
             if job.exception() is not None:
-                logger.warning("%s: not sent, because the Hub refused it: %s", message, job.exception())
+                logger.warning("%s: not uploaded, because the Hub refused it: %s", message, job.exception())
 
         job.add_done_callback(ended)
         jobs = [] if running is None else cast("list[Future]", running.jobs)
@@ -158,7 +158,7 @@ class PushesToHub(Trainer):
         return self.hub_model_id or self._folder.absolute().name
 
     def _saved(self, folder: Path) -> SavedModel:
-        """What the folder says, and where it is silent what the trainer knows."""
+        """Returns the records of the folder, completed by those of the trainer."""
         saved, recipe = SavedModel.of(folder), self._folder / "recipe.yaml"
         return replace(
             saved,
@@ -168,7 +168,7 @@ class PushesToHub(Trainer):
         )
 
     def _known_metrics(self) -> dict[str, Any]:
-        """The scores of the model as it is now, and what training took, by the log."""
+        """Returns the scores of the current model and the costs of training, from the log."""
         state, best = self.state, None
         if self.args.load_best_model_at_end and not self.is_in_train:
             best = state.best_global_step

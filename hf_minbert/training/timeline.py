@@ -1,4 +1,4 @@
-"""Where the time of a job goes: each second counts for the one part that it is spent in."""
+"""The timeline of a job: each second counts for exactly one part."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _active: ContextVar[Timeline | None] = ContextVar("timeline", default=None)
 
 
 class Timeline(TrainerCallback):
-    """Seconds by part. Parts follow one another by `begin`, and are interrupted by those of `part`.
+    """The seconds spent in each part of a job. `begin` starts the next part, and `part` interrupts the current one.
 
-    As a trainer's callback it tells the first step from the others. A GPU may lag behind: a part ends when its last
-    kernel is launched, and who waits for that pays for it.
+    As a trainer's callback it separates the first step from the others. Work on a GPU is asynchronous: a part ends
+    when its last kernel is launched, and the part that waits for this kernel gets the time.
 
     Args:
-        before: seconds that have passed already; they are those of `imports`.
+        before: seconds that have passed already. They count as `imports`.
     """
 
     def __init__(self, before: float = 0.0):
@@ -34,7 +34,7 @@ class Timeline(TrainerCallback):
 
     @classmethod
     def of_process(cls) -> Self:
-        """One that counts from the start of this process."""
+        """Makes a timeline that starts with this process."""
         return cls(process_age())
 
     @property
@@ -42,13 +42,13 @@ class Timeline(TrainerCallback):
         return time.perf_counter() - self._start
 
     def begin(self, name: str) -> None:
-        """Ends the part that is going on, and begins another."""
+        """Ends the current part and begins another."""
         self._count()
         self._open[-1] = name
 
     @contextmanager
     def interrupted(self, name: str) -> Generator[None]:
-        """Inside, time is that of the part `name`; behind it, of what went on before."""
+        """Counts the time in this context for the part `name`. Afterwards the earlier part continues."""
         self._count()
         self._open.append(name)
         try:
@@ -59,7 +59,7 @@ class Timeline(TrainerCallback):
 
     @contextmanager
     def active(self) -> Generator[None]:
-        """Inside, `part` counts here."""
+        """Within this context, `part` counts for this timeline."""
         token = _active.set(self)
         try:
             yield
@@ -67,7 +67,7 @@ class Timeline(TrainerCallback):
             _active.reset(token)
 
     def record(self) -> dict[str, Any]:
-        """What `metrics.json` holds: seconds in all, until the first step began (`None` without one), and by part."""
+        """Returns the entry for `metrics.json`: seconds in total, until the first step (or `None`), and by part."""
         self._count()
         first = self.first_step_at
         return {
@@ -95,7 +95,7 @@ class Timeline(TrainerCallback):
 
 @contextmanager
 def part(name: str) -> Generator[None]:
-    """Inside, time is that of this part of the job, where there is one; also a decorator."""
+    """Counts the time in this context for this part of the job, if there is a timeline. It is also a decorator."""
     timeline = _active.get()
     if timeline is None:
         yield
@@ -105,7 +105,7 @@ def part(name: str) -> Generator[None]:
 
 
 def process_age() -> float:
-    """Seconds since the system started this process."""
+    """Returns the seconds since the system started this process."""
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, where psutil's answer may be off by a second
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # field 22 of proc(5)

@@ -1,4 +1,4 @@
-"""Stock training arguments that a step of several tasks cannot honour: they are refused, never ignored."""
+"""Stock training arguments that do not work with several tasks in a step. They are refused and never ignored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base_args import BaseArguments
 
 
 def refuse_unsupported(args: BaseArguments) -> None:
-    """Raises `MinBertError` if an argument of `REFUSED` asks for something."""
+    """Raises `MinBertError` if an argument in `REFUSED` is set."""
     known = {f.name for f in fields(args)}
     for name in REFUSED.keys() & known:  # some are fields that only newer versions of transformers have
         if reason := refusal(name, getattr(args, name)):
@@ -20,7 +20,7 @@ def refuse_unsupported(args: BaseArguments) -> None:
 
 
 def refuse_settings(args: BaseArguments) -> None:
-    """Raises `MinBertError` if a setting is one that rounds cannot honour."""
+    """Raises `MinBertError` if a setting does not work with rounds."""
     accelerator = args.accelerator_config
     for name, allowed in (
         ("dispatch_batches", (None, False)),
@@ -29,8 +29,8 @@ def refuse_settings(args: BaseArguments) -> None:
     ):
         if getattr(accelerator, name) not in allowed:
             raise MinBertError(
-                f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: rounds are dealt "
-                f"to processes whole. Leave it out."
+                f"`accelerator_config.{name}: {getattr(accelerator, name)}` is not supported: each process gets "
+                f"complete rounds. Leave it out."
             )
     if "lomo" in args.optim:
         reason = "it steps within the backward pass of one task"

@@ -1,4 +1,4 @@
-"""The command that measures the attention of one layer alone: sentences of usual lengths, packed, by each kernel."""
+"""Measures the attention of one layer with each kernel, on packed sentences of usual lengths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command that measures other encoders than BERT: by hand beside BERT, and the library's beside its own trainer.
+"""Measures other encoders: hand-written ones beside BERT, and those of transformers beside the stock Trainer.
 
-All weights and rows are random, so it needs neither a network nor `datasets`.
+All weights and rows are random. It needs neither a network nor `datasets`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command that runs the main comparisons of `train` and `predict` at several batch sizes: one table of all."""
+"""Runs the main comparisons of `train` and `predict` at several batch sizes, and prints one table."""
 
 from __future__ import annotations
 

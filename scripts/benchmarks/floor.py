@@ -1,9 +1,10 @@
-"""The least that training and prediction cost: operations and bytes, beside what the machine does of them per second.
+"""Lower bounds for the time of training and prediction, from operations and bytes and the machine's speed.
 
-Only matrix products are counted, for real tokens alone. [a, b] times [b, c] takes 2abc operations, so that a token
-takes two for each weight of the layers (four H x H in attention, two H x I), and in the attention of a sentence of L
-tokens 2 H L for the scores and as many for mixing. The pooler and the head see one vector of a sentence. Going back
-takes twice as much, for the gradients of the inputs and of the weights: six operations per weight and token in all.
+Only matrix products of real tokens are counted. A product of [a, b] and [b, c] has 2abc operations. A token therefore
+has two for each weight of the layers (four H x H in attention, two H x I). The attention of a sentence of L tokens has
+2 H L more for the scores and as many for the weighted sums. The pooler and the head process one vector per sentence.
+The backward pass has twice as many, for the gradients of the inputs and of the weights. The total is six operations
+per weight and token.
 """
 
 from __future__ import annotations

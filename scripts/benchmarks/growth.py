@@ -1,4 +1,4 @@
-"""The command that shows what more data cost: about the same time per row, or something is not linear."""
+"""Measures the time per row as the data grow. It is about constant if every part is linear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that shows where the time of a whole job goes, beside the import that no training is without."""
+"""Shows where the time of a whole job is spent, beside the import that every training needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole training loops over the same rows: this package's, and what one would use in its place."""
+"""Whole training loops over the same rows: those of this package and the alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that measures answers to many pairs."""
+"""Measures prediction for many pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands share: options, one way to measure (in turns), one table, one JSON file."""
+"""Shared parts of all commands: options, alternating measurements, the table and the JSON file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that measure one training step: beside stock, with SMART, by surgery, of tasks that share rows."""
+"""Measures one training step: beside the stock classes, with SMART, with surgery, and with shared rows."""
 
 from __future__ import annotations
 

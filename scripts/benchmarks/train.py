@@ -1,4 +1,4 @@
-"""The command that measures whole training loops."""
+"""Measures whole training loops."""
 
 from __future__ import annotations
 

@@ -228,8 +228,9 @@ def test_evaluate_some_tasks_on_another_split(minbert, finished_run, course_dir,
 # ---- predict
 
 HEADERS = {
-    "sst": "id,prediction,label,probability_0,probability_1,probability_2,probability_3,probability_4",
-    "para": "id,prediction,label,probability_0,probability_1",
+    "sst": "id,prediction,label,probability_very negative,probability_negative,probability_neutral,"
+    "probability_positive,probability_very positive",
+    "para": "id,prediction,label,probability_not duplicate,probability_duplicate",
     "sts": "id,prediction",
 }
 
@@ -438,6 +439,6 @@ def test_what_is_said_of_a_file_is_said_once_by_a_command(minbert, tiny_bert, tm
     for run in ("first", "second"):  # each command says it anew
         ended = minbert("train", recipe, f"data_dir={tmp_path}", f"output_dir={tmp_path / run}")
         assert ended.status == 0, ended.err
-        left_out = [line for line in ended.err.splitlines() if "1 of 4 rows left out" in line]
+        left_out = [line for line in ended.err.splitlines() if "1 of 4 rows are left out" in line]
         assert len(left_out) == 2 and "train.csv" in left_out[0] and "dev.csv" in left_out[1]
         assert ended.err.count("also training rows of one, two and kept there") == 1

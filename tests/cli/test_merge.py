@@ -115,7 +115,7 @@ def test_runs_say_what_they_began_from(minbert, saved, tmp_path, monkeypatch):
         (c / "recipe.yaml").write_text(recipe)
         ended = minbert("average", a, c, *words)
         assert ended.status == 2
-        assert f"{a} began from {base} and {c} from {other}, so what they learned cannot be added" in ended.err
+        assert f"{a} was trained from {base} and {c} from {other}, so their task vectors cannot be added" in ended.err
     assert minbert("average", a, c, *words, "--base", b).status == 0
     assert json.loads(Path("new", "merge.json").read_text())["base"] == str(b)
 
@@ -182,7 +182,7 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
         ("average", ["a", "reversed"], "tokenizers differ, first in word 0, '[PAD]' and \"'\""),
         ("average", ["a", "shorter"], "tokenizers have 86 and 85 words"),
         ("average", ["a", "b", "--data-dir", "nowhere"], "nowhere"),
-        ("average", ["a", "own", "--data-dir", "sample"], "evaluate with --task own --input FILE"),
+        ("average", ["a", "own", "--data-dir", "sample"], "evaluate --task own --input FILE"),
         (
             "average",
             ["a", "own", "--method", "greedy", "--data-dir", "sample"],
@@ -191,7 +191,7 @@ def test_ensemble_scores_as_its_members(minbert, saved, course_dir, tmp_path):
         (
             "ensemble",
             ["./a", "b"],
-            "Models ./a and b each have the task 'sst'. Say by `take` (--take sst=MODEL on the command line)",
+            "Models ./a and b each have the task 'sst'. Choose one with `take` (--take sst=MODEL on the command line)",
         ),
         ("ensemble", ["a", "b", "--take", "sst=a", "--take", "sst=b"], "--take names two models for 'sst'"),
         ("ensemble", ["a", "b", "--take", "sts=a"], "no task 'sts' to take from model a"),

@@ -50,7 +50,10 @@ def test_broken_files_are_named(minbert, finished_run, tmp_path):
     folder = shutil.copytree(finished_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
     (folder / "predictions" / "sst-dev.csv").write_text("id,prediction\n1,2\n")
     ended = minbert("report", folder)
-    assert ended.status == 2 and "sst-dev.csv must have the columns id, prediction, label, probability_0" in ended.err
+    assert (
+        ended.status == 2
+        and "sst-dev.csv must have the columns id, prediction, label, probability_very negative" in ended.err
+    )
     (folder / "predictions" / "sst-dev.csv").write_text("")
     assert "and a row or more. Found none and 0 rows" in minbert("report", folder).err
     (folder / "predictions" / "sst-dev.csv").unlink()

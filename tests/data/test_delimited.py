@@ -203,7 +203,7 @@ def test_no_pair_of_quotes_swallows_rows(tmp_path, separator):
 @pytest.mark.parametrize("content", ["text\none\rtwo\n", "label,text\r\ngood,one\rtwo\r\n", "text\tx\none\rtwo\t3\n"])
 def test_a_lone_carriage_return_outside_quotes_is_refused(write, content):
     """Writers leave such a cell without quotes, and readers take the rest of it for a row."""
-    with pytest.raises(MinBertError, match="line 2: a lone carriage return, and the header ends otherwise"):
+    with pytest.raises(MinBertError, match="line 2: the line ends with a lone carriage return"):
         cells(write(content))
 
 

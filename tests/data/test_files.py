@@ -110,6 +110,19 @@ def test_one_column_file_keeps_a_blank_line_as_a_blank_text(write):
     assert [row["sentence"] for row in rows] == ["good", "", "bad", "", "", "fine"]
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n\n\n", "  \n", "\n  "])
+def test_blank_lines_at_the_end_are_no_rows(write, end):
+    rows = read_rows(write("sentence\ngood\nbad\n" + end), SST, labelled=False)
+    assert [row["sentence"] for row in rows] == ["good", "bad"]
+    rows = read_rows(write(f"{SST_HEADER}{FIVE[0]}{end}"), SST, labelled=True)
+    assert len(rows) == 1
+
+
+def test_a_quoted_empty_cell_at_the_end_is_a_row(write):
+    rows = read_rows(write('sentence\ngood\n""\n'), SST, labelled=False)
+    assert [row["sentence"] for row in rows] == ["good", ""]
+
+
 @pytest.mark.parametrize(
     ("task", "written", "label"),
     [(SST, "4 ", 4), (SST, "4.0", 4), (PARA, "1.0", 1), (PARA, "0", 0), (STS, "3.8", 3.8), (STS, "5", 5.0)],

@@ -214,7 +214,9 @@ def test_rows_without_a_label_are_left_out_with_a_message(outcomes):
     found = outcomes[0][0]
     assert found["loaded"]["nli stanfordnlp/snli"][1]["train"]["id"] == ["0", "2", "3"]
     (message,) = {said for said in found["said"] if "split 'train'" in said}
-    assert message.startswith("stanfordnlp/snli, split 'train': 1 of 4 rows left out") and "Their ids: 1." in message
+    assert (
+        message.startswith("stanfordnlp/snli, split 'train': 1 of 4 rows are left out") and "Their ids: 1." in message
+    )
     assert not [said for said in found["said"] if "test" in said]
 
 
@@ -261,4 +263,4 @@ def test_another_commit_than_the_one_asked_for_is_refused(outcomes):
     """The library would take what is in its cache, whatever was asked for."""
     found, _, hub, _ = outcomes
     error = found[1]["errors"][-1]
-    assert hub.commit("datasets", "SetFit/sst5") in error and f"{OTHER} is asked for" in error
+    assert hub.commit("datasets", "SetFit/sst5") in error and f"{OTHER} is requested" in error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -96,7 +97,7 @@ def test_a_boolean_among_three_labels_is_the_one_that_spells_it(tmp_path, name):
     ],
 )
 def test_a_boolean_that_may_be_another_label_is_refused(tmp_path, name, labels, value):
-    with pytest.raises(MinBertError, match=rf"{name}, (line|row) \d: .*Found '?(?i:{value})'?\. A boolean is"):
+    with pytest.raises(MinBertError, match=rf"{name}, (line|row) \d: .*Found '?(?i:{value})'?\. A boolean needs"):
         labels_of(tmp_path, name, mood(*labels, kind="classes"), [value])
 
 
@@ -104,7 +105,7 @@ def test_a_boolean_that_may_be_another_label_is_refused(tmp_path, name, labels, 
 def test_a_number_that_is_one_label_as_a_boolean_and_another_as_an_id_is_refused(tmp_path, number):
     (tmp_path / "rows.csv").write_text(f"text,label\na,{number}\n")
     reversed_ = Task("t", "binary", ("text",), "label", labels=("True", "False"))
-    with pytest.raises(MinBertError, match=f"line 2: the label {number} of task 't' is one label as a boolean, and"):
+    with pytest.raises(MinBertError, match=f"line 2: the label {number} of task 't' is ambiguous: as a boolean and"):
         read_rows(tmp_path / "rows.csv", reversed_, labelled=True)
     plain = Task("t", "binary", ("text",), "label", labels=("False", "True"))
     assert read_rows(tmp_path / "rows.csv", plain, labelled=True)[0]["label"] == float(number)
@@ -271,6 +272,25 @@ def test_what_is_no_label_in_memory_is_refused(value):
     for task in (mood("bad", "good"), mood("1", "2"), SCORE):
         with pytest.raises(MinBertError, match="here: a label of task"):
             label_value(task, value, "here")
+
+
+@pytest.mark.parametrize("mark", [",", ";", "/", " "])
+def test_several_labels_in_a_cell_are_refused_with_their_separator(mark):
+    cell = mark.join(["good", "bad"])
+    with pytest.raises(MinBertError, match=f"`kind: labels` and `label_delimiter: '{mark}'`"):
+        label_value(mood("bad", "good"), cell, "here")
+    several = Task(name="topics", kind="labels", text_columns=("text",), labels=("bad", "good"))
+    with pytest.raises(
+        MinBertError, match=f"several labels with '{mark}' between them: set `label_delimiter: '{mark}'`"
+    ):
+        label_value(several, cell, "here")
+    assert label_value(replace(several, label_delimiter=mark), cell, "here") == [1.0, 1.0]
+
+
+def test_a_cell_that_is_no_list_of_labels_has_no_hint_of_a_separator():
+    with pytest.raises(MinBertError) as found:
+        label_value(mood("bad", "good"), "good, fine", "here")
+    assert "label_delimiter" not in str(found.value)
 
 
 def test_decimals_are_numbers(tmp_path):

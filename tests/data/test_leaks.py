@@ -188,7 +188,7 @@ def test_a_task_may_have_borrowed_rows_only(folder):
     rows, counts = loaded(folder, {"sick": {**entry, "sources": [MINE]}})
     assert len(rows["sick"]) == 3 and "sick" not in counts["given"]
     dev = {"files": "sts-dev.csv", "columns": {"label": "similarity"}}
-    with pytest.raises(MinBertError, match="'sick' has no training row: all that its `sources` hold stand in dev"):
+    with pytest.raises(MinBertError, match="'sick' has no training rows: all rows of its `sources` are also dev"):
         loaded(folder, {"sick": {**entry, "sources": [dev]}})
 
 

@@ -103,7 +103,7 @@ def test_without_votes_each_label_has_its_score_whatever_its_case(write, caplog)
     )
     assert labels(files=file, mapping="nli_to_score") == [5, 3, 0]
     (message,) = caplog.messages
-    assert "2 of 5 rows left out" in message and "2, 4" in message
+    assert "2 of 5 rows are left out" in message and "2, 4" in message
 
 
 def test_class_ids_of_a_saved_dataset_are_read_by_their_names(tmp_path):
@@ -228,7 +228,7 @@ def test_blank_texts_and_labels_are_left_out_and_said_or_refused(write, caplog):
     file = write(f"{PAIR}\tis_duplicate\na\tb\t1\n \td\t1\ne\tf\t\n")
     assert [row["sentence1"] for row in borrow("para", files=file)] == ["a"]
     (message,) = caplog.messages
-    assert "2 of 3 rows left out" in message and "1, 2" in message
+    assert "2 of 3 rows are left out" in message and "1, 2" in message
     (task,) = get_tasks({"para": {"sources": [{"files": file}]}})
     assert len(borrowed_rows(task, 1, {}, None, 0)) == 1  # not strict unless asked
     with pytest.raises(MinBertError, match=r"rows\.tsv, line 3: 'sentence1' must not be blank"):

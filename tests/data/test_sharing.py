@@ -64,7 +64,7 @@ def test_a_row_stays_for_all_where_one_has_its_label(mail, caplog):
     assert {name: rows[:]["id"] for name, rows in found.items()} == dict.fromkeys(found, ["a", "b", "d", "f"])
     assert found["intent"][:]["text"] == found["urgency"][:]["text"] == ["buy, now", "what is it", "a film", "say so"]
     assert found["intent"][:]["label"] == [2, 0, None, 1] and found["urgency"][:]["label"] == [1, None, 0, 0]
-    assert "2 of 6 rows left out" in caplog.text and "c, e" in caplog.text
+    assert "2 of 6 rows are left out" in caplog.text and "c, e" in caplog.text
 
 
 def test_strict_data_allow_a_blank_label_and_no_blank_row(mail):

@@ -70,7 +70,7 @@ def test_every_format_gives_the_same_rows(tmp_path, caplog, name):
         {"id": "b", "sentence": "2016", "label": 0},
     ]
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_minbert")]
-    assert message.startswith(f"{path}: 2 of 4 rows left out") and message.endswith("Their ids: c, d.")
+    assert message.startswith(f"{path}: 2 of 4 rows are left out") and message.endswith("Their ids: c, d.")
     unlabelled = read_rows(path, SST, labelled=False)
     assert [row["sentence"] for row in unlabelled] == ["good film", "2016", "", "null"]
 
@@ -131,7 +131,7 @@ def test_byte_order_mark_line_ends_and_a_line_separator_inside_a_text(tmp_path):
         ("a.jsonl", '{"sentence": "x"}\n{"sentence": "y \\ud83d"}\n', r"line 2: half a character .*y \\ud83d"),
         ("a.jsonl", '{"sentence": "x"}\n\n{"sentence": "y"}\n', "line 2: not readable as JSON"),
         ("a.jsonl", '{"sentence": "x"}\n["y"]\n', r"line 2: expected an object like .*Found \['y'\]"),
-        ("a.jsonl", '{"sentence": "x", "sentence": "y"}\n', "line 1: the key 'sentence' stands twice"),
+        ("a.jsonl", '{"sentence": "x", "sentence": "y"}\n', "line 1: the key 'sentence' occurs twice"),
         ("a.jsonl", '{"sentence": ["x"]}\n', r"line 1: expected text or a number in a cell. Found \['x'\]"),
         ("a.jsonl", '{"sentence": true}\n', "line 1: expected text or a number in a cell. Found True"),
         ("a.json", '[{"sentence": "x"},\n {"sentence" 2}]', "line 2: not readable as JSON"),

@@ -80,7 +80,7 @@ def test_where_one_is_killed_the_other_says_so_and_the_run_resumes_to_the_same_b
     last = ended.said[1 - killed].splitlines()[-1]
     assert last.startswith(f"minbert: Process {1 - killed} of 2 ends: another one is gone")
     assert last.endswith(
-        f"is {tmp_path / 'run' / 'checkpoint-2'}. Go on with the same command and resume_from_checkpoint=true."
+        f"is {tmp_path / 'run' / 'checkpoint-2'}. Continue with the same command and resume_from_checkpoint=true."
     )
     if killed == 1:  # that of the first process ends no differently
         together(lambda rank: minbert_train(tmp_path / "run", "resume_from_checkpoint=true"))
@@ -127,7 +127,7 @@ def test_wherever_one_is_killed_a_whole_checkpoint_is_left(
 
     ended = together(until_killed)
     assert ended.status[killed] == -signal.SIGKILL and ended.status[1 - killed] == 1
-    assert f"is {tmp_path / 'run' / f'checkpoint-{left}'}. Go on with" in ended.said[1 - killed].splitlines()[-1]
+    assert f"is {tmp_path / 'run' / f'checkpoint-{left}'}. Continue with" in ended.said[1 - killed].splitlines()[-1]
     ended = together(lambda rank: minbert_train(tmp_path / "run", "save_total_limit=1", "resume_from_checkpoint=true"))
     assert ended.status == [0, 0], ended.said
     entries = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -149,7 +149,7 @@ def test_where_one_is_killed_in_a_later_stage_the_stages_before_are_not_lost(
 
     last = together(until_killed).said[0].splitlines()[-1]
     assert last.endswith(
-        "This stage has saved no checkpoint, and those before it are complete. Go on with the same command and "
+        "This stage has saved no checkpoint, and those before it are complete. Continue with the same command and "
         "resume_from_checkpoint=true."
     )
     ended = together(lambda rank: minbert_train(tmp_path / "run", stages, "resume_from_checkpoint=true"))
@@ -177,7 +177,7 @@ def test_a_process_that_waits_for_one_that_is_gone_says_so_when_the_launcher_sto
     assert ended.status == [128 + signal.SIGTERM, 7]
     last = ended.said[0].splitlines()[-1]
     assert last.startswith("minbert: Process 0 of 2 was stopped, as when another one has ended. The newest complete")
-    assert last.endswith("checkpoint-2. Go on with the same command and resume_from_checkpoint=true.")
+    assert last.endswith("checkpoint-2. Continue with the same command and resume_from_checkpoint=true.")
 
 
 def refused(ended) -> str:
@@ -259,10 +259,10 @@ def test_another_number_of_processes_goes_on_with_the_same_rows(together, minber
     doubled = "per_device_train_batch_size=4"
     ended = together(lambda rank: minbert_train(tmp_path / "run", *resume, doubled, "max_steps=4"), processes=1)
     assert ended.status == [0], ended.said
-    assert "checkpoint-2 was written by another number of processes than the 1 that go on" in ended.said[0]
+    assert "checkpoint-2 was written by another number of processes than the current 1:" in ended.said[0]
     ended = together(lambda rank: minbert_train(tmp_path / "run", *resume))
     assert ended.status == [0, 0], ended.said
-    assert "checkpoint-4 was written by another number of processes than the 2 that go on" in ended.said[0]
+    assert "checkpoint-4 was written by another number of processes than the current 2:" in ended.said[0]
     ours, theirs = weights(tmp_path / "run"), weights(tmp_path / "whole")
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=0, atol=1e-6)

@@ -197,7 +197,7 @@ def test_predictions_can_be_read_back_to_the_character(tmp_path):
     write_predictions(tmp_path / "new" / "sst.csv", SST, ids, decoded := decode(SST, logits))
     with (tmp_path / "new" / "sst.csv").open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file, strict=True)
-    assert header == ["id", "prediction", "label", *(f"probability_{number}" for number in range(5))]
+    assert header == ["id", "prediction", "label", *(f"probability_{name}" for name in SST.labels)]
     assert [row[0] for row in rows] == ids
     assert [int(row[1]) for row in rows] == decoded.values.tolist()
     assert [row[2] for row in rows] == [SST.labels[value] for value in decoded.values]

@@ -364,6 +364,7 @@ def test_predictions_without_the_names_of_classes_are_those_of_older_runs(run, t
     path = run / "predictions" / "sst-dev.csv"
     rows = [line.split(",") for line in path.read_text().splitlines()]
     assert rows[0][2] == "label" and {row[2] for row in rows[1:]} <= set(sst.labels)
+    rows[0][3:] = [f"probability_{number}" for number in range(5)]  # by class id
     (tmp_path / "older.csv").write_text("".join(",".join(row[:2] + row[3:]) + "\n" for row in rows))
     now, older = read_predictions(path, sst), read_predictions(tmp_path / "older.csv", sst)
     assert (now.ids, now.values.tolist()) == (older.ids, older.values.tolist())

@@ -236,7 +236,7 @@ def test_rows_that_are_encoded_say_by_their_labels_where_words_are():
     given = {"input_ids": [2, 7, 8, 9, 3, 0], "labels": [-100, 1, -100, 2, -100, -100]}
     rows = encode([{**given, "attention_mask": [1, 1, 1, 1, 1, 0]}], task(), None, 64)
     assert rows.words.tolist() == [-1, 0, -1, 1, -1] and rows.labels[0].tolist() == [1, 2]
-    with pytest.raises(MinBertError, match="rows that are encoded already say by `labels` where words are: -100"):
+    with pytest.raises(MinBertError, match="rows that are already encoded need `labels`, with -100"):
         encode([{"input_ids": [2, 7, 3]}], task(), None, 64)
 
 

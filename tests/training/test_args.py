@@ -258,7 +258,7 @@ def test_a_number_of_rows_and_a_share_are_told_apart(rows):
         ({"task_weights": "dwa", "task_weights_options": 2}, "`task_weights_options` must be a mapping ... Found 2."),
         (
             {"task_weights": "dwa", "mixing": "once"},
-            "`task_weights: dwa` ... Found `mixing: once`. Take `mixing: cycle` or `mixing: shortest`.",
+            "`task_weights: dwa` ... Found `mixing: once`. Use `mixing: cycle` or `mixing: shortest`.",
         ),
         ({"task_weights": "imtl_l", "mixing": "annealed"}, "`task_weights: imtl_l` ... Found `mixing: annealed`."),
         ({"task_batch_sizes": 4}, "`task_batch_sizes` must be a mapping ... or 'proportional'. Found 4."),

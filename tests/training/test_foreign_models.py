@@ -344,7 +344,7 @@ def test_a_model_that_is_no_task_model_is_refused(make_trainer, make_model, miss
 def test_a_frozen_foreign_encoder_has_nothing_to_train_for_a_frozen_head(make_trainer, make_model):
     model = make_model()
     model.heads.get("sts").requires_grad_(False)
-    with pytest.raises(MinBertError, match="There is nothing to train for task 'sts'"):
+    with pytest.raises(MinBertError, match="Task 'sts' has nothing to train"):
         make_trainer(model, train=ROWS, freeze="encoder").train()
 
 

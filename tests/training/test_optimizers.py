@@ -139,5 +139,5 @@ def test_a_sparse_gradient_is_refused():
 
 
 def test_arguments_that_it_would_not_read_are_refused(tmp_path):
-    with pytest.raises(MinBertError, match="`optim_args` has no meaning for `optim: course_adamw`"):
+    with pytest.raises(MinBertError, match="`optim_args` is not supported by `optim: course_adamw`"):
         MultiTaskTrainingArguments(output_dir=str(tmp_path), optim="course_adamw", optim_args="eps=1e-6")

@@ -164,7 +164,7 @@ def test_a_base_that_is_gone_is_named(lora, tmp_path):
     config = json.loads((tmp_path / "moved" / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = str(tmp_path / "gone" / "away")
     (tmp_path / "moved" / "adapter_config.json").write_text(json.dumps(config))
-    with pytest.raises(MinBertError, match=r"The adapter '.*moved' lies on the model '.*away': There is no model"):
+    with pytest.raises(MinBertError, match=r"The base model '.*away' of the adapter '.*moved': There is no model"):
         Predictor.from_pretrained(tmp_path / "moved")
 
 
@@ -453,7 +453,7 @@ def test_several_adapters_share_one_encoder(train, new_task, question, published
         np.testing.assert_allclose(predictor.logits(task, rows), alone, rtol=0, atol=1e-5)
     model.set_adapter("question")
     assert not np.allclose(predictor.logits("sst", rows), Predictor.from_pretrained(sst).logits("sst", rows))
-    with pytest.raises(MinBertError, match="lies on .*Give adapters of one model"):
+    with pytest.raises(MinBertError, match="has the base model .*Give adapters of one base model"):
         load_adapters({"question": question, "lora": lora})
     with pytest.raises(MinBertError, match="Loading the adapters 'a.b' failed: .*plain names"):
         load_adapters({"a.b": question})
@@ -488,7 +488,7 @@ def test_an_old_head_that_is_not_trained_stays_with_its_model(train, published):
         ({"use_dora": "no"}, "`peft.use_dora` must be true or false"),
         ({"init_lora_weights": "pissa"}, "`peft.init_lora_weights` must be true or false or one of gaussian"),
         ({"peft_type": "LORRA"}, "Unknown `peft.peft_type` 'LORRA'. Did you mean 'LORA'"),
-        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING` is not supported: it puts made-up tokens before the input"),
+        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING` is not supported: it adds virtual tokens before the input"),
         ({"peft_type": "ADALORA"}, "ADALORA` is not supported: it chooses its ranks by scores that no checkpoint"),
     ],
 )
@@ -500,7 +500,7 @@ def test_a_wrong_option_is_said_before_weights_are_read(options, said, tiny_conf
 def test_what_does_not_go_with_an_adapter(train):
     with pytest.raises(MinBertError, match="`peft` is for tasks: `objective: mlm` trains the encoder itself"):
         train("mlm", objective="mlm")
-    with pytest.raises(MinBertError, match="`peft` does not go with checkpoints that re-enter the backward pass"):
+    with pytest.raises(MinBertError, match="`peft` does not work with reentrant gradient checkpointing"):
         train("reentrant", gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True})
 
 
@@ -531,8 +531,8 @@ def test_the_options_are_those_of_peft():
         ),
         ({"peft_type": "LOHA", "r": 0}, r"`r` should be a positive integer"),
         ({"peft_type": "OFT", "module_dropout": 1}, r"`peft.module_dropout` must be"),
-        ({"peft_type": "OFT", "oft_block_size": 1}, r"no number to train.*oft_block_size` of 2 or more"),
-        ({"peft_type": "OFT", "r": 32, "oft_block_size": 0}, r"no number to train"),
+        ({"peft_type": "OFT", "oft_block_size": 1}, r"nothing to train.*oft_block_size` of 2 or more"),
+        ({"peft_type": "OFT", "r": 32, "oft_block_size": 0}, r"nothing to train"),
         ({"peft_type": "OFT", "oft_block_size": 0}, r"must be non-zero"),
     ],
     ids=str,

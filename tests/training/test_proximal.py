@@ -253,7 +253,7 @@ def test_the_best_model_may_be_that_of_the_averaged_weights(make_trainer):
         "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
         "load_best_model_at_end": True, "metric_for_best_model": "eval_averaged_sts_loss",
     }  # fmt: skip
-    with pytest.raises(MinBertError, match="eval_averaged_sts_loss` is of the teacher's weights. Set `proximal_eval"):
+    with pytest.raises(MinBertError, match="eval_averaged_sts_loss` is for averaged weights. Set `proximal_eval"):
         make_trainer(**given)
     trainer = make_trainer(**given, proximal_evaluate=True)
     trainer.train()

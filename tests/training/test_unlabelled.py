@@ -275,12 +275,14 @@ def test_own_rows_with_a_blank_label_are_learnt_from_teachers_too(start, tmp_pat
     file = write(tmp_path / "own.tsv", texts, labels)
     task = f"tasks={{sst: {{files: {{train: {file}, dev: ids-sst-dev.csv}}}}, sts: null}}"
     start(task)
-    assert "sst: 1 row has no label: the teachers' answers" in caplog.text and "1 of 5 rows left out" in caplog.text
+    assert (
+        "sst: 1 row has no label: the teachers' answers" in caplog.text and "1 of 5 rows are left out" in caplog.text
+    )
     with pytest.raises(MinBertError, match="must not be blank"):
         start(task, "strict_data=true")
     caplog.clear()
     start(task, "teachers=null")
-    assert "2 of 5 rows left out" in caplog.text
+    assert "2 of 5 rows are left out" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ Tasks = Sequence[Hashable]
 
 
 class Aggregator(ABC):
-    """Combines one gradient per task into one.
+    """Combines one gradient for each task into one.
 
     Attributes:
-        needs_rows: whether it must see each task's gradient by itself. Without rows, the tasks' losses
-            accumulate in `.grad`, as cheap as a single loss; with rows the step keeps one gradient per task,
-            `tasks * parameters * 4` bytes.
+        needs_rows: whether it needs each task's gradient separately. Without rows, the tasks' losses accumulate in
+            `.grad` at the cost of a single loss. With rows, the step stores one gradient for each task, `tasks *
+            parameters * 4` bytes.
     """
 
     needs_rows: bool = True
@@ -36,37 +36,41 @@ class Aggregator(ABC):
     def __call__(self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
         """Combines `gradients`, `[tasks, parameters]`, into `[parameters]`.
 
-        All numbers are NaN if one number of one task is not finite, so that the step can be skipped. In the trainer
-        fp16's loss scaler does that; in fp32 and bf16 nothing does, and weights become NaN as in the stock `Trainer`.
+        If one number of one task is not finite, the result is NaN, so that the step can be skipped. In the trainer,
+        the loss scaler of fp16 skips it. In fp32 and bf16 it is not skipped, and weights become NaN as in the stock
+        `Trainer`.
 
         Args:
-            gradients: one row per task. Every process must have equal rows: average them first.
-            generator: of the CPU, for random choices; torch's global one unless given. Processes agree if all their
-                generators are in the same state.
-            tasks: the rows' names, for an aggregator that remembers something of each task; by number unless given.
+            gradients: one row for each task. All processes must have equal rows, so average them first.
+            generator: a CPU generator for random choices; torch's global one by default. Processes get the same result
+                if their generators have the same state.
+            tasks: the names of the rows, for an aggregator with a state for each task. The default is their numbers.
         """
         return self.step(gradients, generator, tasks)[0]
 
     def step(
         self, gradients: Tensor, generator: Generator | None = None, tasks: Tasks | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The result of a call, the Gram matrix and the `coefficients`."""
+        """Returns the result of a call, the Gram matrix and the `coefficients`."""
         gram = gram_matrix(gradients)
         coefficients = self.coefficients(gram, generator, tasks)
         return weighted_sum(gradients, coefficients.sum(dim=0)), gram, coefficients
 
     def weights(self, gram: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
-        """The `[tasks]` weights whose `weighted_sum` with the gradients is the combined one; the rest as for
-        `coefficients`, of which they are the sums over the rows."""
+        """Returns the `[tasks]` weights whose `weighted_sum` with the gradients is the combined gradient.
+
+        They are the sums of `coefficients` over the rows. The arguments are those of `coefficients`.
+        """
         return self.coefficients(gram, generator, tasks).sum(dim=0)
 
     def coefficients(self, gram: Tensor, generator: Generator | None = None, tasks: Tasks | None = None) -> Tensor:
-        """Each changed gradient as a combination of all gradients, `[tasks, tasks]`: row `i` is that of task `i`.
+        """Returns each changed gradient as a combination of all gradients, `[tasks, tasks]`.
 
-        For a log; their sum over the rows is `weights`. All are NaN if `gram` is not finite.
+        Row `i` belongs to task `i`. They are used for logs. Their sum over the rows is `weights`. All are NaN if
+        `gram` is not finite.
 
         Args:
-            gram: `gram_matrix(gradients)`; over shards of the gradients, the sum of theirs.
+            gram: `gram_matrix(gradients)`; for sharded gradients, the sum over the shards.
             generator: as for a call.
             tasks: as for a call.
         """
@@ -75,10 +79,13 @@ class Aggregator(ABC):
 
     @abstractmethod
     def altered(self, gram: Tensor, generator: Generator | None, tasks: Tasks) -> Tensor:
-        """The `coefficients` of a finite `gram`. Of another one any numbers, and it must not change the state."""
+        """Returns the `coefficients` of a finite `gram`.
+
+        If `gram` is not finite, any numbers; the state must not change then.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, in plain numbers and strings."""
+        """Returns the state for a resumed run, in plain numbers and strings."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most keep nothing
@@ -86,18 +93,18 @@ class Aggregator(ABC):
 
 
 def random_orders(tasks: int, generator: Generator | None = None) -> Tensor:
-    """For each task the others in random order, `[tasks, tasks - 1]` on the CPU."""
+    """Returns for each task the other tasks in random order, `[tasks, tasks - 1]` on the CPU."""
     orders = [torch.randperm(tasks, generator=generator) for _ in range(tasks)]
     return torch.stack([order[order != i] for i, order in enumerate(orders)])
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """0 where the denominator is 0, as for a task without gradient."""
+    """Divides. The result is 0 if the denominator is 0, as for a task without gradient."""
     return torch.where(denominator == 0, 0.0, numerator / denominator)
 
 
 def check_options(name: str, made_by: Callable[..., Any], options: Iterable[str]) -> None:
-    """Raises `MinBertError` where an option is none of those of `made_by`, the class of the aggregator `name`."""
+    """Raises `MinBertError` if an option is not one of those of `made_by`, the class of the aggregator `name`."""
     known = inspect.signature(made_by).parameters
     for option in options:
         if option not in known:

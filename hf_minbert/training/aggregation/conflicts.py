@@ -1,4 +1,4 @@
-"""How far the tasks' gradients conflict, and how surgery changes them: measured at every step, read for a log."""
+"""Measures, at every step, how much the tasks' gradients conflict and how surgery changes them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .base import ratio
 class ConflictMeter:
     """Means over steps of measures of the Gram matrix of the tasks' gradients.
 
-    By name: `conflict_<a>_<b>`, the share of steps in which the gradients of tasks `a` and `b` conflict (their dot
-    product is negative); `cosine_<a>_<b>` between them; `norm_<a>`, the length of `a`'s gradient over the mean length
-    of the step's; `removed_<a>`, the length of what the aggregator changed in `a`'s gradient over the length of that
-    gradient; and `surgery_turn`, the sine of the angle between the combined gradient and the sum: 0 where there was
-    nothing to do. Neither of the last two sees a common factor on all gradients, such as that of a mean. torchjd's
-    aggregators weigh gradients and change none, so they show in the turn alone.
+    `conflict_<a>_<b>` is the share of steps in which the gradients of tasks `a` and `b` conflict, that is, their dot
+    product is negative. `cosine_<a>_<b>` is their cosine. `norm_<a>` is the length of `a`'s gradient over the mean
+    length in the step. `removed_<a>` is the length of the aggregator's change of `a`'s gradient over the length of
+    that gradient. `surgery_turn` is the sine of the angle between the combined gradient and the sum; it is 0 if
+    surgery changed nothing. A common factor on all gradients, such as that of a mean, does not affect the last two.
+    torchjd's aggregators weight gradients without changing them, so only `surgery_turn` shows their effect.
 
-    Gradients are those over the shared parameters, whole vectors, as the aggregator gets them. Steps whose gradients
-    are not finite do not count, nor for a pair those in which one of the two is missing.
+    Gradients are whole vectors over the shared parameters, as the aggregator gets them. Steps with gradients that are
+    not finite are ignored. For a pair, so are steps in which one of the two tasks is missing.
 
-    With detail, `conflict_<a>_<b>/<layer>` and `cosine_<a>_<b>/<layer>` are the same over the parameters of one layer
-    (`layers`), in steps in which both gradients reach it. With that of tensors, `tensor_conflicts_<a>_<b>` is in how
-    many parameter tensors of a step the two conflict, of `shared_tensors`; `tensor_conflicts` is their number over all
-    ordered pairs, in which (a, b) and (b, a) count once each. Among the tensors are the biases of attention's keys,
-    whose gradients are rounding and nothing else: their signs are a coin's.
+    With the detail `layers`, `conflict_<a>_<b>/<layer>` and `cosine_<a>_<b>/<layer>` are the same for the parameters
+    of one layer, in steps in which both gradients reach it. With the detail `tensors`, `tensor_conflicts_<a>_<b>` is
+    the number of parameter tensors in a step in which the two conflict, out of `shared_tensors`. `tensor_conflicts` is
+    their number over all ordered pairs, so (a, b) and (b, a) both count. The tensors include the biases of attention
+    keys. Their gradients are rounding errors with random signs.
 
     Args:
-        tasks: in the order in which the names of a pair stand.
-        detail: `none`; `layers`; or `tensors`, which has the layers too.
+        tasks: the names of the tasks. The names of a pair have this order.
+        detail: `none`; `layers`; or `tensors`, which includes the layers.
         layers: the name of the layer of each trained parameter, in the order of `GradientRows`.
     """
 
@@ -48,10 +48,10 @@ class ConflictMeter:
         self._past: dict[str, int] = {}  # steps and conflicts in the epochs that are over
 
     def pieces(self, shared: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """Where to cut the gradients: `(layer, parameters)` one after the other; nowhere without detail.
+        """Returns where to cut the gradients: consecutive `(layer, parameters)`. Empty without detail.
 
         Args:
-            shared: indices of the parameters that the gradients are over.
+            shared: indices of the parameters that the gradients cover.
         """
         if self.detail == "none":
             return []
@@ -67,11 +67,11 @@ class ConflictMeter:
         layers: Sequence[str] = (),
         grams: Tensor | None = None,
     ) -> None:
-        """Adds a step: what `Aggregator.step` returns, for these tasks. Nothing is read from the device.
+        """Adds a step: the result of `Aggregator.step` for these tasks. Nothing is read from the device.
 
         Args:
-            layers: of each of the `pieces`.
-            grams: the Gram matrix of each, `[pieces, tasks, tasks]`.
+            layers: the layer of each of the `pieces`.
+            grams: the Gram matrix of each piece, `[pieces, tasks, tasks]`.
         """
         cosines, conflicting = conflicts(gram)
         norms = gram.diagonal().sqrt()
@@ -89,18 +89,18 @@ class ConflictMeter:
         self._sums[key] = self._sums[key] + values if key in self._sums else values
 
     def read(self) -> dict[str, float]:
-        """The means since the last reading."""
+        """Returns the means since the last reading."""
         recent = self._recent()
         self._totals = _added(self._totals, recent)
         self._sums.clear()
         return _means(recent)
 
     def means(self) -> dict[str, float]:
-        """The means over all of training."""
+        """Returns the means over the whole training."""
         return _means(self._all())
 
     def end_epoch(self) -> dict[str, float]:
-        """How many conflicts the steps since the last call had, by ordered pair; nothing where there was no step.
+        """Returns the number of conflicts since the last call, by ordered pair. Empty if there was no step.
 
         `conflicts_epoch` counts whole vectors, `tensor_conflicts_epoch` parameter tensors, with that detail.
         """
@@ -157,7 +157,7 @@ class ConflictMeter:
 
 
 class Measured(Protocol):
-    """The trainer, as far as `EpochTotals` needs it."""
+    """The attributes of the trainer that `EpochTotals` needs."""
 
     conflicts: ConflictMeter
 
@@ -165,10 +165,10 @@ class Measured(Protocol):
 
 
 class EpochTotals(TrainerCallback):
-    """Logs how many conflicts an epoch had at its last step, unless the log of that step does.
+    """Logs the number of conflicts of an epoch at its last step, unless the log of that step includes it.
 
-    At the end of the epoch it would be too late: a checkpoint of the last step is written before, and a run that
-    resumes from it would count its conflicts in the next epoch. An unfinished epoch has no entry.
+    The end of the epoch would be too late. A checkpoint of the last step is written before, and a resumed run would
+    count its conflicts in the next epoch. An unfinished epoch has no entry.
     """
 
     def __init__(self, trainer: Measured):
@@ -180,23 +180,23 @@ class EpochTotals(TrainerCallback):
 
 
 def conflicts(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosine of every two tasks' gradients, 0 where one is zero, and whether the two conflict: it is negative.
+    """Returns the cosine of every two tasks' gradients, 0 if one is zero, and whether they conflict (it is negative).
 
-    Both of the shape of `gram`, `[..., tasks, tasks]`, and on its device.
+    Both have the shape of `gram`, `[..., tasks, tasks]`, and are on its device.
     """
     norms = gram.diagonal(dim1=-2, dim2=-1).sqrt()
     return ratio(gram, norms[..., :, None] * norms[..., None, :]), gram < 0
 
 
 def is_whole(epoch: float) -> bool:
-    """Whether the step that has been taken is the last one of its epoch."""
+    """Whether the last step was the last one of its epoch."""
     return epoch == round(epoch)
 
 
 def _by_layer(layers: Sequence[str], grams: Tensor) -> Tensor:
-    """Of each layer's Gram matrix: whether both gradients reach it, whether they conflict, and their cosine.
+    """Returns, for each layer, whether both gradients reach it, whether they conflict, and their cosine.
 
-    `[layers, 3, tasks, tasks]`, from `[pieces, tasks, tasks]`.
+    The shape is `[layers, 3, tasks, tasks]`, from `[pieces, tasks, tasks]`.
     """
     names = [*dict.fromkeys(layers)]
     belongs = torch.tensor([[float(layer == name) for layer in layers] for name in names], dtype=grams.dtype)

@@ -13,18 +13,18 @@ from .base import Aggregator, Tasks, random_orders, ratio
 
 
 class GradVac(Aggregator):
-    """Turns each gradient towards the others up to their usual cosine (Wang et al. 2021, arXiv:2010.05874).
+    """Turns each gradient towards the others, up to the usual cosine of the pair (Wang et al. 2021, arXiv:2010.05874).
 
-    The paper's form for whole vectors. As in `PCGrad`, each gradient visits the others' original ones in random order;
-    where its cosine with one is below the pair's target, as much of that one is added as makes it equal to the target.
-    After each visit, with or without change, the target moves towards the measured cosine. Targets start at 0,
-    and as long as they are 0 this is PCGrad.
+    This is the paper's form for whole vectors. As in `PCGrad`, each gradient visits the original gradients of the
+    other tasks in random order. If its cosine with one of them is below the pair's target, that gradient is added with
+    the factor that makes the cosine equal to the target. After each visit, the target moves towards the measured
+    cosine. Targets start at 0; with targets of 0 this is PCGrad.
 
     Args:
-        beta: how far a target moves per step, above 0 and at most 1; 0.01 in the paper.
+        beta: how far a target moves at each step, above 0 and at most 1; 0.01 in the paper.
 
     Raises:
-        MinBertError: `beta` out of range.
+        MinBertError: `beta` is out of range.
     """
 
     def __init__(self, beta: float = 0.01):

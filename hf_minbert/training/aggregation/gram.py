@@ -1,4 +1,4 @@
-"""The Gram matrix of the tasks' gradients, and their weighted sum: one pass over the gradients each."""
+"""The Gram matrix of the tasks' gradients, and their weighted sum. Each needs one pass over the gradients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor
 
 
 def gram_matrix(gradients: Tensor) -> Tensor:
-    """The dot products of every two rows of `gradients`, `[tasks, parameters]`: `[tasks, tasks]` in float64.
+    """Returns the dot products of every two rows of `gradients`, `[tasks, parameters]`: `[tasks, tasks]` in float64.
 
-    Products and sums are in float64, where a product of two float32 numbers is exact: 24 + 24 bits of 53. So only the
-    n - 1 additions round. In any order, on any processor, an entry is off by at most (n - 1) 2**-53 / (1 - (n - 1)
-    2**-53) times the sum of |a_k b_k| (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 4.2), and
-    that sum is at most the product of the two rows' norms: below 1.3e-8 of it over the 110 million numbers of a
-    BERT-base. Products of float64 rows round too, which makes n of n - 1, and may underflow.
+    Products and sums are computed in float64. A product of two float32 numbers is exact there: 24 + 24 bits of 53.
+    Only the n - 1 additions round. The error of an entry is at most (n - 1) 2**-53 / (1 - (n - 1) 2**-53) times the
+    sum of |a_k b_k|, for any order and any processor. The source is Higham 2002, Accuracy and Stability of Numerical
+    Algorithms, section 4.2. That sum is at most the product of the two rows' norms. For the 110 million numbers of a
+    BERT-base the error is below 1.3e-8 of this product. Products of float64 rows round too, so n - 1 becomes n, and
+    they may underflow.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import gram_matrix as on_gpu
@@ -38,15 +39,15 @@ def gram_matrix(gradients: Tensor) -> Tensor:
 
 @functools.cache
 def has_kernels() -> bool:
-    """Whether torch has brought Triton, in which `kernels` is written: on Linux, with a build for GPUs."""
+    """Whether Triton, which `kernels` needs, is installed with torch: on Linux, with a build for GPUs."""
     return find_spec("triton") is not None
 
 
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
     """`weights @ gradients` for `[tasks]` and `[tasks, parameters]`, in the dtype of `gradients`.
 
-    Rows are added one by one, in float32 or more: with weights of exactly one the result is that of `Sum`, bit for
-    bit. A matrix product may add in another order, and in TF32 where that is allowed.
+    Rows are added one by one, in float32 or higher precision. With weights of exactly one the result equals that of
+    `Sum`, bit for bit. A matrix product could add in another order, and in TF32 if that is allowed.
     """
     if gradients.is_cuda and has_kernels():
         from .kernels import weighted_sum as on_gpu

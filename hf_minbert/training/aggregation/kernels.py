@@ -1,7 +1,7 @@
-"""The two passes over the tasks' gradients on an NVIDIA or AMD GPU: Triton kernels that read each number once.
+"""The two passes over the tasks' gradients on an NVIDIA or AMD GPU, as Triton kernels that read each number once.
 
-torch's own operations read or write every number several times, and a float64 copy of the rows beside that. Torch
-brings Triton on Linux; elsewhere `gram` does without this module.
+torch's own operations read or write every number several times, and also a float64 copy of the rows. torch includes
+Triton on Linux; elsewhere `gram` does not use this module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BLOCK = 2048
 
 
 def gram_matrix(gradients: Tensor) -> Tensor:
-    """`gram.gram_matrix` of rows on a GPU."""
+    """Computes `gram.gram_matrix` for rows on a GPU."""
     tasks, numbers = gradients.shape
     blocks = triton.cdiv(numbers, BLOCK)
     if not blocks:
@@ -29,7 +29,7 @@ def gram_matrix(gradients: Tensor) -> Tensor:
 
 
 def weighted_sum(gradients: Tensor, weights: Tensor) -> Tensor:
-    """`gram.weighted_sum` of rows on a GPU."""
+    """Computes `gram.weighted_sum` for rows on a GPU."""
     tasks, numbers = gradients.shape
     rows, combined = _with_adjacent_numbers(gradients), gradients.new_empty(numbers)
     if numbers:
@@ -47,7 +47,7 @@ def _with_adjacent_numbers(gradients: Tensor) -> Tensor:
 
 @triton.jit
 def _gram_of_block(rows, partial, numbers, stride, blocks, TASKS: tl.constexpr, BLOCK: tl.constexpr):
-    """The dot products over one block, in float64; row j of a block comes from the cache after the first time."""
+    """Computes the dot products over one block in float64. Row j of a block is read from memory once."""
     block = tl.program_id(0).to(tl.int64)
     inside = tl.arange(0, BLOCK) < numbers - block * BLOCK
     first_row = rows + block * BLOCK

@@ -10,18 +10,19 @@ from .base import Aggregator, Tasks, random_orders, ratio
 
 
 class PCGrad(Aggregator):
-    """Projects away what conflicts (Yu et al. 2020, arXiv:2001.06782, algorithm 1).
+    """Removes conflicting components by projection (Yu et al. 2020, arXiv:2001.06782, algorithm 1).
 
-    Each task's gradient visits the others in random order; where its dot product with another's original gradient is
-    negative, it loses its component along that. The results are added. Without conflict that is bit for bit what `Sum`
-    gives. With three tasks and more the sum may still conflict with some: that is the algorithm.
+    Each task's gradient visits the others in random order. If its dot product with the original gradient of another
+    task is negative, its component along that gradient is removed. The results are added. Without conflicts the result
+    equals that of `Sum`, bit for bit. With three or more tasks the sum may still conflict with some of them; this is a
+    property of the algorithm.
 
     Args:
-        reduction: `sum`, as in the paper, or `mean`: the sum divided by the number of tasks, for a learning rate that
-            was chosen so. It matters to SGD and to clipping, hardly to Adam.
+        reduction: `sum`, as in the paper, or `mean`, the sum divided by the number of tasks, for a learning rate that
+            was chosen for the mean. The choice matters to SGD and to clipping, and hardly to Adam.
 
     Raises:
-        MinBertError: another `reduction`.
+        MinBertError: `reduction` has another value.
     """
 
     def __init__(self, reduction: str = "sum"):

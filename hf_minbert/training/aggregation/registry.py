@@ -1,6 +1,6 @@
 """Aggregators by their names in recipes.
 
-To add one: a file with a class here, and a line in `AGGREGATORS`.
+To add one, add a file with a class here and a line in `AGGREGATORS`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .unconditional import Unconditional
 
 
 def make_aggregator(name: str, **options: Any) -> Aggregator:
-    """The aggregator of this name: one of `AGGREGATORS`, or `torchjd.` and a class of `torchjd.aggregation`.
+    """Returns the aggregator with this name: one of `AGGREGATORS`, or `torchjd.` and a class of `torchjd.aggregation`.
 
     Raises:
-        MinBertError: there is none, it does not take these options, or a library is missing.
+        MinBertError: there is none, it does not have these options, or a library is missing.
     """
     with explain(f"Making aggregator {name!r}", "Check its options, `aggregator_options`."):
         if name.startswith("torchjd."):
@@ -33,7 +33,7 @@ def make_aggregator(name: str, **options: Any) -> Aggregator:
 
 
 def _of_torchjd() -> list[str]:
-    """Their names; where the library is not installed some of them, as examples."""
+    """Returns the names of torchjd's aggregators. If it is not installed, returns some of them as examples."""
     try:
         return [f"torchjd.{name}" for name in usable_classes()]
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Averages of each task's gradient over steps, for an aggregator to see instead of one step's gradients."""
+"""Moving averages of each task's gradient, which an aggregator gets instead of the gradients of one step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .base import Tasks
 class Smoothing:
     """Averages each task's gradient over steps before an aggregator sees it.
 
-    Report 000's 'gradient smoothing', which it does not define; here an exponential moving average, corrected for its
-    start as in Adam: the gradient of `n` steps ago weighs `decay ** n`, and the weights sum to 1 from the first step
-    on. A task that is missing from a step keeps its average.
+    Report 000 uses 'gradient smoothing' and does not define it. Here it is an exponential moving average with Adam's
+    bias correction. The gradient of `n` steps ago has a weight proportional to `decay ** n`, and the weights sum to 1
+    from the first step. A task that is missing from a step keeps its average.
 
-    Memory: one more number per task and parameter, in float32; `state_dict` has them all.
+    It needs one more float32 number for each task and parameter. `state_dict` includes them.
 
     Args:
-        decay: 0 or more, below 1. At 0 nothing is smoothed.
+        decay: from 0, below 1. With 0 nothing is smoothed.
 
     Raises:
-        MinBertError: `decay` out of range.
+        MinBertError: `decay` is out of range.
     """
 
     def __init__(self, decay: float):
@@ -38,12 +38,12 @@ class Smoothing:
     def __call__(self, gradients: Tensor, tasks: Tasks, scale: Tensor | float = 1.0) -> None:
         """Replaces the rows of `gradients`, `[tasks, parameters]`, by their averages, in place.
 
-        If one number of one row is not finite, the rows stay as they are, for the aggregator to see, and the averages
-        do too. A row of another length than the task's last starts an average of its own.
+        If one number of one row is not finite, rows and averages are not changed, so that the aggregator gets the
+        original rows. If the length of a task's row changes, a new average starts.
 
         Args:
-            tasks: the rows' names.
-            scale: what the rows were multiplied with; the loss scale of fp16, which changes between steps.
+            tasks: the names of the rows.
+            scale: the factor on the rows: the loss scale of fp16, which changes between steps.
         """
         finite = gradients.sum(dim=1, dtype=torch.float64).isfinite().all()
         for task, row in zip(tasks, gradients, strict=True):

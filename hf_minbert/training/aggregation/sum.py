@@ -1,4 +1,4 @@
-"""The sum of the tasks' gradients: what training on the summed losses does."""
+"""The sum of the tasks' gradients, which is the gradient of the summed losses."""
 
 from __future__ import annotations
 

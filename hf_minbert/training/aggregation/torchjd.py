@@ -1,4 +1,4 @@
-"""Aggregators of the optional library torchjd (https://torchjd.org), with the interface of ours."""
+"""Aggregators of the optional library torchjd (https://torchjd.org), with our interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Aggregator, Tasks, check_options
 
 
 def usable_classes() -> dict[str, Any]:
-    """The classes of `torchjd.aggregation` that `TorchJD` takes, by name.
+    """Returns the classes of `torchjd.aggregation` that `TorchJD` supports, by name.
 
     Raises:
         ModuleNotFoundError: torchjd is not installed.
@@ -29,19 +29,19 @@ def usable_classes() -> dict[str, Any]:
 
 
 class TorchJD(Aggregator):
-    """An aggregator of the library torchjd that works from the Gram matrix: `torchjd.UPGrad`, `torchjd.MGDA`, ...
+    """An aggregator of the library torchjd that uses the Gram matrix: `torchjd.UPGrad`, `torchjd.MGDA`, ...
 
-    The library computes on the CPU: each step waits for the GPU once. What it draws, it draws from torch's global
-    generator, which has the state of `generator` meanwhile.
+    The library computes on the CPU, so each step waits for the GPU once. It draws random numbers from torch's global
+    generator, which gets the state of `generator` for this time.
 
     Args:
         name: the class in `torchjd.aggregation`.
-        options: of that class; a list becomes a tensor (`pref_vector: [1, 1, 1]`). UPGrad and DualProj weigh all
-            tasks with one over their number unless told otherwise: a mean, where PCGrad and the sum add.
+        options: the options of the class. A list becomes a tensor (`pref_vector: [1, 1, 1]`). By default, UPGrad and
+            DualProj weight each task with one over the number of tasks. This is a mean; PCGrad and the sum add.
 
     Raises:
-        MinBertError: torchjd or what the class needs besides is not installed, there is no such class, it does not
-            work from the Gram matrix alone, or it keeps state, which torchjd cannot save.
+        MinBertError: torchjd or another required library is not installed; there is no such class; the class needs
+            more than the Gram matrix; or it has state, which torchjd cannot save.
     """
 
     def __init__(self, name: str, **options: Any):

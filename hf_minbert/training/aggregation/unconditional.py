@@ -1,4 +1,4 @@
-"""Report 003's projection without a test for conflict."""
+"""Report 003's projection, which does not test for conflict."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .base import Aggregator, Tasks, ratio
 
 
 class Unconditional(Aggregator):
-    """Takes from each gradient its component along every other, in conflict or not (report 003, equations 2 to 4).
+    """Removes from each gradient its components along all others, in conflict or not (report 003, equations 2 to 4).
 
-    Not PCGrad: there is no test for conflict, so tasks that agree lose what they agree on, and all dot products are
-    those of the original gradients, so the order does not matter.
+    This differs from PCGrad in two ways. There is no test for conflict, so tasks that agree lose their common
+    component. All dot products are those of the original gradients, so the order does not matter.
     """
 
     def altered(self, gram: Tensor, generator: Generator | None, tasks: Tasks) -> Tensor:
