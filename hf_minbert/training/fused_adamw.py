@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,34 +12,15 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from .base_args import BaseArguments
-from .optimizers import CourseAdamW, PretrainedDecay
+from .optimizers import DividingOptimizer, PretrainedDecay
 
 
-class FusedAdamW(torch.optim.AdamW):
+class FusedAdamW(DividingOptimizer, torch.optim.AdamW):
     """`torch.optim.AdamW(fused=True)` to the bit, in half of its Python time.
 
     States and checkpoints are those of the stock class. It has no `amsgrad`, `maximize` or sparse gradients, and
     serves no `GradScaler`.
-
-    Attributes:
-        divisor: what the next step divides gradients by, float32 on their device, once. Afterwards `.grad` is the
-            quotient, as if the gradients had been divided before.
     """
-
-    divisor: torch.Tensor | None = None
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Moves every parameter that has a gradient. A closure computes the loss anew, which is then returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        divisor, self.divisor = self.divisor, None
-        for group in self.param_groups:
-            for gradient_of in _alike(group["params"]):
-                self._move(gradient_of, group, divisor)
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From a checkpoint of any of torch's AdamW, whose count of steps may lie on the CPU."""
@@ -47,23 +28,25 @@ class FusedAdamW(torch.optim.AdamW):
         super().load_state_dict({**state_dict, "param_groups": groups})
 
     def _move(
-        self, gradient_of: dict[torch.Tensor, torch.Tensor], group: dict[str, Any], divisor: torch.Tensor | None
+        self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any], divisor: torch.Tensor | None
     ) -> None:
-        """One step of parameters of one device and dtype."""
-        parameters = [*gradient_of]
-        states = [self.state[parameter] or self._begin(parameter) for parameter in parameters]
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
-        torch._fused_adamw_(
-            parameters,
-            [*gradient_of.values()],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            steps,
-            lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=group["weight_decay"],
-            eps=group["eps"], amsgrad=False, maximize=False, grad_scale=divisor,
-        )  # fmt: skip
+        alike = defaultdict(list)  # what one call may move
+        for parameter in gradient_of:
+            alike[parameter.device, parameter.dtype].append(parameter)
+        for parameters in alike.values():
+            states = [self.state[parameter] or self._begin(parameter) for parameter in parameters]
+            steps = [state["step"] for state in states]
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                parameters,
+                [gradient_of[parameter] for parameter in parameters],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=group["weight_decay"],
+                eps=group["eps"], amsgrad=False, maximize=False, grad_scale=divisor,
+            )  # fmt: skip
 
     def _begin(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The state before a parameter's first step, as the stock class has it."""
@@ -74,15 +57,6 @@ class FusedAdamW(torch.optim.AdamW):
         return state
 
 
-def _alike(parameters: Iterable[torch.Tensor]) -> Iterable[dict[torch.Tensor, torch.Tensor]]:
-    """The gradients by parameter, apart by device and dtype: one call moves those that are alike."""
-    alike: dict[Any, dict[torch.Tensor, torch.Tensor]] = defaultdict(dict)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            alike[parameter.device, parameter.dtype][parameter] = parameter.grad
-    return alike.values()
-
-
 def is_fused_adamw(args: TrainingArguments) -> bool:
     """Whether `FusedAdamW` takes the place of the stock optimizer: where steps are recorded as CUDA graphs."""
     fused = args.optim == OptimizerNames.ADAMW_TORCH_FUSED
@@ -91,7 +65,7 @@ def is_fused_adamw(args: TrainingArguments) -> bool:
 
 def scaling_optimizer(
     optimizer: torch.optim.Optimizer, callbacks: Iterable[TrainerCallback]
-) -> FusedAdamW | CourseAdamW | None:
+) -> DividingOptimizer | None:
     """The optimizer if its step scales gradients, and none of the callbacks may look at them before.
 
     Args:
@@ -99,7 +73,7 @@ def scaling_optimizer(
         callbacks: of the trainer.
     """
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-    if not isinstance(inner, FusedAdamW | CourseAdamW) or any(map(_may_look, callbacks)):
+    if not isinstance(inner, DividingOptimizer) or any(map(_may_look, callbacks)):
         return None
     return inner
 

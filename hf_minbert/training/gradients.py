@@ -19,8 +19,7 @@ from .aggregation.conflicts import ConflictMeter
 from .aggregation.gram import gram_matrix, weighted_sum
 from .aggregation.smoothing import Smoothing
 from .averaging import Averaging, average_over_processes, buckets, processes
-from .fused_adamw import FusedAdamW
-from .optimizers import CourseAdamW
+from .optimizers import DividingOptimizer
 from .step_memory import one_array
 
 
@@ -58,7 +57,7 @@ class Gradients(ABC):
     def combined(self) -> list[torch.Tensor]:
         """Tensors that together are the `.grad` of all parameters: as few as the memory allows."""
 
-    def clip(self, longest: float, optimizer: FusedAdamW | CourseAdamW | None = None) -> torch.Tensor:
+    def clip(self, longest: float, optimizer: DividingOptimizer | None = None) -> torch.Tensor:
         """Scales all gradients to the norm `longest` if they are longer. Returns their norm before.
 
         The stock function walks through all parameters: that takes longer than a GPU's step of a small batch.

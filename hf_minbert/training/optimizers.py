@@ -19,7 +19,38 @@ from transformers.utils.generic import ExplicitEnum
 from ..errors import MinBertError
 
 
-class CourseAdamW(torch.optim.Optimizer):
+class DividingOptimizer(torch.optim.Optimizer):
+    """An optimizer whose step divides gradients as it reads them.
+
+    Attributes:
+        divisor: what the next step divides gradients by, float32 on their device, once. Afterwards `.grad` is the
+            quotient, as if the gradients had been divided before.
+    """
+
+    divisor: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Moves every parameter that has a gradient. A closure computes the loss anew, which is then returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        divisor, self.divisor = self.divisor, None
+        for group in self.param_groups:
+            gradients = {parameter: parameter.grad for parameter in group["params"] if parameter.grad is not None}
+            if gradients:
+                self._move(gradients, group, divisor)
+        return loss
+
+    def _move(
+        self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any], divisor: torch.Tensor | None
+    ) -> None:
+        """One step of one group, of which some parameter has a gradient."""
+        raise NotImplementedError
+
+
+class CourseAdamW(DividingOptimizer):
     """AdamW as the CS224N project teaches it: the efficient form of Adam (Kingma and Ba 2015, end of section 2).
 
     It differs from `torch.optim.AdamW` in two places. `eps` is added to the square root of the second moment as it
@@ -33,14 +64,9 @@ class CourseAdamW(torch.optim.Optimizer):
         eps: the course's is 1e-6, the default of the training argument `adam_epsilon` 1e-8.
         weight_decay: each step takes `lr * weight_decay` of a weight.
 
-    Attributes:
-        divisor: as that of `FusedAdamW`.
-
     Raises:
         MinBertError: a value is out of range, or a gradient is sparse.
     """
-
-    divisor: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -58,20 +84,6 @@ class CourseAdamW(torch.optim.Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise MinBertError(f"`betas` of CourseAdamW must be at least 0 and less than 1. Found {betas}.")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Moves every parameter that has a gradient. A closure computes the loss anew, which is then returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        divisor, self.divisor = self.divisor, None
-        for group in self.param_groups:
-            gradients = {parameter: parameter.grad for parameter in group["params"] if parameter.grad is not None}
-            if gradients:
-                self._move(gradients, group, divisor)
-        return loss
 
     def _move(
         self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any], divisor: torch.Tensor | None
