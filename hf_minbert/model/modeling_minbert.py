@@ -25,6 +25,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
+from .dropout import drop
 from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import counted_positions, sentences, taken_apart, tokens_of
@@ -75,7 +76,7 @@ class MinBertEmbeddings(nn.Module):
                 token_type_ids = torch.zeros(summed.shape[:2], dtype=torch.long, device=summed.device)
             summed = summed + self.token_type_embeddings(token_type_ids)
         summed = summed + self.position_embeddings(position_ids)
-        normalised = self.dropout(self.LayerNorm(summed))
+        normalised = drop(self.dropout, self.LayerNorm(summed))
         return normalised if self.project is None else self.project(normalised)
 
     def positions(self, input_ids: Tensor | None, length: int, device: torch.device) -> Tensor:
@@ -174,7 +175,7 @@ class MinBertAddNorm(nn.Module):
 
     def forward(self, output: Tensor, residual: Tensor) -> Tensor:
         """[B, T, input_size] and [B, T, H] -> [B, T, H]"""
-        return self.LayerNorm(self.dropout(self.dense(output)) + residual)
+        return self.LayerNorm(drop(self.dropout, self.dense(output)) + residual)
 
 
 class MinBertAttention(nn.Module):
