@@ -48,3 +48,11 @@ def test_rates_at_the_ends(rate):
 def test_in_evaluation_nothing_is_dropped():
     values = torch.ones(10)
     assert drop(nn.Dropout(0.5).eval(), values) is values
+
+
+def test_a_padded_batch_keeps_the_draws_of_the_reference():
+    module, values, found = nn.Dropout(0.5), torch.ones(100), []
+    for of in (module, lambda values: drop(module, values, packed=False)):
+        torch.manual_seed(2)
+        found.append(of(values))
+    assert torch.equal(*found)
