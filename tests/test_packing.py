@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from hf_minbert import get_tasks
 from hf_minbert.data.collators import PaddedCollator
 from hf_minbert.model.heads import HEADS
-from hf_minbert.model.packing import Packing
+from hf_minbert.model.packing import Packing, packed_attention
 from hf_minbert.model.pooling import POOLINGS
 
 LENGTHS = (3, 9, 1, 6)
@@ -37,10 +38,10 @@ def both(task, **changes):
 def test_pack_and_unpack_by_hand():
     is_token = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=bool)
     packing = Packing(shape=(3, 3), **Packing.describe(is_token))
-    assert packing.tokens.tolist() == [0, 1, 3, 6, 7, 8]
-    assert packing.starts.tolist() == [0, 2, 3, 6] and packing.longest == 3
+    assert packing.tokens.tolist() == [6, 7, 8, 0, 1, 3]  # the longest sentence first
+    assert packing.starts.tolist() == [0, 3, 5, 6] and packing.longest == 3
     values = torch.arange(9).reshape(3, 3)
-    assert packing.pack(values).tolist() == [[0, 1, 3, 6, 7, 8]]
+    assert packing.pack(values).tolist() == [[6, 7, 8, 0, 1, 3]]
     assert packing.unpack(packing.pack(values)).tolist() == [[0, 1, 0], [3, 0, 0], [6, 7, 8]]
 
 
@@ -54,6 +55,43 @@ def test_fillers_by_hand():
     packing = Packing(shape=(2, 40), **described)
     values = torch.arange(80).reshape(2, 40)
     assert torch.equal(packing.unpack(packing.pack(values)), values * torch.from_numpy(is_token))
+
+
+def test_sentences_of_equal_length_stand_side_by_side():
+    lengths = np.array([2, 5, 2, 0, 5, 1])
+    described = Packing.describe(np.arange(5) < lengths[:, None])
+    assert described["starts"].diff().tolist() == [5, 5, 2, 2, 1, 0]
+    assert described["tokens"].tolist() == [*range(5, 10), *range(20, 25), 0, 1, 10, 11, 25]
+    assert Packing(shape=(6, 5), **described).by_length() == [(2, 5), (2, 2), (1, 1)]
+
+
+MIXED = Packing(shape=(6, 9), **Packing.describe(np.arange(9) < np.array([3, 9, 1, 6, 9, 3])[:, None], fill=True))
+
+
+def test_with_dropout_a_token_sees_its_own_sentence_alone():
+    lengths, size = MIXED.starts.diff(), len(MIXED.tokens)
+    sentence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    value = F.one_hot(sentence, len(lengths)).float().expand(1, 2, size, len(lengths))
+    same = torch.zeros(1, 2, size, 8)  # each token sees all others with the same weight
+    mixed = packed_attention(same, same, value, MIXED, dropout=0.5, scaling=1.0)
+    assert mixed.shape == (1, size, 2, len(lengths))
+    others = 1 - F.one_hot(sentence, len(lengths)).float()[None, :, None]
+    assert torch.equal(mixed * others, torch.zeros_like(mixed))
+    # Of the longest sentence, whose weights are 1 / 9 each, some were dropped and the others doubled.
+    kept = mixed[0, :9, :, 0] * 9 / 2
+    torch.testing.assert_close(kept, kept.round())
+    assert len(kept.unique()) > 1
+
+
+def test_attention_on_a_cpu_is_that_of_padded_sentences(monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    states = torch.randn(3, 1, 2, len(MIXED.tokens), 8, generator=draw, dtype=torch.float64, requires_grad=True)
+    real, found = MIXED.tokens < 6 * 9, []  # what comes out at a filler is nobody's
+    for compiling in (False, True):  # a compiled layer pads
+        monkeypatch.setattr("torch.compiler.is_compiling", lambda value=compiling: value)
+        mixed = packed_attention(*states, MIXED, dropout=0.0, scaling=0.3)[:, real]
+        found.append((mixed, *torch.autograd.grad((mixed**3).sum(), states)))
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000, 1023, 1025, 8000])

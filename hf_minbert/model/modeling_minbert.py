@@ -25,6 +25,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_minbert import MinBertConfig
+from .dropout import drop
 from .families import key_mapping
 from .heads import Encoded, PerTask, TaskHeads
 from .inputs import counted_positions, sentences, taken_apart, tokens_of
@@ -60,6 +61,7 @@ class MinBertEmbeddings(nn.Module):
         token_type_ids: Tensor | None,
         position_ids: Tensor | None,
         inputs_embeds: Tensor | None,
+        packed: bool = False,
     ) -> Tensor:
         """ids [B, T] (or inputs_embeds [B, T, E]) -> [B, T, H]"""
         if (input_ids is None) == (inputs_embeds is None):
@@ -75,7 +77,7 @@ class MinBertEmbeddings(nn.Module):
                 token_type_ids = torch.zeros(summed.shape[:2], dtype=torch.long, device=summed.device)
             summed = summed + self.token_type_embeddings(token_type_ids)
         summed = summed + self.position_embeddings(position_ids)
-        normalised = self.dropout(self.LayerNorm(summed))
+        normalised = drop(self.dropout, self.LayerNorm(summed), packed)
         return normalised if self.project is None else self.project(normalised)
 
     def positions(self, input_ids: Tensor | None, length: int, device: torch.device) -> Tensor:
@@ -172,9 +174,9 @@ class MinBertAddNorm(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout else 0.0)
 
-    def forward(self, output: Tensor, residual: Tensor) -> Tensor:
+    def forward(self, output: Tensor, residual: Tensor, packed: bool = False) -> Tensor:
         """[B, T, input_size] and [B, T, H] -> [B, T, H]"""
-        return self.LayerNorm(self.dropout(self.dense(output)) + residual)
+        return self.LayerNorm(drop(self.dropout, self.dense(output), packed) + residual)
 
 
 class MinBertAttention(nn.Module):
@@ -185,9 +187,11 @@ class MinBertAttention(nn.Module):
         self.self = MinBertSelfAttention(config)
         self.output = MinBertAddNorm(config, config.hidden_size, config.attention_output_dropout)
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs) -> Tensor:
-        mixed, _ = self.self(hidden_states, attention_mask, **kwargs)
-        return self.output(mixed, hidden_states)
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, packing: Packing | None = None, **kwargs
+    ) -> Tensor:
+        mixed, _ = self.self(hidden_states, attention_mask, packing=packing, **kwargs)
+        return self.output(mixed, hidden_states, packed=packing is not None)
 
 
 class MinBertIntermediate(nn.Module):
@@ -220,7 +224,7 @@ class MinBertLayer(GradientCheckpointingLayer):
             if fits(self, hidden_states, packing):
                 return fused_layer(self, hidden_states, packing)
         attended = self.attention(hidden_states, attention_mask, packing=packing, **kwargs)
-        return self.output(self.intermediate(attended), attended)
+        return self.output(self.intermediate(attended), attended, packed=packing is not None)
 
 
 class MinBertEncoder(nn.Module):
@@ -449,7 +453,7 @@ class MinBertModel(MinBertPreTrainedModel):
             None if given is None else packing.pack(given)
             for given in (input_ids, token_type_ids, position_ids, inputs_embeds)
         )
-        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds)
+        embedded = self.embeddings(input_ids, token_type_ids, position_ids, inputs_embeds, packed=True)
         return self._pooled(packing.unpack(self.encoder(embedded, packing=packing, **kwargs)))
 
     def _pooled(self, hidden_states: Tensor) -> BaseModelOutputWithPooling:

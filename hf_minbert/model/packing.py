@@ -26,7 +26,8 @@ class Packing:
     so that batches of different texts have one shape.
 
     Args:
-        tokens: int64 [S], the place of each in the flattened batch, sentence by sentence; N * T for a filler.
+        tokens: int64 [S], the place of each in the flattened batch, sentence by sentence, the longest sentence first;
+            N * T for a filler.
         starts: int32, where each sentence begins in S, those of fillers too; and S.
         shape: N and T.
         longest: tokens of the longest sentence, or more.
@@ -43,7 +44,10 @@ class Packing:
 
         With `fill`, S is rounded up to one of at most eight sizes between two powers of two, and `longest` is T.
         """
-        tokens, lengths, width = np.flatnonzero(is_token), is_token.sum(axis=1), is_token.shape[1]
+        lengths, width = is_token.sum(axis=1), is_token.shape[1]
+        order = np.argsort(-lengths, kind="stable")  # sentences of equal length side by side
+        rows, columns = np.nonzero(is_token[order])
+        tokens, lengths = order[rows] * width + columns, lengths[order]
         if not fill:
             return _described(tokens, lengths, int(lengths.max()))
         step = max(64, 2 ** ((len(tokens) - 1).bit_length() - 4))
@@ -67,6 +71,11 @@ class Packing:
             raise ValueError("`packing` says where the tokens of `attention_mask` stand, which is missing. Give both.")
         rows, width = attention_mask.shape
         return cls(shape=(rows, width), **described)
+
+    def by_length(self) -> list[tuple[int, int]]:
+        """Sentences of equal length that follow one another: how many, and their tokens; none of the empty ones."""
+        lengths, counts = self.starts.diff().unique_consecutive(return_counts=True)
+        return [(count, length) for count, length in zip(counts.tolist(), lengths.tolist(), strict=True) if length]
 
     def pack(self, values: Tensor) -> Tensor:
         """[N, T, ...] -> [1, S, ...]"""
@@ -92,8 +101,8 @@ def packed_attention(
     """Attention inside each sentence of a packed batch.
 
     On CUDA from compute capability 8, in half precision, it is a fused kernel: `short_attention` where it fits, else,
-    without dropout, the variable-length flash kernel. In all other cases the sentences are padded for the attention
-    alone, whose share of the work is small.
+    without dropout, the variable-length flash kernel. On a CPU, sentences of equal length are a batch without padding.
+    In all other cases the sentences are padded for the attention alone, whose share of a GPU's work is small.
 
     Args:
         query, key, value: [1, A, S, D].
@@ -115,7 +124,24 @@ def packed_attention(
 
             mixed = varlen_attn(*states, starts, starts, longest, longest, scale=scaling)
             return cast(Tensor, mixed)[None]  # a tuple only where more is asked for
+    # A compiled program would be made anew for each batch: it has the lengths as constants.
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _attention_by_length(query, key, value, packing, dropout, scaling)
     padded = (packing.unpack(states).transpose(1, 2) for states in (query, key, value))  # [N, A, T, D]
     mask = packing.unpack(torch.ones_like(packing.tokens, dtype=torch.bool)[None])  # [N, T], wherever padding stands
     mixed = F.scaled_dot_product_attention(*padded, attn_mask=mask[:, None, None], dropout_p=dropout, scale=scaling)
     return packing.pack(mixed.transpose(1, 2))
+
+
+def _attention_by_length(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, scaling: float
+) -> Tensor:
+    """As `packed_attention`, [1, S, A, D] each, one call for the sentences of each length."""
+    groups = packing.by_length()
+    sizes, mixed = [count * length for count, length in groups], []
+    parts = zip(*(states[0].split(sizes) for states in (query, key, value)), strict=True)
+    for group, states in zip(groups, parts, strict=True):
+        apart = (part.unflatten(0, group).transpose(1, 2) for part in states)  # [sentences, A, tokens of each, D]
+        found = F.scaled_dot_product_attention(*apart, dropout_p=dropout, scale=scaling)
+        mixed.append(found.transpose(1, 2).flatten(0, 1))
+    return torch.cat(mixed)[None]
