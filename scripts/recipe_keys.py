@@ -397,7 +397,7 @@ def own_keys(cls: type, names: list[str]) -> str:
 
 
 def options() -> str:
-    """The table of what heads, poolings and losses take. An undocumented option is a KeyError."""
+    """The table of what heads, pooling methods and losses take. An undocumented option is a KeyError."""
     rows = []
     for key, registry in (
         ("pooling", POOLINGS), ("head", HEADS), *(("loss", of_kind) for of_kind in LOSSES.values()),

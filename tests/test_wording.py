@@ -116,6 +116,20 @@ def test_messages_are_in_plain_words_and_short_sentences():
     assert [one for one in sentences if len(one.split()) > MOST_WORDS] == []
 
 
+def docstrings() -> Iterator[str]:
+    """Those of the package and of its scripts."""
+    for path in sorted(path for folder in ("hf_minbert", "scripts") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                yield ast.get_docstring(node) or ""
+
+
+def test_docstrings_are_in_plain_words():
+    said = [text for text in docstrings() if text]
+    assert len(said) > 1000
+    assert [(text, found) for text in said if (found := avoided_in(text))] == []
+
+
 def test_what_a_key_does_is_one_short_line():
     tables = re.findall(r"^\| (.*) \|$", (ROOT / "recipes" / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     lines = [line for row in tables for line in re.split(r" (?<!\\)\| ", row)[-1].split("<br>")]

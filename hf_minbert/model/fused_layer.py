@@ -120,7 +120,7 @@ def _half_beside(states: Tensor, dtype: torch.dtype) -> Tensor | None:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Joined along the first dimension; without a copy where they lie one behind another."""
+    """Joined along the first dimension; without a copy where they are contiguous in one array."""
     whole = as_one(tensors)
     return torch.cat([*tensors]) if whole is None else whole
 

@@ -152,7 +152,7 @@ class MinBertSelfAttention(nn.Module):
             project(hidden_states).view(*shape, -1, self.head_size).transpose(1, 2)  # [B, N, T, D]
             for project in (self.query, self.key, self.value)
         )
-        # The fused functions apply the rate they are given whatever the module's mode.
+        # The fused functions apply the rate that they are given, in training and in evaluation.
         dropout = self.attention_dropout if self.training else 0.0
         if packing is not None:
             fused = self.config._attn_implementation != "eager"
@@ -320,7 +320,7 @@ class MinBertPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """As the library's, and weights on a CPU lie in memory of their own, aligned as torch allocates it.
+        """As the library's. Weights on a CPU get memory of their own, aligned as torch allocates it.
 
         The library leaves them in the mapped file, where a weight starts anywhere. MKL chooses
         kernels by alignment, so that a loaded model's outputs would differ from the saved one's by rounding, on one
@@ -682,7 +682,7 @@ class MinBertForMultiTask(MinBertPreTrainedModel):
             task: its name. Without one the active task answers, in the form that stock tools expect: see
                 `stock_logits`; divided by the task's temperature, so that their softmax gives its probabilities.
             packing: what `Packing.describe` says of the batch; then only real tokens go through the encoder.
-            pooled: [B, S, D], what `pooled_of` gave for the batch, in the place of all other inputs.
+            pooled: [B, S, D], what `pooled_of` gave for the batch, instead of all other inputs.
 
         Returns:
             `logits` [B, C], of tags [B, T, C], and, with labels, `loss`, that of the head's own logits in both forms.

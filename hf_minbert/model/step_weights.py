@@ -25,7 +25,7 @@ _weights: StepWeights | None = None
 class StepWeights:
     """Either may lack any parameter; it is then computed as without.
 
-    They should lie one behind another in one array, in the order of the model, all matrices before all vectors: those
+    They should be contiguous in one array, in the order of the model, all matrices before all vectors: those
     that are multiplied together (query, key and value) are then one matrix without a copy.
 
     Args:
@@ -68,7 +68,7 @@ def destination_of(parameter: Parameter) -> Tensor | None:
 def as_one(tensors: Sequence[Tensor]) -> Tensor | None:
     """Tensors of the same trailing shape, joined along the first dimension, as a view of their memory.
 
-    `None` if they do not lie one behind another in one array.
+    `None` if they are not contiguous in one array.
     """
     first, place = tensors[0], tensors[0].storage_offset()
     for tensor in tensors:

@@ -23,7 +23,7 @@ class FusedAdamW(DividingOptimizer, torch.optim.AdamW):
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From a checkpoint of any of torch's AdamW, whose count of steps may lie on the CPU."""
+        """From a checkpoint of any of torch's AdamW, whose count of steps may be on the CPU."""
         groups = [{**group, "fused": True} for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
 

@@ -209,7 +209,7 @@ class GradientRows(StaticGradients):
     that task's gradient; one that no task reaches keeps `grad=None`. Rows are averaged over processes before they are
     combined, so that `N` processes do what one process does on the union of their batches.
 
-    The rows lie in one matrix: nothing is copied, and the memory beside that of a summed gradient is one number per
+    The rows are one matrix: nothing is copied, and the memory beside that of a summed gradient is one number per
     task and shared parameter.
 
     Args:
@@ -220,7 +220,7 @@ class GradientRows(StaticGradients):
         meter: measures each step.
         sharded: whether each process combines its share of the numbers, of which it alone gets the means: with K tasks
             (K + 1) / 2 times the traffic of one all-reduce instead of K times. Only steps with every task are.
-        static: whether matrices lie before vectors, as in `one_array`, where nothing asks for the order of the model:
+        static: whether matrices come before vectors, as in `one_array`, where nothing asks for the order of the model:
             the smoothed rows of a checkpoint do, and a meter of layers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the passes of a recorded step share: half-precision copies of weights, and arrays that weights lie in."""
+"""What the passes of a recorded step share: half-precision copies of weights, and arrays that hold weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import Parameter
 def one_array(parameters: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
     """An array of zeros with as many numbers, and a view of it in the shape of each parameter.
 
-    Matrices lie before vectors, each in the given order. Those of query, key and value then follow one another, and
+    Matrices come before vectors, each in the given order. Those of query, key and value then follow one another, and
     `model.step_weights.as_one` makes one matrix of them.
     """
     order = sorted(range(len(parameters)), key=lambda i: parameters[i].dim() < 2)
@@ -44,7 +44,7 @@ class HalfCopies(dict[Parameter, Tensor]):
 
     @torch.no_grad()
     def renew(self) -> None:
-        """Brings all copies up to date. Whatever changes weights between steps does not say so."""
+        """Brings all copies up to date. Code that changes weights between steps does not announce it."""
         if self:
             torch._foreach_copy_([*self.values()], [*self])
 

@@ -68,7 +68,7 @@ def shapes_of(tokens: dict[str, np.ndarray], sizes: int) -> dict[str, float | in
 
 
 def rounded(tokens: np.ndarray, sizes: int) -> np.ndarray:
-    """Tokens with fillers, where so many sizes lie between two powers of two."""
+    """Tokens with fillers, if there are so many sizes between two powers of two."""
     powers = 2 ** np.ceil(np.log2(tokens)).astype(np.int64)
     step = np.maximum(LEAST, powers // (2 * sizes))
     return -(-tokens // step) * step

@@ -125,7 +125,7 @@ class Loops:
     """Makes and runs training loops of some steps over the same rows.
 
     Args:
-        size: of random weights, in the place of the checkpoint's.
+        size: of random weights, instead of the checkpoint's.
         rows: task to training rows.
     """
 

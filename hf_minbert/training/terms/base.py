@@ -242,7 +242,7 @@ class RandomState:
 class RecordedRandomState:
     """The random state where the recording of a CUDA graph begins.
 
-    A recording counts what each generator has drawn, and a replay goes on from there. A pass that draws again what
+    A recording counts what each generator has drawn, and a replay continues from there. A pass that draws again what
     another one drew therefore needs a generator of its own, which each replay sets to where the graph's begins.
     """
 
@@ -300,7 +300,7 @@ def embedded(model: TaskModel, batch: Batch, delta: Tensor) -> dict[str, Any]:
 
     Args:
         delta: float32, [B, T, H] or [B, 2, T, H]; of a packed batch [1, S, H], as padding would be most of the work.
-            The sum is in float32 too, whatever the layers compute in.
+            The sum is in float32 too, also where layers compute in half precision.
     """
     task, ids, packing = batch["task"], batch["input_ids"], packing_of(batch)
     words = words_of(model, task)(ids if packing is None else packing.pack(ids.flatten(0, -2)))

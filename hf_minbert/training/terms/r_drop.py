@@ -1,4 +1,4 @@
-"""R-Drop: two passes with different dropout masks shall agree."""
+"""R-Drop: two passes with different dropout masks should agree."""
 
 from __future__ import annotations
 
