@@ -1,4 +1,4 @@
-"""SMART's smoothness term (Jiang et al. 2020, arXiv:1911.03437): small changes of embeddings should not change outputs.
+"""SMART's smoothness term (Jiang et al. 2020, arXiv:1911.03437): small changes of embeddings should not move outputs.
 
 In shapes: B examples, T tokens of a sentence, S tokens of all sentences of a packed batch, H hidden size, C outputs.
 The noise is [B, T, H], or [B, 2, T, H] of pairs that are encoded apart; of a packed batch [1, S, H].
