@@ -400,7 +400,7 @@ def _refuse_auto(name: str, value: object) -> None:
 Loss = Callable[..., Tensor]
 #: Kind of task to its losses. The first is what a task has that names none.
 LOSSES: dict[str, Registry[Loss]] = {
-    kind: Registry("loss", Callable, losses, among=f"for kind {kind!r}")
+    kind: Registry("loss", Callable, losses, among=f"for kind {kind!r}", takes=["outcome"])
     for kind, losses in {
         "classes": {"cross_entropy": cross_entropy},
         "ordinal": {"corn": conditional_cross_entropy},

@@ -45,7 +45,9 @@ def scores(build: Builder, run: Run) -> list[Block]:
     header = ["task, metric", "dev rows", "score", "95 % interval", "same answer for every row"]
     said = Text(
         f"Intervals are percentiles of a bootstrap over the dev rows ({RESAMPLES:,} resamples, seed {build.seed}): "
-        "they say how the score would vary with other rows, and not with another seed of the training."
+        "they show how the scores vary over dev rows, and not how they vary over training seeds. "
+        "The last column has the best score that the same answer for every row can have. Correlations with a constant "
+        "answer are not defined; here and in metrics.json they are 0."
     )
     return [Table(header, rows), *([said] if drawn else []), *blocks, *_unknown(run), *_baselines(run)]
 
@@ -69,8 +71,7 @@ def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], 
         score = number(found[metric])
         for what in ("predictions", "labels"):
             score += f" (not defined: constant {what})" if f"constant_{what}" in found else ""
-        base = "not defined" if task.traits.is_score else number(constant[metric])
-        rows.append([f"{task.name}, {metric}", f"{len(labels):,}", score, bounds, base])
+        rows.append([f"{task.name}, {metric}", f"{len(labels):,}", score, bounds, number(constant[metric])])
     return rows, main
 
 
