@@ -188,7 +188,7 @@ def _baselines(run: Run) -> list[Block]:
             drawn = f"{task.name}: drawn with the labels' frequencies"
             rows.append([drawn, "accuracy", number(analysis.chance(task, labels)), right])
     header = ["without a model", "metric", "baseline", "this model"]
-    said = Text("Baselines, with their constants taken from the dev labels themselves:")
+    said = Text("Baselines. Their constants are computed from the dev labels themselves:")
     return [said, Table(header, rows)] if rows else []
 
 
@@ -298,7 +298,7 @@ def conflicts(build: Builder, run: Run) -> list[Block]:
     if turn:
         said = (
             "The sine of the angle between the gradient that was used and the sum of the tasks' is "
-            f"{number(float(np.mean(turn)))} in the mean: 0 where there was nothing to change."
+            f"{number(float(np.mean(turn)))} on average. It is 0 if there was nothing to change."
         )
     return [*blocks, *([Text(said)] if said else []), *_layers(run, pairs)]
 
@@ -371,7 +371,7 @@ def _timelines(runs: Sequence[Run]) -> list[Block]:
         [name.replace("_", " "), *(duration(of[name]) if name in of else "" for of in columns)]
         for name in (*names, IN_ALL)
     ]
-    said = "Where the time of the process went that finished the run, from its start. Each second counts once."
+    said = "Time spent in each part of the run, from the start of the process that finished it. Each second counts once."
     return [Text(said), Table(["part", *(run.name for run in runs)], rows)]
 
 

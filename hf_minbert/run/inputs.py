@@ -122,10 +122,10 @@ def load_model(
 
 def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> None:
     if any(key.startswith("bert.") and ".pooler." in key for key in missing):
-        logger.warning("%s has no pooler; it starts from random numbers.", name)
+        logger.warning("%s has no pooler. The pooler starts with random weights.", name)
     private = {key.split("private.")[1].split(".")[0] for key in missing if "private." in key}
     if private:
-        logger.info("New private layers, copied from those of %s: %s.", owner, ", ".join(sorted(private)))
+        logger.info("The private layers of %s start as copies of those of %s.", ", ".join(sorted(private)), owner)
     heads = sorted({key.split(".")[1] for key in missing if key.startswith("heads.")})
     if heads:
-        logger.info("New heads, from random numbers: %s.", ", ".join(heads))
+        logger.info("New heads with random weights: %s.", ", ".join(heads))

@@ -22,16 +22,12 @@ def refuse_unsupported(args: BaseArguments) -> None:
 
 def refuse_bf16_without_gpu(args: BaseArguments) -> None:
     """Raises `MinBertError` for what the stock class refuses too, in words that say what to do."""
-    for name in ("bf16", "bf16_full_eval"):
-        if (
-            getattr(args, name)
-            and not args.use_cpu
-            and not (is_torch_bf16_gpu_available() or is_torch_xla_available())
-        ):
-            raise MinBertError(
-                f"`{name}: true`: this machine has no GPU that supports bf16. Leave out {name}=true. To compute in "
-                "bf16 on the CPU, add use_cpu=true."
-            )
+    wanted = [name for name in ("bf16", "bf16_full_eval") if getattr(args, name)]
+    if wanted and not args.use_cpu and not (is_torch_bf16_gpu_available() or is_torch_xla_available()):
+        raise MinBertError(
+            f"`{wanted[0]}: true`: this machine has no GPU that supports bf16. Leave out {wanted[0]}=true. To compute "
+            "in bf16 on the CPU, add use_cpu=true."
+        )
 
 
 def refuse_settings(args: BaseArguments) -> None:
