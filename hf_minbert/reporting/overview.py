@@ -371,7 +371,9 @@ def _timelines(runs: Sequence[Run]) -> list[Block]:
         [name.replace("_", " "), *(duration(of[name]) if name in of else "" for of in columns)]
         for name in (*names, IN_ALL)
     ]
-    said = "Time spent in each part of the run, from the start of the process that finished it. Each second counts once."
+    said = (
+        "Time spent in each part of the run, from the start of the process that finished it. Each second counts once."
+    )
     return [Text(said), Table(["part", *(run.name for run in runs)], rows)]
 
 

@@ -233,7 +233,9 @@ def test_of_a_run_only_its_own_tasks_and_those_of_held_out_are_said_to_lack_a_sp
     assert "No rows of mine test were found, so training rows are not checked against them." in caplog.messages
     caplog.clear()
     HeldOut.of_run(own, ["sts"], str(folder))
-    assert "No rows of sts test, mine test were found, so training rows are not checked against them." in caplog.messages
+    assert (
+        "No rows of sts test, mine test were found, so training rows are not checked against them." in caplog.messages
+    )
 
 
 def test_tasks_that_read_the_same_rows_are_told_of_once(folder, caplog):
@@ -247,7 +249,7 @@ def test_tasks_that_read_the_same_rows_are_told_of_once(folder, caplog):
     entries["three"] = {**same, "columns": {"label": "two"}, "files": {**files, "dev": "other.csv"}}
     tasks = {task.name: task for task in get_tasks(entries)}
     _, counts = load_training(tasks, tasks, folder, seed=0, held_out=HeldOut.of(tasks.values(), folder))
-    assert [said for said in caplog.messages if "training row" in said] == [
+    assert [said for said in caplog.messages if "also found" in said] == [
         "Dev or test rows were also found in training rows and not removed, so scores on them are too high: "
         "2 rows of one dev, two dev in one, two, three; 1 row of three dev in one, two, three."
     ]
