@@ -234,7 +234,8 @@ def by_length(build: Builder, answers: Answers) -> list:
     words = "words in the two texts" if answers.task.is_pair else "words in the text"
     return [
         Text(
-            "Each point is the mean of a group of dev rows, and the bar is its 95 % interval. All groups have about the same size."
+            "Each point is the mean of a group of dev rows, and the bar is its 95 % interval. "
+            "All groups have about the same size."
         ),
         build.picture(f"{name}-length", f"{name}: {_measure(answers)} by length.", *_in_bins(answers, x, words)),
     ]
