@@ -19,7 +19,7 @@ class Registry(dict[str, T], Generic[T]):
     """A dict of names. A plugin adds its own names with `register`.
 
     Args:
-        what: the kind of thing that a name stands for, such as "head". Errors use it.
+        what: what a name stands for, such as "head". Messages use this word.
         of: the type of all values: `type[Head]` for subclasses of it, another class for instances.
         content: the initial entries.
         form: a regular expression for names.
