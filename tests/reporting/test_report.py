@@ -150,7 +150,7 @@ def test_residuals_and_distances_are_those_of_scipy_and_scikit_learn(sections, a
     theirs = stats.binned_statistic(of.labels, of.values - of.labels, bins=np.linspace(0, 5, 11)).statistic
     assert [row[1] for row in table(sections, "sts-calibration").values()] == [f"{x:+.3f}" for x in theirs]
     far = sk.mean_absolute_error(of.labels, of.values)
-    assert f"{far:.3f} off" in sections["sts-scatter"].blocks[0].text
+    assert f"Mean absolute error {far:.3f};" in sections["sts-scatter"].blocks[0].text
     assert table(sections, "scores", 1)["sts: share of words in common"]
 
 
@@ -261,9 +261,9 @@ def test_rows_that_an_epoch_takes_are_said(make_run, data, tmp_path):
         recipe.write("rows_per_epoch: {sst: 0.26, para: 7}\n")
     found = built(path)
     said = {task: found[f"{task}-words"].blocks[0].text for task in ("sst", "para", "sts")}
-    assert said["sst"].endswith("none of the task's 60 training rows, of which an epoch took 16.")
-    assert said["para"].endswith("none of the task's 60 training rows, of which an epoch took 7.")
-    assert said["sts"].endswith("none of the task's 60 training rows.")
+    assert said["sst"].endswith("do not occur in the task's 60 training rows, of which an epoch took 16.")
+    assert said["para"].endswith("do not occur in the task's 60 training rows, of which an epoch took 7.")
+    assert said["sts"].endswith("do not occur in the task's 60 training rows.")
 
 
 def test_runs_on_other_rows_or_without_predictions_are_not_compared(
