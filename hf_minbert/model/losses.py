@@ -393,7 +393,7 @@ def _from_zero(name: str, value: object) -> float:
 def _refuse_auto(name: str, value: object) -> None:
     if value == AUTO:
         raise ValueError(
-            f"`{name}: auto` is counted from the training rows by MultiTaskTrainer. With another trainer, give numbers."
+            f"`{name}: auto` is counted from the training rows by MultiTaskTrainer. Elsewhere, give numbers."
         )
 
 
