@@ -1,13 +1,13 @@
-# Sourced by quickstart.sh and test.sh, which so share one environment of exact versions.
+# quickstart.sh and test.sh source this file. They share one environment with exact versions.
 #
-# PYTHON            the interpreter to build it with (default: the first of python3, python3.13, 3.12 and 3.11 that
-#                   will do)
-# MINBERT_VENV      where it lies (default .venv in the repository)
-# MINBERT_VERSIONS  which versions: newest (default), those of constraints.txt, or lowest, of constraints-lowest.txt.
-#                   A change empties the environment and fills it anew; to keep both, give each its MINBERT_VENV.
+# PYTHON            the Python to build it with (default: the first of python3, python3.13, python3.12 and python3.11
+#                   that is new enough)
+# MINBERT_VENV      the folder of the environment (default .venv in the repository)
+# MINBERT_VERSIONS  newest (default), the versions of constraints.txt, or lowest, those of constraints-lowest.txt. If
+#                   this changes, the environment is emptied and filled again. To keep both, give each its own folder.
 #
-# Sets root, python, venv, stamp and constraints, and goes to the repository's folder. Written for bash 3.2 too, which
-# macOS has.
+# Sets root, python, venv, stamp and constraints, and changes to the repository's folder. It also runs in bash 3.2, the
+# version of macOS.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${MINBERT_VENV:-$root/.venv}
@@ -46,8 +46,8 @@ parts = [sys.version.encode(), pathlib.Path.cwd().as_posix().encode()]
 parts += [pathlib.Path(name).read_bytes() for name in (sys.argv[1], "setup.py")]
 print(hashlib.sha256(b"\0".join(parts)).hexdigest())' "$constraints"; }
 
-# make_environment EXTRA: brings the environment about or finds it there. EXTRA is plain, or test (which will do for
-# plain as well). Says what it does, and ends the script with a sentence if it fails.
+# make_environment EXTRA: makes the environment, or uses the existing one. EXTRA is plain or test. An environment for
+# test is also used for plain. Says what it does, and ends the script with a message if it fails.
 make_environment() {
     local wanted=$1 right there=none
     choose_python
@@ -82,24 +82,31 @@ _install() {
     [[ $1 == plain ]] || package=".[$1]"
     pip+=(--constraint "$constraints")
     [[ -t 1 ]] || pip+=(-qq) # on a terminal its bars show how far a long download is
-    if _wants_cpu_torch; then
-        say "No NVIDIA GPU here: taking torch's CPU build from $cpu_index, which is a tenth of the other"
+    if ! _wants_cpu_torch; then
+        :
+    elif ! _reaches_cpu_index; then
+        say "No NVIDIA GPU here, and $cpu_index cannot be reached: taking PyPI's torch, which has CUDA and several GB"
+    else
+        say "No NVIDIA GPU here: taking torch's CPU build from $cpu_index, which has a tenth of the size of the CUDA build"
         pip+=(--extra-index-url "$cpu_index")
     fi
-    say "Installing the package '$package' and what it needs (minutes where it has to be downloaded)"
+    say "Installing the package '$package' and its requirements. Downloads take minutes, and show no progress in a log"
     echo unfinished >"$stamp"
     # With setuptools pinned and present, building the package fetches nothing that the constraints do not name.
     "${pip[@]}" setuptools || fail "pip could not install setuptools: its message is above. Is there a network?"
     "${pip[@]}" --no-build-isolation --editable "$package" ||
         fail "pip could not install the versions of $constraints: its message is above."
-    # Without what is compiled each start takes seconds more. The libraries' own tests are left out, and some files are
-    # for other versions of Python, which is no failure.
+    # Without compiled files, each start takes seconds more. The libraries' own tests are left out. Some files are for
+    # other versions of Python, so a failure is ignored.
     "$venv/bin/python" -m compileall -qq -j 0 -x '/tests?/' "$venv/lib" || true
 }
 
-# On Linux, PyPI's torch is the one with CUDA, several GB. Where PyTorch's own index is out of reach it has to do.
+# On Linux, PyPI's torch is the CUDA build.
 _wants_cpu_torch() {
-    [[ $(uname -s) == Linux && -z ${PIP_EXTRA_INDEX_URL:-} ]] && ! command -v nvidia-smi >/dev/null &&
-        "$python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
-            "$cpu_index/torch/" 2>/dev/null
+    [[ $(uname -s) == Linux && -z ${PIP_EXTRA_INDEX_URL:-} ]] && ! command -v nvidia-smi >/dev/null
+}
+
+_reaches_cpu_index() {
+    "$python" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' "$cpu_index/torch/" \
+        2>/dev/null
 }

@@ -254,9 +254,10 @@ weights, config and tokenizer, the task, the length and the texts. Another stude
 - training rows of the task with a blank label;
 - `unlabelled_pairs`: new pairs of the task's sentences.
 
-A round takes such rows beside its batch of labelled rows, which is the same as without them. The ratio of both kinds
-is that of all training rows, but a round has at least one row without a label. The loss is the mean over all these
-rows. A row without a label has the divergence from the teachers with weight 1, or 0 with `distill_weight: 0`.
+Beside its batch of labelled rows, a round has a batch of such rows. The labelled batches are the same as without
+them. The ratio of both kinds is that of all training rows, but a round has at least one row without a label. The loss
+is the mean over all these rows. For a row without a label, it is the divergence from the teachers with weight 1. With
+`distill_weight: 0`, the weight is 0.
 
 **New pairs.** Half of them join a first sentence with a second sentence that is near it. Nearness is the cosine of
 mean-pooled states of the checkpoint that the run starts from. The other half is drawn at random. No new pair is a
@@ -287,8 +288,10 @@ minbert train cs224n/baseline data_dir=data learning_rate=2e-5 task_batch_sizes=
 
 **Keys with dots** change a part of a line: `tasks.sst.head=mlp`, `tasks.sts.sources.0.rows=100`,
 `stages.heads.max_steps=2`. A mapping is merged into the existing one. `null` removes a part. A key that the recipe
-does not have starts with its default, or in a stage with the recipe's line. A key for all stages changes the line of
-a stage only if that line has the task or the name.
+does not have starts with its default, or in a stage with the recipe's line.
+
+If a recipe has stages, `max_steps=2` changes the recipe, and every stage that has `max_steps` itself. A key with dots
+changes a stage only if the stage has that part, such as the task.
 
 **Values** are those of YAML 1.2: `3e-5` is a number, `no` is a word, `null` is nothing.
 

@@ -30,8 +30,8 @@ FOLDER = recipes_folder() / "results"
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- claims, written by scripts/results_page.py -->", "<!-- end -->"
 COUNTS = """
-  Of {claims} claims about multitask BERT, {holds} hold so far with a small checkpoint. For {opposite} we found
-  the opposite, and {smaller} effects are not as large as claimed. The others are undecided or not measured yet.
+  Of {claims} claims about multitask BERT, {holds} are confirmed so far with a small checkpoint, and {opposite}
+  contradicted. For {smaller}, the effect is smaller than claimed. The others are undecided or not measured yet.
   """
 REPORTS, OTHERS = "reports/", "Further comparisons"
 OVERRIDES = "reports/small"  # with which the reports' studies ran

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ import torch
 from forked import Together, run_together
 from here import Here
 from misaligned import WANTED, misaligned_files
+from real import folder_of
 from trained_tokenizers import KINDS, trained
 from transformers import BertConfig, BertModel, BertTokenizer, PreTrainedTokenizerBase, set_seed
 
@@ -30,13 +30,6 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["the", "a", "is", "not", "good", "bad", "film", "man", "dog", "plays", "how", "why", "you", "it", "very"]
 PIECES = [*string.ascii_lowercase, *("##" + letter for letter in string.ascii_lowercase), *string.digits, *".,?!'"]
 VOCABULARY = SPECIAL + WORDS + [piece for piece in PIECES if piece not in WORDS]
-
-
-def _real(variable: str, default: Path) -> Path:
-    path = Path(os.environ.get(variable) or default)
-    if not path.is_dir():
-        pytest.skip(f"${variable} is not set and {default} is not there")
-    return path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,13 +61,13 @@ def _same_random_numbers() -> None:
 @pytest.fixture(scope="session")
 def cs224n() -> Path:
     """The folder with the course's files."""
-    return _real("CS224N_DATA", SHARED / "data" / "cs224n")
+    return folder_of("CS224N_DATA", SHARED / "data" / "cs224n")
 
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """A real BERT checkpoint, six layers of 384."""
-    return _real("MINILM", SHARED / "models" / "all-MiniLM-L6-v2")
+    return folder_of("MINILM", SHARED / "models" / "all-MiniLM-L6-v2")
 
 
 @pytest.fixture(scope="session")

@@ -156,7 +156,8 @@ class Reader:
         keys, options = SHORTER.get(rest[0], ([], []))
         if keys and rest[1] in packaged_recipes() and not any(word.startswith("model_name") for word in rest):
             keys = [f"model_name_or_path={self.variables['MINILM']}", *keys]
-        rest = [*rest[:2], *keys, *rest[2:], *options]
+        ours = {word.partition("=")[0] for word in keys}  # before what the page says for these keys
+        rest = [*rest[:2], *keys, *(word for word in rest[2:] if word.partition("=")[0] not in ours), *options]
         self.used |= {*rest}
         ended = self.minbert(*rest)
         assert ended.status == 0, f"{shlex.join(words)}\n{ended.err}"

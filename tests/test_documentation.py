@@ -16,8 +16,10 @@ from documentation import CHECKPOINT, MARKS, NOTEBOOKS, PAGES, ROOT, InProcess, 
 import hf_minbert
 from hf_minbert.model.heads import HEADS
 from hf_minbert.model.kinds import KINDS
+from hf_minbert.model.losses import LOSSES
 from hf_minbert.run import workers
 from hf_minbert.settings import plugins
+from hf_minbert.settings.metrics import KIND_METRICS
 from hf_minbert.settings.recipe import find_recipe, read_recipe, split_recipe
 from hf_minbert.settings.tasks import get_tasks
 from hf_minbert.settings.words import check_words
@@ -46,9 +48,10 @@ def reader(minbert, tiny_bert, course_dir, finished_run, tmp_path, monkeypatch) 
     places = {f"{key}sample": f"{key}{course_dir}" for key in ("data_dir=", "{data_dir: ", "--data-dir ")}
     places |= {"seeds: 3": "seeds: 2"}
     yield Reader(minbert, {CHECKPOINT: str(tiny_bert), **places}, variables)
-    # The plugin of docs/extending.md is no part of the package.
-    for name in HEADS.keys() - HEADS.own:
-        del HEADS[name], sys.modules[HEADS.modules.pop(name)]
+    # The plugins of docs/extending.md are no part of the package.
+    for registry in (HEADS, *LOSSES.values(), *KIND_METRICS.values()):
+        for name in registry.keys() - registry.own:
+            del registry[name], sys.modules[registry.modules.pop(name)]
     plugins._digests.clear()
 
 
@@ -128,10 +131,18 @@ def test_each_kind_of_task_is_on_its_page():
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(KINDS)
 
 
+def test_the_losses_of_each_kind_are_on_their_page_the_default_first():
+    table = read(ROOT / "docs" / "heads.md").split("| kind | `loss` |\n|---|---|\n")[1].split("\n\n")[0]
+    rows = [re.findall(r"`(\w+)`", row) for row in table.splitlines()]
+    assert {kind: losses for kind, *losses in rows} == {
+        kind: [name for name in losses if name in losses.own] for kind, losses in LOSSES.items()
+    }
+
+
 def test_the_glossary_has_each_term_once_and_in_order():
-    terms = re.findall(r"^\| ([a-z].*?) \|", read(ROOT / "docs" / "glossary.md"), re.MULTILINE)[1:]
+    terms = re.findall(r"^\| (\w.*?) \|", read(ROOT / "docs" / "glossary.md"), re.MULTILINE)[1:]
     assert len(terms) > 30
-    assert terms == sorted(set(terms))
+    assert terms == sorted(set(terms), key=str.casefold)
 
 
 def test_changelog_and_citation_have_the_version():

@@ -23,7 +23,7 @@ from hf_minbert.model import saving
 from hf_minbert.model.heads import HEADS, Head, LinearHead, MLPHead
 from hf_minbert.model.losses import LOSSES
 from hf_minbert.model.pooling import JOINS, POOLINGS
-from hf_minbert.model.registry import Registry
+from hf_minbert.model.registry import Registry, fits
 from hf_minbert.settings import plugins
 from hf_minbert.settings.metrics import KIND_METRICS
 from hf_minbert.training.aggregation.registry import AGGREGATORS
@@ -243,8 +243,23 @@ def test_a_registry_takes_words_that_stand_for_what_it_holds():
         JOINS.register("sum", torch.add)
     with pytest.raises(ValueError, match="must stand for a function"):
         LOSSES["score"].register("none", 3)
+    for wrong in (
+        lambda logits, labels: logits,
+        lambda outcome, delta=1.0: outcome,
+        lambda outcome, *, delta: outcome,
+        lambda: None,
+    ):
+        with pytest.raises(ValueError, match=r"must take the arguments \(outcome\), with options .* Found \(.*\)\."):
+            LOSSES["score"].register("wrong", wrong)
+    with pytest.raises(ValueError, match=r"`register` of a metric: 'wrong' .* arguments \(task, values, labels\)"):
+        KIND_METRICS["score"].register("wrong", lambda values, labels: 0.0)
     with pytest.raises(ValueError, match="`register` of a reader of files: a name must match"):
         READERS.register("xls", print)
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: f"{registry.what} {registry.among}")
+def test_functions_of_the_package_have_the_form_that_plugins_must_have(registry):
+    assert not registry.takes or all(fits(function, registry.takes) for function in registry.values())
 
 
 def test_a_registry_is_a_dict_of_its_type():
@@ -417,6 +432,10 @@ def test_processes_need_the_same_plugins(run, together, tmp_path, monkeypatch):
         ("1 / 0", "Importing the plugin 'mine' .* failed: ZeroDivisionError: division by zero"),
         ("def", "Importing the plugin 'mine' .* failed: SyntaxError"),
         (
+            "from hf_minbert.model.losses import LOSSES\nLOSSES['score'].register('mine', lambda x, y: x)",
+            r"Importing the plugin 'mine' .* 'mine' must take the arguments \(outcome\).*Found \(x, y\)\. docs/",
+        ),
+        (
             "from hf_minbert.model.heads import HEADS, MLPHead\nHEADS.register('linear', MLPHead)",
             "failed: ValueError: `register` of a head: 'linear' is taken",
         ),
@@ -429,6 +448,24 @@ def test_a_plugin_that_cannot_be_imported_is_refused(write, minbert, tmp_path, t
     done = minbert("train", recipe)
     assert done.status == 2 and done.err.count("\n") == 1
     assert re.search(said, done.err), done.err
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("x.logits[:, 0] - x.labels", "'mine' must return one number, the mean over the rows of a batch. Found .*[2]"),
+        ("x.scores.mean()", "no attribute 'scores'"),
+    ],
+)
+def test_a_loss_that_does_not_work_is_said_to_be_the_plugins(
+    write, minbert, tiny_bert, course_dir, tmp_path, body, said
+):
+    write("mine.py", f"from hf_minbert.model.losses import LOSSES\nLOSSES['score'].register('mine', lambda x: {body})")
+    places = f"model_name_or_path: {tiny_bert}, data_dir: {course_dir}, output_dir: {tmp_path / 'run'}"
+    recipe = write("recipe.yaml", f"{{{places}, plugins: mine, tasks: {{sts: {{loss: mine}}}}}}")
+    done = minbert("train", recipe)
+    assert done.status == 2 and re.search(said, done.err), done.err
+    assert "Correct the recipe or its plugin mine." in done.err
 
 
 def test_a_plugin_takes_no_librarys_name(write, minbert, tmp_path):
@@ -527,7 +564,7 @@ def test_an_unknown_name_says_that_a_plugin_can_add_one(tiny_bert, course_dir, t
     write("a.bars", "sentence|sentiment\n")
     recipe = write("recipe.yaml", f"model_name_or_path: {tiny_bert}\ndata_dir: {tmp_path}\noutput_dir: run\n")
     done = minbert("train", recipe, words, f"output_dir={tmp_path / 'run'}")
-    assert done.status == 2 and said in done.err and "see `plugins`" in done.err, done.err
+    assert done.status == 2 and said in done.err and "docs/extending.md" in done.err, done.err
 
 
 # ---- Entry points ------------------------------------------------------------------------------------------------

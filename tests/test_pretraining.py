@@ -333,7 +333,7 @@ def test_a_checkpoint_without_a_pooler_does_not_get_one(train, stock, tmp_path, 
     train(f"model_name_or_path={stock(BertModel, add_pooling_layer=False)}")
     assert not [key for key in weights(tmp_path / "run") if "pooler" in key]
     train("objective=tasks", f"model_name_or_path={tmp_path / 'run'}", f"output_dir={tmp_path / 'next'}")
-    assert f"{tmp_path / 'run'} has no pooler; it starts from random numbers." in caplog.text
+    assert f"{tmp_path / 'run'} has no pooler. The pooler starts with random weights." in caplog.text
 
 
 def test_a_head_that_predicts_words_is_used_where_there_is_one(train, stock, tmp_path, caplog):

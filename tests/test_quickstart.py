@@ -217,8 +217,17 @@ def test_a_wrong_word_is_answered_before_anything_is_fetched(monkeypatch, capsys
 
 
 def script(name: str, *words: str, **environment: object) -> subprocess.CompletedProcess:
+    return bash(str(SCRIPTS / name), *words, **environment)
+
+
+def sourced(commands: str, **environment: object) -> subprocess.CompletedProcess:
+    """Runs commands in a shell that has sourced scripts/environment.sh."""
+    return bash("-c", f'source "{SCRIPTS}/environment.sh"; {commands}', **environment)
+
+
+def bash(*words: str, **environment: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["bash", str(SCRIPTS / name), *words],
+        ["bash", *words],
         env={**os.environ, **{key: str(value) for key, value in environment.items()}},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -253,6 +262,45 @@ def test_a_script_leaves_a_folder_that_it_did_not_make(name, tmp_path):
     assert done.returncode == 1
     assert f"{tmp_path} exists and was not made by this script" in done.stderr
     assert (tmp_path / "bin").is_dir()
+
+
+def program(path: Path, commands: str) -> None:
+    path.write_text(f"#!/bin/sh\n{commands}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "said"),
+    [
+        (130, 130, ""),  # an interrupt, after which minbert has said so itself
+        (2, 1, "quickstart.sh: the run did not succeed. Its last message, above, says why.\n"),
+    ],
+)
+def test_the_quick_start_ends_as_its_run_ends(status, ends, said, tmp_path):
+    where = {"PYTHON": sys.executable, "MINBERT_VENV": tmp_path}
+    stamp = sourced("python=$PYTHON; fingerprint", **where).stdout.strip()
+    (tmp_path / "minbert-stamp").write_text(f"{stamp} plain\n")
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "minbert", f"exit {status}")
+    done = script("quickstart.sh", **where)
+    assert (done.returncode, done.stderr) == (ends, said)
+
+
+def test_the_tests_script_says_its_options():
+    done = script("test.sh", "--help")
+    assert done.returncode == 0 and "--arithmetic FORM" in done.stdout and "MINBERT_TEST_WORKERS" in done.stdout
+    assert not done.stdout.startswith("#") and "pipefail" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"), [("true", "taking torch's CPU build from"), ("false", "taking PyPI's torch, which has CUDA")]
+)
+def test_which_build_of_torch_is_installed_is_said(reached, said, tmp_path):
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "python", "exit 0")
+    stand_ins = f"_wants_cpu_torch() {{ true; }}; _reaches_cpu_index() {{ {reached}; }}"
+    done = sourced(f"{stand_ins}; _install plain", MINBERT_VENV=tmp_path)
+    assert done.returncode == 0 and said in done.stdout, done.stderr
 
 
 def test_the_kept_weights_stand_for_their_name_on_the_hub(tiny_bert, monkeypatch):

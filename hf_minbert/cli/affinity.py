@@ -32,8 +32,9 @@ def affinity(
 ) -> None:
     """Measure whether these tasks should train together.
 
-    Trains each task alone, each pair and all tasks, and compares the scores with intervals. The same command continues
-    an interrupted comparison. Increasing --seeds from 3 to 5 adds two seeds. The exit status is 1 if runs failed.
+    Trains each task alone, each pair of tasks and all tasks, and compares the scores with intervals. The same command
+    continues an interrupted comparison. Increasing --seeds from 3 to 5 adds two seeds. The exit status is 1 if runs
+    failed.
     """
     check_words(read_recipe(recipe, overrides or ()))
     from ..run.affinity import conflicts_of, study_of

@@ -23,7 +23,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Serve a page to try a model. It shows the answer of each task to your text, and the words that moved it."""
+    """Serve a page to try a model. It shows the answer of each task to your text, and the words that influenced it."""
     if importlib.util.find_spec("gradio") is None:
         raise MinBertError("The page needs gradio, which is not installed. Run: pip install 'hf_minbert[demo]'")
     if export_space is not None:

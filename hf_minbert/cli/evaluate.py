@@ -36,7 +36,7 @@ def evaluate(
     batch_size: BatchSize = 32,
     max_length: MaxLength = None,
 ) -> None:
-    """Evaluate a saved model on labelled rows: those of its run, those of --data-dir, or those of one --input."""
+    """Evaluate a saved model on the dev rows of its run, on those in --data-dir, or on one file (--input)."""
     with importing():
         from ..data.encoding import check_max_length
         from ..evaluation.metrics import has_diverged

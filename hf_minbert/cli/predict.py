@@ -61,7 +61,7 @@ def predict(
         Format,
         typer.Option(
             help="csv: id, prediction, label and a probability for each class (tags: as --output ends); course: the "
-            "format of the CS224N project."
+            "file format of CS224N."
         ),
     ] = Format.csv,
     clip: Annotated[bool, typer.Option("--clip", help="Clip scores to the task's range.")] = False,

@@ -43,7 +43,8 @@ def quickstart(
     settings, _ = split_recipe(values, typing.get_type_hints(MultiTaskTrainingArguments))
     tasks = [task for task in get_tasks(settings.tasks) if f"eval_{task.name}_{task.metric}" in metrics]
     labels = {task.name: load_split(task, settings.data_dir, "dev", labelled=True)["label"] for task in tasks}
-    typer.echo(f"\nScores on rows that it was not trained on. One answer: what the best constant answer would score.\n"
+    typer.echo(f"\nScores on rows that the model was not trained on. "
+               f"One answer: the best score of a model that gives the same answer for every row.\n"
                f"{score_table(tasks, metrics, labels)}\n\nThe saved model, asked something new:\n"
                f"{answers(settings.output_dir, tasks)}\n\nAsk it more:\n"
                f'  minbert predict {settings.output_dir} --task {tasks[0].name} --text "..."')  # fmt: skip

@@ -14,5 +14,5 @@ def print_metrics(metrics: Mapping[str, float], baselines: Mapping[str, float] =
     for name, value in metrics.items():
         beside = ""
         if name in baselines:
-            beside = f"  without a model {baselines[name]:.4f}{'' if value > baselines[name] else ', no better'}"
+            beside = f"  baseline {baselines[name]:.4f}{'' if value > baselines[name] else ' (not better)'}"
         typer.echo(f"{name:<{width}}  {value:.4f}{beside}")

@@ -29,7 +29,7 @@ def train(
         typer.Option(min=1, help="How many of the recipe's teachers are trained at a time. They share the GPUs."),
     ] = 1,
 ) -> None:
-    """Train and evaluate a model from a recipe. Several GPUs: accelerate launch scripts/train.py RECIPE ..."""
+    """Train and evaluate a model from a recipe. On several GPUs, run: accelerate launch scripts/train.py RECIPE ..."""
     values = read_recipe(recipe, overrides or ())
     check_words(values)
     logger.info("Importing torch and transformers.")

@@ -86,7 +86,7 @@ class HeldOut:
                 elif texts is not None:
                     held_out.add(f"{task.name} {split}", texts)
         if absent:
-            logger.info("Training rows are not compared with %s: there are no such rows.", ", ".join(absent))
+            logger.info("No rows of %s were found, so training rows are not checked against them.", ", ".join(absent))
         return held_out
 
     @classmethod
@@ -251,17 +251,18 @@ def load_training(
 
 
 def _tell_of_given(given: Mapping[str, Mapping[str, Counter[Key]]]) -> None:
-    """Logs which held-out rows are also a task's own training rows. Tasks with the same rows share one message."""
+    """Logs which held-out rows are also a task's own training rows. Tasks with the same rows are named together."""
     same: dict[frozenset[tuple[Key, int]], list[tuple[str, str]]] = {}
     for task, found in given.items():
         for where, rows in found.items():
             same.setdefault(frozenset(rows.items()), []).append((where, task))
+    found = []
     for rows, places in same.items():
-        count = sum(often for _, often in rows)
         wheres, tasks = (", ".join(dict.fromkeys(names)) for names in zip(*places, strict=True))
-        are = "is also a training row" if count == 1 else "are also training rows"
-        said = "%s of %s %s of %s and kept there: scores on such rows are too high."
-        logger.info(said, counted(count, "row"), wheres, are, tasks)
+        found.append(f"{counted(sum(often for _, often in rows), 'row')} of {wheres} in {tasks}")
+    if found:
+        said = "Dev or test rows were also found in training rows and not removed, so scores on them are too high: %s."
+        logger.info(said, "; ".join(found))
 
 
 def _guarded(

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..model.inference import ragged
 from ..model.spans import OUTSIDE, spans
-from ..settings.metrics import answered, by_words, class_scores, correlation, metrics_of, tag_names
+from ..settings.metrics import answered, by_words, class_scores, correlation, higher_is_better, metrics_of, tag_names
 from ..settings.tasks import TASKS, Task
 from .metrics import value_metrics
 from .significance import mean_interval, share_interval
@@ -203,10 +203,13 @@ def _merged(low: tuple[str, ...], high: tuple[str, ...], said: np.ndarray, right
 
 
 def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, float]]:
-    """Returns the best constant prediction for rows, or words, with these labels, and its metrics.
+    """Returns the most frequent label of rows, or of words, and for each metric the best score of a constant answer.
 
-    This is the most frequent class, or the mean score. The correlations of a constant are undefined, and 0 here. For
-    `kind: labels` it is a probability for each label, the label's frequency.
+    A constant answer is the same for every row. Which one is best depends on the metric: for the F1 of a binary task
+    it is the second label, also if the first is more frequent. For scores it is the mean. Correlations with a constant
+    are undefined and count as 0, as in all metrics. For `kind: labels` the answer is a probability for each label, the
+    label's frequency. For tags it is the most frequent one: an entity at every word has the best recall, which says
+    nothing.
     """
     if task.traits.is_tags:
         most = int(np.bincount(by_words(labels)[0], minlength=len(task.labels)).argmax())
@@ -214,18 +217,22 @@ def constant_answer(task: Task, labels: np.ndarray) -> tuple[float, dict[str, fl
     labels = np.asarray(labels)
     if task.traits.is_score:
         answer = float(labels.mean())
-        return answer, {"pearson": 0.0, "spearman": 0.0, **distances(np.full(len(labels), answer), labels)}
+        values = np.full(len(labels), answer)
+        found = {name: metric(task, values, labels) for name, metric in metrics_of(task).items()}
+        return answer, {**found, **distances(values, labels)}
     if task.traits.is_set:
         return 0.0, value_metrics(task, np.tile(labels.mean(axis=0), (len(labels), 1)), labels)
     most = int(np.bincount(labels.astype(int), minlength=len(task.labels)).argmax())
-    return most, value_metrics(task, np.full(len(labels), most), labels)
+    found = [value_metrics(task, np.full(len(labels), label), labels) for label in range(len(task.labels))]
+    best = {name: (max if higher_is_better(name) else min)(of[name] for of in found) for name in metrics_of(task)}
+    return most, best
 
 
 def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any]:
     """Returns the baseline of a task in `metrics.json`: a description of answers without a model, and their `scores`.
 
-    The scores are those of `constant_answer`. For a task with scores they are those of `overlap`, because the
-    correlation with a constant is undefined.
+    The scores are those of `constant_answer`. For a task with scores they are those of `overlap`, because a constant
+    has no correlation with anything.
 
     Args:
         labels: [N]; for `kind: labels` [N, C], 0 or 1; for `kind: tags` [N] arrays [words].
@@ -235,8 +242,9 @@ def baseline(task: Task, labels: np.ndarray, texts: Texts = ()) -> dict[str, Any
         answer = "the share of words that are in both texts"
         return {"answer": answer, "scores": overlap(texts, labels)} if texts else {}
     most, found = constant_answer(task, labels)
-    every = "word" if task.traits.is_tags else "row"
-    answer = f"the most frequent label for every {every} ({task.labels[int(most)]})"
+    answer = "the same label for every row, the best one for each metric"
+    if task.traits.is_tags:
+        answer = f"the most frequent label for every word ({task.labels[int(most)]})"
     if task.traits.is_set:
         answer = "the frequency of each label as its probability, for every row"
     return {"answer": answer, "scores": {name: found[name] for name in metrics_of(task)}}

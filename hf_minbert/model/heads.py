@@ -455,7 +455,7 @@ def check_heads(config) -> None:
     Errors then come before data and weights are loaded.
 
     Raises:
-        ValueError: as `TaskHeads`, or an option of a loss is wrong.
+        ValueError: as `TaskHeads`, an option of a loss is wrong, or a loss is not a single number.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         heads = TaskHeads(config)
@@ -468,9 +468,14 @@ def check_heads(config) -> None:
             try:
                 shape = (1,) if head.tags else KINDS[task["kind"]].shape(len(task["labels"]))
                 labels = torch.zeros(2, *shape, dtype=torch.long)
-                head.loss(vectors, head(vectors), labels, {**task, "loss_options": options})
+                found = head.loss(vectors, head(vectors), labels, {**task, "loss_options": options})
             except ValueError as error:
                 raise ValueError(f"Task {task['name']!r}, `loss_options`: {error}") from error
+            if found.dim():
+                raise ValueError(
+                    f"Task {task['name']!r}: the loss {task['loss']!r} must return one number, the mean over the rows "
+                    f"of a batch. Found a tensor of the shape {list(found.shape)}."
+                )
 
 
 def registries_of(task: Mapping[str, Any]) -> dict[str, Registry]:

@@ -38,14 +38,14 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a head for one batch, with all that a loss may use.
+    """The argument of a loss: the outputs of a head for one batch, and the labels.
 
     Args:
-        head: the head, for further outputs and for the vectors that it compares.
-        vectors: [B, S, D], one per sentence.
+        head: the head. A loss may call it for further outputs.
+        vectors: [B, S, D], one for each sentence.
         logits: [B, C], float32.
         labels: [B], class ids or scores; for `kind: labels` [B, C], 0 or 1. For tags, B counts all tokens of the
-            batch, most of them with the label `IGNORED`.
+            batch. Tokens that are not the first of a word have the label `IGNORED`.
         range: the lowest and the highest score; `None` unless the task is a score.
     """
 
@@ -393,14 +393,14 @@ def _from_zero(name: str, value: object) -> float:
 def _refuse_auto(name: str, value: object) -> None:
     if value == AUTO:
         raise ValueError(
-            f"`{name}: auto` is counted from the training rows, which MultiTaskTrainer does. Without it, give numbers."
+            f"`{name}: auto` is counted from the training rows by MultiTaskTrainer. Elsewhere, give numbers."
         )
 
 
 Loss = Callable[..., Tensor]
 #: Kind of task to its losses. The first is what a task has that names none.
 LOSSES: dict[str, Registry[Loss]] = {
-    kind: Registry("loss", Callable, losses, among=f"for kind {kind!r}")
+    kind: Registry("loss", Callable, losses, among=f"for kind {kind!r}", takes=["outcome"])
     for kind, losses in {
         "classes": {"cross_entropy": cross_entropy},
         "ordinal": {"corn": conditional_cross_entropy},

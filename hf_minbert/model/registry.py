@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 T = TypeVar("T")
@@ -18,20 +19,25 @@ class Registry(dict[str, T], Generic[T]):
     """A dict of names. A plugin adds its own names with `register`.
 
     Args:
-        what: the kind of thing that a name stands for, such as "head". Errors use it.
+        what: what a name stands for, such as "head". Messages use this word.
         of: the type of all values: `type[Head]` for subclasses of it, another class for instances.
         content: the initial entries.
         form: a regular expression for names.
         among: the qualifier of a registry that is one of several, such as "for kind 'score'".
+        takes: for functions, the names of their arguments. Their options are keyword-only and have defaults. Empty if
+            functions of any form are accepted.
     """
 
     #: Called before a name is refused, with the plugins that a saved model names and where it was loaded from. A
     #: package that can import plugins sets it. It returns a sentence on those that are missing.
     find_more: ClassVar[Callable[[Sequence[str], str], str]] = staticmethod(lambda plugins, model: "")
 
-    def __init__(self, what: str, of: Any, content: Mapping[str, T], form: str = r"[a-z][a-z0-9_]*", among: str = ""):
+    def __init__(
+        self, what: str, of: Any, content: Mapping[str, T], form: str = r"[a-z][a-z0-9_]*", among: str = "",
+        takes: Sequence[str] = (),
+    ):  # fmt: skip
         super().__init__(content)
-        self.what, self.of, self.form, self.among = what, of, form, among
+        self.what, self.of, self.form, self.among, self.takes = what, of, form, among, tuple(takes)
         self.own = frozenset(content)
         self.modules: dict[str, str] = {}  # which module added a name
 
@@ -39,7 +45,8 @@ class Registry(dict[str, T], Generic[T]):
         """Adds a name and returns the value. Registering the same value again changes nothing.
 
         Raises:
-            ValueError: the name is used for another value or is not a word, or the value has another type.
+            ValueError: the name is used for another value or is not a word, the value has another type, or a function
+                has other arguments.
         """
         where = f"`register` of a {self.what}"
         if not isinstance(name, str) or not re.fullmatch(self.form, name):
@@ -50,6 +57,12 @@ class Registry(dict[str, T], Generic[T]):
             of = "a function" if base is Callable else f"{'a subclass' if is_class else 'an instance'} of "
             of += "" if base is Callable else f"{base.__module__}.{base.__qualname__}"
             raise ValueError(f"{where}: {name!r} must stand for {of}. Found {value!r:.100}.")
+        if self.takes and not fits(value, self.takes):
+            arguments = f"({', '.join(self.takes)})"
+            raise ValueError(
+                f"{where}: {name!r} must take the arguments {arguments}, with options as keywords after `*`. Found "
+                f"{signature(value)}. docs/extending.md has an example."
+            )
         if self.get(name, value) is not value:
             by = f" of the plugin {self.modules[name]}" if name in self.modules else ""
             raise ValueError(f"{where}: {name!r} is taken by {self[name]!r:.100}{by}. Choose another name.")
@@ -78,7 +91,17 @@ class Registry(dict[str, T], Generic[T]):
 
     def remedy(self) -> str:
         """Returns a sentence that says how to make an unknown name available."""
-        return self.find_more((), "") or "A plugin can add one: see `plugins`."
+        return self.find_more((), "") or "A plugin can add one (docs/extending.md)."
+
+
+def fits(function: Callable[..., Any], takes: Sequence[str]) -> bool:
+    """Whether a function takes these arguments, by position, and otherwise only keyword-only options with defaults."""
+    try:
+        bound = signature(function).bind(*takes)
+    except TypeError:
+        return False
+    others = [p for name, p in signature(function).parameters.items() if name not in bound.arguments]
+    return all(p.kind in (Parameter.KEYWORD_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for p in others)
 
 
 def unknown_in_words(what: str, found: object, choices: Iterable[str], among: str = "") -> str:

@@ -1,4 +1,4 @@
-"""A page to try a model: one or two sentences, the answer of every task, and the words that moved it.
+"""A page to try a model: one or two sentences, the answer of every task, and the words that influenced it.
 
 This file is copied to a Space with its imports (`publishing.space`), and the model brings its own code. It may import
 only published libraries and files that are copied too. Tasks are dicts as in a model's config.

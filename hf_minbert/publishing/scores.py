@@ -89,7 +89,7 @@ def _about_intervals(rows: Iterable[tuple[str, ...]]) -> str:
     if not any(row[3] for row in rows):
         return ""
     return (
-        "Intervals say how a score would vary with other dev rows, and not with another seed of the training. They "
+        "Intervals show how a score varies over dev rows, and not how it varies over training seeds. They "
         "are Wilson's for accuracies and Fisher's for Pearson correlations. `minbert report` computes bootstrap "
         "intervals for all metrics."
     )

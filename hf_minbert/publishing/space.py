@@ -46,7 +46,7 @@ app_file: app.py
 
 # {title}
 
-Type a sentence or two: every task of {what} answers, with the words that moved its answer.
+Type a sentence or two: every task of {what} answers, and shows the words that influenced its answer.
 
 On a machine of your own:
 

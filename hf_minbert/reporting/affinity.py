@@ -117,7 +117,7 @@ def summarize(
     together = judged({row: _together(runs[row], {t: runs[t] for t in of}) for row, of in rows.items() if len(of) > 1})
     logged = _logged(runs[study.rows[-1].name])
     found = logged or conflicts or {}
-    where = f"in the mean of the first {found['steps']:g} steps of a training of all tasks" if "steps" in found else ""
+    where = f"on average over the first {found['steps']:g} steps of a run with all tasks" if "steps" in found else ""
     groups = [
         Group(
             rows[row], cell, {task: gains[task][row] for task in rows[row]},

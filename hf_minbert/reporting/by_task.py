@@ -83,7 +83,7 @@ def classes(build: Builder, answers: Answers) -> list:
          f"{of.support:,}", f"{of.predicted:,}"]
         for of in scores
     ]  # fmt: skip
-    alt = f"{task.name}: how many {answers.unit}s of each label were taken for each class."
+    alt = f"{task.name}: counts of {answers.unit}s by label (rows) and predicted class (columns)."
     return [
         build.picture(f"{task.name}-confusion", alt, plots.confusion, matrix, task.labels),
         Table(["class", "precision", "recall", "F1", "support", "predicted"], rows),
@@ -100,14 +100,13 @@ def neighbours(answers: Answers) -> list:
     blocks = [
         Text(f"{said} {percent(analysis.within(matrix, 1))} of all rows are at most one step off."),
         Table(
-            ["taken for each other", "rows", "of all rows", "accuracy if they were one class"],
+            ["confused classes", "rows", "of all rows", "accuracy if they were one class"],
             [[listed(p.names), f"{p.rows:,}", percent(p.share), number(p.accuracy)] for p in pairs],
         ),
         Text(
-            "Made two classes, the scale is easier. The last line leaves out the rows of the middle class, and takes "
-            "the side with more probability for the answer."
-            if len(task.labels) % 2
-            else "Made two classes, the scale is easier."
+            f"If the {len(task.labels)} classes are merged into two, the task is easier."
+            + " The last line leaves out the rows of the middle class. Its answer is the side with more probability."
+            * (len(task.labels) % 2)
         ),
     ]
     merged = analysis.merged(task, answers.values, answers.labels, answers.probabilities)
@@ -152,8 +151,8 @@ def calibration(build: Builder, answers: Answers) -> list:
     alt = f"{answers.task.name}: accuracy by the probability of the answer."
     return [
         Text(
-            f"The model gives its answers a probability of {number(sure)} in the mean, and {number(right)} of them "
-            f"are right. Expected calibration error: {number(error)}."
+            f"The mean probability of its answers is {number(sure)}, and {percent(right)} are right. "
+            f"Expected calibration error: {number(error)}."
         ),
         build.picture(
             f"{answers.task.name}-calibration", alt, plots.bins, bins, "probability of the answer", "share right",
@@ -173,8 +172,8 @@ def scatter(build: Builder, answers: Answers) -> list:
     alt = f"{task.name}: the predicted score over the labelled one, a point per dev row."
     return [
         Text(
-            f"Predictions are {number(far['mae'])} off in the mean, and {signed(bias)} with their sign. "
-            f"Outside the scale: {outside:,} of {len(values):,}."
+            f"Mean absolute error {number(far['mae'])}; mean of prediction − label {signed(bias)}. "
+            f"Predictions outside the range: {outside:,} of {len(values):,}."
         ),
         build.picture(f"{task.name}-scatter", alt, plots.scatter, labels, values, task.bounds),
     ]
@@ -213,7 +212,7 @@ def residuals(build: Builder, answers: Answers) -> list:
 
 def distribution(build: Builder, answers: Answers) -> list:
     task, values, labels = answers.task, answers.values, answers.labels
-    alt = f"{task.name}: how often each label stands in the {answers.unit}s, and how often it is predicted."
+    alt = f"{task.name}: how often each label occurs in the {answers.unit}s, and how often it is predicted."
     if answers.is_score:
         spread = f"Labels have a mean of {number(labels.mean())} and a standard deviation of {number(labels.std())}; "
         spread += f"predictions of {number(values.mean())} and {number(values.std())}."
@@ -222,7 +221,8 @@ def distribution(build: Builder, answers: Answers) -> list:
         counts = [np.bincount(x[x >= 0], minlength=len(task.labels)) for x in (labels, values)]
         never = [name for name, count in zip(task.labels, counts[1], strict=True) if not count]
         moved = int(np.abs(counts[0] - counts[1]).sum()) // 2
-        spread = f"For the predictions to have the frequencies of the labels, {moved:,} would have to change."
+        all_ = int(counts[1].sum())
+        spread = f"To be distributed as the labels are, {moved:,} of {all_:,} predictions would have to change."
         spread += f" Never predicted: {listed(never)}." if never else ""
         picture = build.picture(f"{task.name}-distribution", alt, plots.class_counts, task.labels, *counts)
     return [Text(spread), picture]
@@ -233,7 +233,10 @@ def by_length(build: Builder, answers: Answers) -> list:
     x = analysis.lengths(answers.texts)
     words = "words in the two texts" if answers.task.is_pair else "words in the text"
     return [
-        Text("Each point stands for about equally many dev rows, with the 95 % interval of its mean."),
+        Text(
+            "Each point is the mean of a group of dev rows, and the bar is its 95 % interval. "
+            "All groups have about the same size."
+        ),
         build.picture(f"{name}-length", f"{name}: {_measure(answers)} by length.", *_in_bins(answers, x, words)),
     ]
 
@@ -250,7 +253,7 @@ def by_words(build: Builder, run: Run, answers: Answers) -> list:
     label = "mean log10(1 + times a word is in the training texts)"
     return [
         Text(
-            f"{percent(new / every)} of the words in dev rows stand in none of the task's "
+            f"{percent(new / every)} of the words in dev rows do not occur in the task's "
             f"{counted(len(training), 'training row')}{_drawn(run, answers.task, len(training))}."
         ),
         build.picture(f"{name}-words", f"{name}: {_measure(answers)} by the words.", *_in_bins(answers, x, label)),

@@ -22,8 +22,8 @@ def opening(answers: Answers) -> list[Block]:
     given, right = (float(of.sum() / rows) for of in answered(task, answers.values, answers.labels))
     return [
         Text(
-            f"Any of {len(task.labels)} labels, on {counted(rows, 'dev row')}: exactly the right ones on {exact:,}. A "
-            f"row has {number(right)} labels in the mean, and is given {number(given)}."
+            f"Any of {len(task.labels)} labels, on {counted(rows, 'dev row')}: exactly the right ones on {exact:,}. "
+            f"The mean number of labels of a row is {number(right)}, and of its prediction {number(given)}."
         )
     ]
 

@@ -45,7 +45,9 @@ def scores(build: Builder, run: Run) -> list[Block]:
     header = ["task, metric", "dev rows", "score", "95 % interval", "same answer for every row"]
     said = Text(
         f"Intervals are percentiles of a bootstrap over the dev rows ({RESAMPLES:,} resamples, seed {build.seed}): "
-        "they say how the score would vary with other rows, and not with another seed of the training."
+        "they show how the scores vary over dev rows, and not how they vary over training seeds. "
+        "The last column has the best score that the same answer for every row can have. Correlations with a constant "
+        "answer are not defined; here and in metrics.json they are 0."
     )
     return [Table(header, rows), *([said] if drawn else []), *blocks, *_unknown(run), *_baselines(run)]
 
@@ -69,8 +71,7 @@ def _with_intervals(build: Builder, answers: Answers) -> tuple[list[list[str]], 
         score = number(found[metric])
         for what in ("predictions", "labels"):
             score += f" (not defined: constant {what})" if f"constant_{what}" in found else ""
-        base = "not defined" if task.traits.is_score else number(constant[metric])
-        rows.append([f"{task.name}, {metric}", f"{len(labels):,}", score, bounds, base])
+        rows.append([f"{task.name}, {metric}", f"{len(labels):,}", score, bounds, number(constant[metric])])
     return rows, main
 
 
@@ -187,7 +188,7 @@ def _baselines(run: Run) -> list[Block]:
             drawn = f"{task.name}: drawn with the labels' frequencies"
             rows.append([drawn, "accuracy", number(analysis.chance(task, labels)), right])
     header = ["without a model", "metric", "baseline", "this model"]
-    said = Text("Baselines, with their constants taken from the dev labels themselves:")
+    said = Text("Baselines. Their constants are computed from the dev labels themselves:")
     return [said, Table(header, rows)] if rows else []
 
 
@@ -297,7 +298,7 @@ def conflicts(build: Builder, run: Run) -> list[Block]:
     if turn:
         said = (
             "The sine of the angle between the gradient that was used and the sum of the tasks' is "
-            f"{number(float(np.mean(turn)))} in the mean: 0 where there was nothing to change."
+            f"{number(float(np.mean(turn)))} on average. It is 0 if there was nothing to change."
         )
     return [*blocks, *([Text(said)] if said else []), *_layers(run, pairs)]
 
@@ -370,7 +371,9 @@ def _timelines(runs: Sequence[Run]) -> list[Block]:
         [name.replace("_", " "), *(duration(of[name]) if name in of else "" for of in columns)]
         for name in (*names, IN_ALL)
     ]
-    said = "Where the time of the process went that finished the run, from its start. Each second counts once."
+    said = (
+        "Time spent in each part of the run, from the start of the process that finished it. Each second counts once."
+    )
     return [Text(said), Table(["part", *(run.name for run in runs)], rows)]
 
 

@@ -189,7 +189,10 @@ def _chosen(run: Run, reduction: str) -> str:
         return f"Scores are of the last weights.{steered}"
     where = f"Of each run the checkpoint with the best {by} on"
     if share:
-        return f"{where} {share:.0%} of the dev rows was kept. Scores are of the other dev rows, which chose nothing."
+        return (
+            f"{where} {share:.0%} of the dev rows was kept. Scores are of the other dev rows, which were not "
+            "used to choose it."
+        )
     return f"{where} the dev rows was kept, and scores are of the same rows: they are somewhat too high."
 
 

@@ -19,6 +19,7 @@ from ..model.heads import check_heads
 from ..model.modeling_minbert import MinBertForMultiTask
 from ..pretrained import adapters
 from ..pretrained.loading import check_encoder, is_adapter, load_adapter, load_config, load_tokenizer, load_weights
+from ..settings.plugins import module_of
 from ..settings.run import RunSettings
 from ..settings.tasks import Task, get_tasks, revisions
 from ..training.args import MultiTaskTrainingArguments
@@ -81,7 +82,8 @@ def checkpoints_config(settings: RunSettings) -> MinBertConfig:
 
 
 def arrange(config: MinBertConfig, settings: RunSettings, tasks: list[Task]) -> MinBertConfig:
-    with explain("Building the tasks' layers and heads", "Correct the recipe."):
+    plugins = f" or its plugin {', '.join(map(module_of, settings.plugins))}" if settings.plugins else ""
+    with explain("Building the tasks' layers and heads", f"Correct the recipe{plugins}."):
         sharing = {} if settings.private_layers is None else {"private_layers": settings.private_layers}
         config.rearrange(tasks=[task.to_config() for task in tasks], **sharing)
         check_heads(config)
@@ -120,10 +122,10 @@ def load_model(
 
 def _tell_of_new_weights(name: str, missing: list[str], owner: str | None) -> None:
     if any(key.startswith("bert.") and ".pooler." in key for key in missing):
-        logger.warning("%s has no pooler; it starts from random numbers.", name)
+        logger.warning("%s has no pooler. The pooler starts with random weights.", name)
     private = {key.split("private.")[1].split(".")[0] for key in missing if "private." in key}
     if private:
-        logger.info("New private layers, copied from those of %s: %s.", owner, ", ".join(sorted(private)))
+        logger.info("The private layers of %s start as copies of those of %s.", ", ".join(sorted(private)), owner)
     heads = sorted({key.split(".")[1] for key in missing if key.startswith("heads.")})
     if heads:
-        logger.info("New heads, from random numbers: %s.", ", ".join(heads))
+        logger.info("New heads with random weights: %s.", ", ".join(heads))

@@ -1,4 +1,4 @@
-"""The results of the quick start: scores with the best constant answer, and predictions for new sentences."""
+"""The results of the quick start: scores beside those of a constant answer, and predictions for new sentences."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 
 
 def constant_score(task: Task, labels: Sequence[float]) -> float:
-    """Returns the score of the best constant answer, the most frequent class. For a correlation it is 0."""
+    """Returns the best score that one answer for all rows can have. For a correlation it is 0."""
     return constant_answer(task, np.asarray(labels))[1][task.metric]
 
 
 def score_table(tasks: Iterable[Task], metrics: Mapping[str, float], labels: Mapping[str, Sequence[float]]) -> str:
-    """Returns a line for each task: its dev score, and the score of the best constant answer."""
+    """Returns a line for each task: its dev score, and the best score of the same answer for every row."""
     rows = [("task", "metric", "dev rows", "one answer", "this model")]
     for task in tasks:
         here = labels[task.name]

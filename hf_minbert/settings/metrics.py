@@ -244,7 +244,7 @@ def higher_is_better(metric: str) -> bool:
 #: By kind of task, the metrics that it is scored with. The first one is the task's score in `eval_overall` unless the
 #: task names another.
 KIND_METRICS: dict[str, Registry[Metric]] = {
-    kind: Registry("metric", Callable, metrics, among=f"for kind {kind!r}")
+    kind: Registry("metric", Callable, metrics, among=f"for kind {kind!r}", takes=["task", "values", "labels"])
     for kind, metrics in {
         "classes": {"accuracy": accuracy, "macro_f1": macro_f1, "matthews": matthews},
         "binary": {"accuracy": accuracy, "f1": f1, "matthews": matthews},

@@ -271,7 +271,7 @@ class Task:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The `range` of a task of `kind: score`."""
+        """The `range` of a task whose kind is `score`."""
         assert self.range is not None
         return self.range
 

@@ -103,7 +103,7 @@ def _check_name(what: str, name: object, known: Iterable[str], where: str = "", 
         return
     others = _of_torchjd() if what == "aggregator" else ()
     said = unknown_in_words(what, name, [choice for choice in (*known, *others) if choice], among)
-    raise MinBertError(f"{where or 'U'}{said[0 if where else 1 :]} A plugin can add one: see `plugins`.")
+    raise MinBertError(f"{where or 'U'}{said[0 if where else 1 :]} A plugin can add one (docs/extending.md).")
 
 
 def _check_tasks(training: Mapping[str, Any], tasks: Mapping[str, Task], settings: RunSettings) -> None:

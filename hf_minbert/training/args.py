@@ -19,7 +19,7 @@ from .base_args import BaseArguments
 from .checks import check_ranges, check_tasks, check_values
 from .distributed import check_launch, launched_precision, warn_about_idle_gpus, warn_about_mps
 from .optimizers import OPTIMIZERS, OwnOptimizer
-from .unsupported_arguments import refuse_settings, refuse_unsupported
+from .unsupported_arguments import refuse_bf16_without_gpu, refuse_settings, refuse_unsupported
 
 
 @documented
@@ -56,6 +56,7 @@ class MultiTaskTrainingArguments(BaseArguments):
         check_launch(self.use_cpu)
         if (launched := launched_precision()) and not (self.bf16 or self.fp16):
             setattr(self, launched, True)  # else some of the code would follow the launcher, and some the recipe
+        refuse_bf16_without_gpu(self)
         own = self._own_optimizer()
         super().__post_init__()
         self.optim = own or self.optim

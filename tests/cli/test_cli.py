@@ -196,8 +196,8 @@ def test_train_prints_metrics_and_where_the_model_is(minbert, write_recipe_file,
     shown = {f"eval_{line.split()[0]}": float(line.split()[1]) for line in last[:-1]}
     assert shown == pytest.approx(metrics, abs=5e-5)
     score, base = metrics["eval_sst_accuracy"], written["baselines"]["sst"]["scores"]["accuracy"]
-    end = "" if score > base else ", no better"
-    assert f"{score:.4f}  without a model {base:.4f}{end}" in next(line for line in last if "sst_accuracy" in line)
+    end = "" if score > base else " (not better)"
+    assert f"{score:.4f}  baseline {base:.4f}{end}" in next(line for line in last if "sst_accuracy" in line)
 
 
 def test_a_wrong_value_in_the_recipe_is_corrected_after_it(minbert, write_recipe_file):
@@ -441,4 +441,4 @@ def test_what_is_said_of_a_file_is_said_once_by_a_command(minbert, tiny_bert, tm
         assert ended.status == 0, ended.err
         left_out = [line for line in ended.err.splitlines() if "1 of 4 rows are left out" in line]
         assert len(left_out) == 2 and "train.csv" in left_out[0] and "dev.csv" in left_out[1]
-        assert ended.err.count("also training rows of one, two and kept there") == 1
+        assert ended.err.count("of one dev, two dev in one, two.") == 1

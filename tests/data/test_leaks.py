@@ -219,7 +219,7 @@ def test_a_split_that_is_not_there_is_said(folder, caplog):
     caplog.set_level("INFO", "hf_minbert")
     (folder / "sts-test-student.csv").unlink()
     assert "sts dev" in HeldOut.of([TASKS["sts"]], folder).rows
-    assert "Training rows are not compared with sts test: there are no such rows." in caplog.messages
+    assert "No rows of sts test were found, so training rows are not checked against them." in caplog.messages
 
 
 def test_of_a_run_only_its_own_tasks_and_those_of_held_out_are_said_to_lack_a_split(folder, caplog):
@@ -230,10 +230,12 @@ def test_of_a_run_only_its_own_tasks_and_those_of_held_out_are_said_to_lack_a_sp
     own = get_tasks({"mine": entry})
     held_out = HeldOut.of_run(own, None, str(folder))
     assert {"sts dev", "mine dev"} <= {*held_out.rows}
-    assert "Training rows are not compared with mine test: there are no such rows." in caplog.messages
+    assert "No rows of mine test were found, so training rows are not checked against them." in caplog.messages
     caplog.clear()
     HeldOut.of_run(own, ["sts"], str(folder))
-    assert "Training rows are not compared with sts test, mine test: there are no such rows." in caplog.messages
+    assert (
+        "No rows of sts test, mine test were found, so training rows are not checked against them." in caplog.messages
+    )
 
 
 def test_tasks_that_read_the_same_rows_are_told_of_once(folder, caplog):
@@ -247,10 +249,9 @@ def test_tasks_that_read_the_same_rows_are_told_of_once(folder, caplog):
     entries["three"] = {**same, "columns": {"label": "two"}, "files": {**files, "dev": "other.csv"}}
     tasks = {task.name: task for task in get_tasks(entries)}
     _, counts = load_training(tasks, tasks, folder, seed=0, held_out=HeldOut.of(tasks.values(), folder))
-    kept = "of one, two, three and kept there: scores on such rows are too high."
-    assert [said for said in caplog.messages if "training row" in said] == [
-        f"2 rows of one dev, two dev are also training rows {kept}",
-        f"1 row of three dev is also a training row {kept}",
+    assert [said for said in caplog.messages if "also found" in said] == [
+        "Dev or test rows were also found in training rows and not removed, so scores on them are too high: "
+        "2 rows of one dev, two dev in one, two, three; 1 row of three dev in one, two, three."
     ]
     assert counts["given"] == dict.fromkeys(tasks, {"one dev": 2, "two dev": 2, "three dev": 1})
 

@@ -14,6 +14,7 @@ from hf_minbert.settings.dotted import Value
 from hf_minbert.settings.recipe import cast
 from hf_minbert.settings.stock import REFUSED
 from hf_minbert.settings.stock import STOCK as TRAITS_OF_STOCK
+from hf_minbert.training import unsupported_arguments
 from hf_minbert.training.distributed import warn_about_idle_gpus, warn_about_mps
 
 STOCK = {field.name for field in fields(TrainingArguments)}
@@ -294,6 +295,14 @@ def test_a_wrong_value_is_refused_with_its_name_and_what_was_found(given, said):
     with pytest.raises(MinBertError) as refusal:
         arguments(**given)
     assert all(part in str(refusal.value) for part in said.split(" ... "))
+
+
+@pytest.mark.parametrize("key", ["bf16", "bf16_full_eval"])
+def test_bf16_without_a_gpu_is_refused_in_words_that_say_what_to_leave_out(key, monkeypatch):
+    monkeypatch.setattr(unsupported_arguments, "is_torch_bf16_gpu_available", lambda: False)
+    with pytest.raises(MinBertError, match=f"this machine has no GPU that supports bf16. Leave out {key}=true."):
+        arguments(**{key: True, "use_cpu": False})
+    assert getattr(arguments(**{key: True}), key)  # on the CPU it works
 
 
 @pytest.mark.parametrize(
