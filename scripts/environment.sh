@@ -85,7 +85,7 @@ _install() {
     if ! _wants_cpu_torch; then
         :
     elif ! _reaches_cpu_index; then
-        say "No NVIDIA GPU here, and $cpu_index cannot be reached: taking PyPI's torch, which has CUDA and several GB"
+        say "No NVIDIA GPU here, and $cpu_index cannot be reached: pip takes the torch that it finds. PyPI's has CUDA and several GB"
     else
         say "No NVIDIA GPU here: taking torch's CPU build from $cpu_index, which has a tenth of the size of the CUDA build"
         pip+=(--extra-index-url "$cpu_index")
