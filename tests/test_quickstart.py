@@ -293,7 +293,7 @@ def test_the_tests_script_says_its_options():
 
 
 @pytest.mark.parametrize(
-    ("reached", "said"), [("true", "taking torch's CPU build from"), ("false", "taking PyPI's torch, which has CUDA")]
+    ("reached", "said"), [("true", "taking torch's CPU build from"), ("false", "pip takes the torch that it finds")]
 )
 def test_which_build_of_torch_is_installed_is_said(reached, said, tmp_path):
     (tmp_path / "bin").mkdir()
