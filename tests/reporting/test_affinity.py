@@ -183,7 +183,7 @@ def test_the_files_hold_the_matrix_and_the_conflicts(made, tmp_path):
     found = json.loads((tmp_path / "affinity.json").read_text())
     assert found["verdict"] == whole_verdict(made) and found["verdicts"]["sst+para"] == verdict(made.groups[0])
     text = (tmp_path / "affinity.md").read_text()
-    assert "25.0%" in text and "the mean of the first 100 steps" in text and "1905.07553" in text
+    assert "25.0%" in text and "average over the first 100 steps" in text and "1905.07553" in text
 
 
 def test_without_runs_or_seeds_nothing_is_told(study, root, tmp_path, recipe):
