@@ -278,7 +278,9 @@ def test_what_a_folder_lacks_is_named(any_tokenizer, folder):
     with pytest.raises(MinBertError, match="do not belong together"):
         load_tokenizer(str(folder), MinBertConfig(vocab_size=len(any_tokenizer) - 1))
     other = replaced(config, family="roberta", pad_token_id=any_tokenizer.pad_token_id + 1)
-    with pytest.raises(MinBertError, match=f"pads with the id {any_tokenizer.pad_token_id}, .*from which a roberta counts positions"):
+    with pytest.raises(
+        MinBertError, match=f"pads with the id {any_tokenizer.pad_token_id}, .*from which a roberta counts positions"
+    ):
         load_tokenizer(str(folder), other)
     file.rename(folder / "elsewhere")
     with pytest.raises(MinBertError, match="names no token for padding.*tokenizer_config.json"):
