@@ -66,7 +66,8 @@ def test_r_drop_is_the_mean_of_two_passes_and_half_their_divergence(tiny_model, 
     own = (first["loss"].item() + second["loss"].item()) / 2
     assert result.loss.item() == pytest.approx(own + 3 * divergence / 2)
     assert torch.equal(result.outputs["logits"], first["logits"])
-    assert RDrop()(model.eval(), rows, KEY).logged["r_drop"] == 0
+    # Both halves of one batch: the same up to rounding, which depends on where a row stands in it.
+    assert RDrop()(model.eval(), rows, KEY).logged["r_drop"].abs() < 1e-10
 
 
 @pytest.mark.parametrize("task", ["sst", "sts"])
@@ -283,7 +284,8 @@ def test_r_drop_without_dropout_is_warned_of(make_trainer, tiny_model, caplog, c
     said = [record.getMessage() for record in caplog.records if "r_drop" in record.getMessage()]
     assert [message.split("'")[1] for message in said] == tasks
     trainer.train()
-    assert [task for task in ("sst", "para", "sts") if logged(trainer, f"r_drop_{task}") == [0]] == tasks
+    zero = [task for task in ("sst", "para", "sts") if abs(logged(trainer, f"r_drop_{task}")[0]) < 1e-10]
+    assert zero == tasks
 
 
 # ---- what is refused
