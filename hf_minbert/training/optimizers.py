@@ -7,6 +7,7 @@ To add an optimizer: a class here, whose arguments are those of `CourseAdamW`, a
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from transformers.utils.generic import ExplicitEnum
 from ..errors import MinBertError
 
 
-class DividingOptimizer(torch.optim.Optimizer):
+class DividingOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer whose step divides gradients as it reads them.
 
     Attributes:
@@ -43,11 +44,11 @@ class DividingOptimizer(torch.optim.Optimizer):
                 self._move(gradients, group, divisor)
         return loss
 
+    @abstractmethod
     def _move(
         self, gradient_of: Mapping[torch.Tensor, torch.Tensor], group: dict[str, Any], divisor: torch.Tensor | None
     ) -> None:
         """One step of one group, of which some parameter has a gradient."""
-        raise NotImplementedError
 
 
 class CourseAdamW(DividingOptimizer):
